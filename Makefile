@@ -1,0 +1,72 @@
+# `make help` lists the targets. Everything installs what it needs into .venv, from lock files with hashes.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+ARGS ?=
+PYTEST := .venv/bin/python -m pytest
+
+# Prints a section's name and, at its end, how long it took.
+define section
+@echo "== $(1)"; start=$$SECONDS; $(2); echo "== $(1): $$((SECONDS - start)) s"
+endef
+
+.PHONY: help
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+.PHONY: run
+run: .venv/.train ## Train a small GPT here, on all GPUs or two CPU processes (ARGS="--steps 200" for its options)
+	@.venv/bin/slipway run gpt --preset tiny $(ARGS)
+
+.PHONY: setup
+setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from the lock file
+
+.venv/.train: requirements.lock pyproject.toml
+	@entrypoint/setup.sh requirements.lock
+	@touch $@
+
+.venv/.dev: requirements-dev.lock pyproject.toml
+	@entrypoint/setup.sh requirements-dev.lock
+	@touch $@
+
+.PHONY: test
+test: lint test-unit test-muster test-launch test-train ## Run all checks and tests
+
+.PHONY: test-unit
+test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
+	$(call section,unit,$(PYTEST) tests/unit $(ARGS))
+
+.PHONY: test-muster
+test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
+	$(call section,muster,$(PYTEST) tests/muster $(ARGS))
+
+.PHONY: test-launch
+test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, several launchers
+	$(call section,launch,$(PYTEST) tests/launch $(ARGS))
+
+.PHONY: test-train
+test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
+	$(call section,train,$(PYTEST) tests/train $(ARGS))
+
+.PHONY: lint
+lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
+	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; \
+		git ls-files -z '*.sh' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
+
+.PHONY: format
+format: .venv/.dev ## Let ruff put the code into its form
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+# uv resolves for Python 3.11 to 3.13 at once; no index host is written into the files.
+LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --no-annotate pyproject.toml
+.PHONY: lock
+lock: .venv/.dev ## Write both lock files anew from pyproject.toml
+	$(LOCK) --extra train --output-file requirements.lock
+	$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+
+.PHONY: clean
+clean: ## Remove what make made, but never the runs
+	rm -rf .venv .tmp build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Make .venv from a lock file: `entrypoint/setup.sh requirements.lock`. Called by make; may be called again at any time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+lock="$1"
+needed_gb=1
+[[ "$lock" == requirements.lock ]] && needed_gb=12 # wheels, their unpacked files and .venv (8 GB) side by side
+
+# Debian's python3 comes without venv; a pyenv shim is found but does not start. So each is tried.
+find_python() {
+    local candidate without_venv=""
+    for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || continue
+        if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+        without_venv="$candidate"
+    done
+    if [[ -n "$without_venv" ]]; then
+        echo "setup: $without_venv cannot make virtual environments. On Debian: apt-get install python3-venv" >&2
+    else
+        echo "setup: no Python 3.11, 3.12 or 3.13 was found. On Debian: apt-get install python3 python3-venv," \
+            "or name one: make setup PYTHON=/path/to/python3.12" >&2
+    fi
+    return 78
+}
+
+free_gb=$(($(df --output=avail --block-size=1M . | tail -n 1) / 1024))
+if ((free_gb < needed_gb)); then
+    echo "setup: $needed_gb GB of free disk are needed here, $free_gb GB are free. Make room, or clone elsewhere." >&2
+    exit 77
+fi
+if [[ ! -x .venv/bin/pip ]]; then
+    python=$(find_python)
+    echo "setup: making .venv with $("$python" --version)"
+    "$python" -m venv .venv
+fi
+[[ "$lock" == requirements.lock ]] && echo "setup: fetching about 3.5 GB of packages (torch and CUDA 12); .venv takes" \
+    "about 8 GB, $free_gb GB are free. This happens once."
+mkdir -p .tmp # pip unpacks here, not in a /tmp that may be small
+TMPDIR="$PWD/.tmp" .venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock"
+.venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+rm -rf .tmp

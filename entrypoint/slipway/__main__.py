@@ -1,0 +1,5 @@
+"""`python -m slipway` is the console script `slipway`."""
+
+from slipway.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
+
+Started by the launcher as `python -m slipway.agent EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: EVENTS is the number of a
+pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for
+the error files of `torch.distributed.elastic`'s @record. The only file that knows both the launcher and torch.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_launcher() -> None:
+    """Never outlive the launcher, which started us with the stop signals ignored."""
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if launcher == 1 or os.getppid() != launcher:
+        sys.exit(1)  # the launcher died before the line above
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun to its end; 0, or 1 when a worker failed."""
+    events, logs, errors, *arguments = argv
+    die_with_launcher()
+    from torch.distributed import run
+    from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    pipes = [f"/dev/fd/{number}" for number in logs.split(",")]
+
+    def tell(**event: Any) -> None:
+        os.write(int(events), (json.dumps(event) + "\n").encode())
+
+    class Logs(multiprocessing.LogsSpecs):
+        """Each worker's stdout and stderr go straight to the launcher's pipes."""
+
+        root_log_dir = errors
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> multiprocessing.LogsDest:
+            files = {local: str(Path(errors, f"error-{env['RANK']}.json")) for local, env in envs.items()}
+            for local, env in envs.items():
+                env["TORCHELASTIC_ERROR_FILE"] = files[local]
+            return multiprocessing.LogsDest(
+                stdouts={local: pipes[2 * local] for local in envs},
+                stderrs={local: pipes[2 * local + 1] for local in envs},
+                error_files=files,
+            )
+
+    class Workers(multiprocessing.SubprocessContext):
+        """torchrun's workers; `close` is where torchrun turns to the survivors, so it is told before."""
+
+        def _start(self) -> None:
+            super()._start()  # type: ignore[no-untyped-call]
+            tell(event="started", pids=self.pids())
+
+        def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+            if self._failures:
+                tell(event="failed", failures=[_failure(self.envs, failure) for failure in self._failures.values()])
+            super().close(death_sig, timeout)
+
+    multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
+    # Without a log directory torchrun leaves an empty one in /tmp per run.
+    parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
+    config, command, command_arguments = run.config_from_args(parsed)
+    config.logs_specs = Logs()
+    try:
+        elastic_launch(config=config, entrypoint=command)(*command_arguments)
+    except ChildFailedError:
+        return 1  # the launcher knows
+    return 0
+
+
+def _failure(envs: Mapping[int, Mapping[str, str]], failure: Any) -> dict[str, Any]:
+    return {
+        "rank": int(envs[failure.local_rank]["RANK"]),
+        "local_rank": failure.local_rank,
+        "pid": failure.pid,
+        "exitcode": failure.exitcode,  # negative: the signal's number
+        "time": time.time(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

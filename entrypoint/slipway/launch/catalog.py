@@ -1,0 +1,85 @@
+"""The workloads that ship with Slipway, and how a user's own program is told from them.
+
+Workloads are named by module strings: the launcher never imports training code.
+"""
+
+import difflib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from slipway.launch.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What torchrun starts per process. `honours_stop`: it looks at the stop flag and needs no signal."""
+
+    name: str
+    summary: str
+    command: tuple[str, ...]  # as torchrun's positional arguments
+    honours_stop: bool
+
+    @property
+    def own(self) -> bool:
+        """Whether it is one of ours."""
+        return self.name in WORKLOADS
+
+
+def _ours(name: str, summary: str) -> Workload:
+    return Workload(name, summary, ("-m", f"slipway.train.workloads.{name}"), honours_stop=True)
+
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        workload.name: workload
+        for workload in (
+            _ours("gpt", "a GPT-2 style transformer on text, from tiny to 124M parameters"),
+            _ours("linear", "the smallest data-parallel job: one linear layer on synthetic labels"),
+        )
+    }
+)
+
+# A user's script gets the default signal handlers back: the launcher starts torchrun with them ignored (see supervise).
+_USER_PYTHON = ("--no-python", "env", "--default-signal=TERM,INT,USR1", "python", "-u")
+
+
+def is_program(first: str) -> bool:
+    """Whether a first argument means a user's own program: `path/to/script.py` or `-m`."""
+    return first == "-m" or first.endswith(".py")
+
+
+def find_workload(words: Sequence[str], python: str) -> tuple[Workload, list[str]]:
+    """Return the workload that the words after `slipway run` name, and its arguments.
+
+    `python` is the interpreter for a user's own program. Raises LaunchError (78) for a file that is not there and for an
+    unknown name, with the nearest one.
+    """
+    first, rest = words[0], list(words[1:])
+    if first in WORKLOADS:
+        return WORKLOADS[first], rest
+    command = (*_USER_PYTHON[:3], python, *_USER_PYTHON[4:])
+    if first == "-m":
+        if not rest:
+            raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")
+        return Workload(rest[0], "a user's module", (*command, "-m", rest[0]), honours_stop=False), rest[1:]
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            raise LaunchError(
+                f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here."
+            )
+        return Workload(Path(first).stem, "a user's script", (*command, first), honours_stop=False), rest
+    raise unknown_name(first, WORKLOADS)
+
+
+def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
+    """The error for a first argument that means nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    program = " It exists but is not executable." if Path(name).is_file() and not shutil.which(name) else ""
+    return LaunchError(
+        f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program} {meant}"
+        f"Available are {', '.join(sorted(known))}."
+    )

@@ -1,0 +1,137 @@
+"""How the run ended on this node: what torchrun told, what the workers wrote, and what the kernel counted.
+
+Pure but for reading the workers' outcome files and the cgroup's out-of-memory counter.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.devices import cgroup_folders
+from slipway.launch.rundir import read_json
+from slipway.launch.verdict import Outcome
+
+GOOD = ("finished", "stopped", "cancelled")
+
+
+@dataclass
+class Facts:
+    """What the launcher saw while the workers ran. `stop` is the word a signal asked for; `failures` as the agent tells."""
+
+    node_rank: int
+    host: str
+    own: bool
+    ranks: tuple[int, ...]
+    stop: str = ""
+    signal: str = ""
+    killed: bool = False  # the grace ran out
+    started: bool = False  # torchrun told that its workers run
+    status: int = 0  # torchrun's return code, negative for a signal
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
+    last: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    agent_log: str = ""
+
+
+def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
+    """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
+    files = {rank: record for rank in facts.ranks if (record := read_json(node_dir / "outcome" / f"rank-{rank}.json"))}
+
+    def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
+        return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
+
+    bad = [(rank, record) for rank, record in files.items() if record.get("outcome") not in GOOD]
+    if facts.killed:
+        late = [rank for rank in facts.ranks if rank not in files] or list(facts.ranks)
+        return outcome(
+            "peer",
+            f"{facts.signal}: ranks {', '.join(map(str, late))} had not ended when the grace was over, and were killed",
+            rank=late[0],
+            advice="the newest snapshot stands; more time: --grace-seconds S",
+        )
+    if bad or facts.failures:
+        return _first_failure(facts, dict(bad), now, outcome)
+    if facts.status != 0:
+        return _launcher_failure(facts, outcome)
+    words = {record.get("outcome") for record in files.values()}
+    if word := next((word for word in ("cancelled", "stopped") if word in words), ""):
+        record = next(record for record in files.values() if record.get("outcome") == word)
+        return outcome(word, str(record.get("message") or facts.signal))
+    if facts.stop and not facts.own:
+        return outcome(facts.stop, f"the script ended after {facts.signal}")
+    messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
+    return outcome("finished", messages[0] if messages else "")
+
+
+def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: Any) -> Outcome:
+    told = {failure["rank"]: failure for failure in facts.failures}
+    causes = []
+    for rank in sorted({*bad, *told}):
+        record, failure = bad.get(rank, {}), told.get(rank, {})
+        word = str(record.get("outcome") or "failed")
+        time = float(record.get("time") or failure.get("time") or now)
+        if record:
+            evidence = str(record.get("exception") or record.get("message") or "")
+        else:
+            evidence = _status_text(int(failure["exitcode"]), facts, rank)
+        if not record and facts.stop and failure.get("exitcode") == -getattr(signal, facts.signal, 0):
+            word, evidence = facts.stop, f"the script ended by {facts.signal}, as asked"
+        # A rank with a reason of its own explains the others; a signal from outside explains most.
+        order = (word == "peer", word == facts.stop, int(failure.get("exitcode", 1)) >= 0, time)
+        causes.append((order, rank, word, time, evidence, record.get("where")))
+    _, rank, word, time, evidence, where = min(causes)
+    return outcome(word, evidence, rank=rank, time=time, where=where, advice=_advice(word, evidence))  # type: ignore[no-any-return]
+
+
+def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
+    last = next((line for line in reversed(facts.last.get(rank, ())) if line.strip()), "")
+    said = f"; it said last: {last.strip()}" if last else ""
+    if exitcode >= 0:
+        return f"exit code {exitcode}{said}"
+    if exitcode == -signal.SIGKILL and facts.ooms:
+        return "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
+    if exitcode == -signal.SIGKILL:
+        return "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    return f"{name}{said}"
+
+
+def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
+    if facts.stop and not facts.started:
+        return outcome(facts.stop, f"{facts.signal} came before the workers had started")  # type: ignore[no-any-return]
+    last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
+    if facts.status < 0:
+        name = signal.Signals(-facts.status).name
+        return outcome("failed", f"torchrun was ended by {name}; its workers were ended, too")  # type: ignore[no-any-return]
+    word = (
+        "peer" if not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log) else "failed"
+    )
+    return outcome(word, f"torchrun ended with {facts.status}: {last.strip()}")  # type: ignore[no-any-return]
+
+
+def _advice(word: str, evidence: str) -> str:
+    if evidence.startswith("out of memory"):
+        return "give the container more memory, or use a smaller batch or fewer data-loader workers"
+    if word == "peer":
+        return "look at the node that was lost; the job can be started again with --resume auto"
+    return ""
+
+
+def count_ooms(root: Path = Path("/")) -> int:
+    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
+    for folder in cgroup_folders(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                lines = (folder / name).read_text().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                key, _, count = line.partition(" ")
+                if key == "oom_kill" and count.isdigit():
+                    return int(count)
+    return 0

@@ -1,0 +1,55 @@
+"""The one table of exit codes, and the error that carries one.
+
+Manifests, sbatch files and documents are tested against `EXITS`; nothing else in the project states a code's meaning.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+FINISHED = 0
+FAILED = 1
+USAGE = 2
+STOPPED = 75
+PEER = 76
+UNHEALTHY = 77
+CONFIGURATION = 78
+CANCELLED = 79
+NO_PROGRESS = 93
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What an exit code means: `word` names it in outcome files, `then` is what a scheduler should do."""
+
+    word: str
+    meaning: str
+    then: str
+
+
+EXITS = MappingProxyType(
+    {
+        FINISHED: Exit("finished", "finished", "nothing"),
+        FAILED: Exit("failed", "the workload failed for a reason of its own", "retry within its limit"),
+        USAGE: Exit("usage", "wrong command line", "not retry"),
+        STOPPED: Exit("stopped", "stopped by the system (SIGTERM, SIGUSR1), snapshot saved", "requeue"),
+        PEER: Exit("peer", "a peer was lost, never came, or hangs", "retry"),
+        UNHEALTHY: Exit("unhealthy", "this node is unhealthy (GPU, driver, /dev/shm, disk)", "retry elsewhere"),
+        CONFIGURATION: Exit("configuration", "wrong configuration", "not retry"),
+        CANCELLED: Exit(
+            "cancelled", "stopped for good by its user (Ctrl-C, `slipway stop`), snapshot saved", "not retry"
+        ),
+        NO_PROGRESS: Exit(
+            "no-progress", "no progress (crash loop, non-finite losses, no loadable snapshot)", "not retry"
+        ),
+    }
+)
+
+CODE_OF = MappingProxyType({row.word: code for code, row in EXITS.items()})
+
+
+class LaunchError(Exception):
+    """Something a person has to mend. `code` is the exit code; the message says what to type."""
+
+    def __init__(self, message: str, code: int = CONFIGURATION) -> None:
+        super().__init__(message)
+        self.code = code

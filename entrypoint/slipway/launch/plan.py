@@ -1,0 +1,160 @@
+"""Topology and workload become the exact torchrun command and environment. Pure, and printable by `slipway plan`."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.launch.catalog import Workload
+from slipway.launch.settings import BY_NAME, SETTINGS, Sources
+from slipway.launch.topology import Topology, Value
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be started. `env` holds what is added to or changed in the environment, `unset` what is removed."""
+
+    topology: Topology
+    workload: Workload
+    arguments: tuple[str, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    unset: tuple[str, ...]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of torchrun."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset}
+        return {**kept, **self.env}
+
+
+def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], sources: Sources) -> Plan:
+    """Return the plan; run directories are not in it, they are made when it runs."""
+    return Plan(
+        topology,
+        workload,
+        tuple(arguments),
+        torchrun_argv(topology, workload, arguments),
+        _worker_environment(topology, sources),
+        tuple(sorted(name for name in sources.environ if name.startswith("PET_") or name in _OURS)),
+    )
+
+
+# These would reach the workers with another meaning than torchrun's own; it sets them for each worker.
+_OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"})
+
+
+def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return torchrun's command line: static rendezvous, no restarts of its own, signals left to the launcher."""
+    if topology.process:
+        return (*_process_command(workload), *arguments)
+    return (
+        "torchrun",
+        f"--nnodes={topology.nodes}",
+        f"--node-rank={topology.node_rank}",
+        f"--nproc-per-node={topology.processes_per_node}",
+        f"--master-addr={topology.master_addr}",
+        f"--master-port={store_port(topology)}",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGHUP,SIGQUIT",
+        *workload.command,
+        *arguments,
+    )
+
+
+def store_port(topology: Topology) -> int:
+    """The port of torchrun's store: beside MASTER_PORT, where the launchers of several nodes meet."""
+    return topology.master_port + (topology.nodes > 1)
+
+
+def _process_command(workload: Workload) -> tuple[str, ...]:
+    if workload.own:
+        return ("python", "-u", *workload.command)
+    return workload.command[1:]  # without torchrun's --no-python
+
+
+def _worker_environment(topology: Topology, sources: Sources) -> dict[str, str]:
+    names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
+    filled = {
+        name: value for name, value in sources.env_file.items() if name not in names and not sources.environ.get(name)
+    }
+    env = {**topology.mended, **filled, "SLIPWAY_BACKEND": topology.backend, "SLIPWAY_DEVICE": topology.device}
+    if topology.threads is not None:
+        env["OMP_NUM_THREADS"] = str(topology.threads)
+    if topology.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if topology.process:
+        env |= {
+            "RANK": str(topology.process.rank),
+            "LOCAL_RANK": str(topology.process.local_rank),
+            "WORLD_SIZE": str(topology.process.world_size),
+            "LOCAL_WORLD_SIZE": str(topology.process.local_world_size),
+            "GROUP_RANK": str(topology.node_rank),
+            "MASTER_ADDR": topology.master_addr,
+            "MASTER_PORT": str(topology.master_port),
+        }
+    return env
+
+
+def resolved_values(topology: Topology, sources: Sources) -> dict[str, Value]:
+    """Every setting with its value, source and the values it overruled."""
+    values = dict(topology.values)
+    for setting in SETTINGS:
+        if setting.name not in values:
+            first, *others = sources.claims(setting)
+            values[setting.name] = Value(
+                first.value, first.source, tuple(claim for claim in others if claim.source != "default")
+            )
+    return {name: values[name] for name in BY_NAME}
+
+
+def redact(name: str, value: str) -> str:
+    """Return the value, or stars where the name says that it is a secret."""
+    return "***" if _SECRET.search(name) and value else value
+
+
+def plan_json(plan: Plan, values: Mapping[str, Value]) -> dict[str, Any]:
+    """The documented form of `slipway plan --json`."""
+    topology = plan.topology
+    return {
+        "topology": {
+            "nodes": topology.nodes,
+            "node_rank": topology.node_rank,
+            "processes_per_node": topology.processes_per_node,
+            "master_addr": topology.master_addr,
+            "master_port": topology.master_port,
+            "backend": topology.backend,
+            "level": topology.level,
+            "scheduler": topology.scheduler,
+        },
+        "values": {
+            name: {
+                "value": redact(name, value.value),
+                "source": value.source,
+                "overruled": [
+                    {"value": redact(name, claim.value), "source": claim.source} for claim in value.overruled
+                ],
+            }
+            for name, value in values.items()
+        },
+        "torchrun": {
+            "argv": list(plan.argv),
+            "env": {name: redact(name, value) for name, value in sorted(plan.env.items())},
+        },
+    }
+
+
+def plan_lines(plan: Plan, values: Mapping[str, Value]) -> list[str]:
+    """The plan for people: the arithmetic, a table of values, then what could be pasted into a shell."""
+    rows = [(name, redact(name, value.value) or "-", value.source, value.overruled) for name, value in values.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [plan.topology.arithmetic, *plan.topology.notes, ""]
+    for name, text, source, overruled in rows:
+        lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
+        lines += [f"{'':<{widths[0]}}  overrules {redact(name, c.value)} from {c.source}" for c in overruled]
+    exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
+    unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []
+    started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
+    return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(plan.argv)}"]

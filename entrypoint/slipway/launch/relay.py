@@ -1,0 +1,141 @@
+"""The workers' output: to this process's stdout and stderr with `node:rank` in front, and to a log file per rank.
+
+A rank that is alone is passed through plain. Rank 0's progress bar (text that starts with a carriage return and has no
+newline) is shown on a terminal only, below everything else, and kept out of the log.
+"""
+
+import os
+import selectors
+import sys
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK = 65_536  # bytes; the capacity of a Linux pipe
+LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
+REMEMBERED = 40  # lines per rank, for the evidence in the closing line
+ERASE_LINE = b"\r\x1b[2K"
+
+
+class Console:
+    """Where lines of all ranks meet. Nothing that goes wrong with writing them may stop the training."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+        self._bar = b""
+
+    def line(self, text: bytes, stream: BinaryIO) -> None:
+        """Write a whole line, above the progress bar where one is shown."""
+        parts = (ERASE_LINE, text, self._bar) if self._bar else (text,)
+        self._write(b"".join(parts), stream)
+
+    def bar(self, text: bytes) -> None:
+        """Show the newest state of the progress bar; empty text ends it."""
+        if self.terminal and text != self._bar:
+            self._bar = text
+            self._write(text or ERASE_LINE, sys.stderr.buffer)
+
+    def _write(self, text: bytes, stream: BinaryIO) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:  # our reader is gone or its disk is full; the log files still have it
+            return
+
+
+class Stream:
+    """One worker's stdout or stderr: a pipe, split into lines."""
+
+    def __init__(self, prefix: bytes, console: Console, out: BinaryIO, log: BinaryIO, last: deque[str]) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self._prefix, self._console, self._out, self._log, self._last = prefix, console, out, log, last
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Pass on what has come; False when all writers are gone."""
+        try:
+            chunk = os.read(self.reader, CHUNK)
+        except BlockingIOError:
+            return True
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+        if self._rest.startswith(b"\r"):
+            self._rest = b"\r" + self._rest.rpartition(b"\r")[2]  # only the bar's newest state counts
+            self._console.bar(self._rest)
+        if self._rest and (not chunk or len(self._rest) > LONGEST_LINE):
+            self._pass_on(self._rest)
+            self._rest = b""
+        return bool(chunk)
+
+    def _pass_on(self, line: bytes) -> None:
+        if line.startswith(b"\r"):
+            self._console.bar(b"")
+            line = line.rpartition(b"\r")[2]
+        self._last.append(line.decode(errors="replace"))
+        self._console.line(self._prefix + line + b"\n", self._out)
+        try:
+            self._log.write(line + b"\n")
+            self._log.flush()
+        except OSError:  # a full disk must not end the training; the console still has the line
+            return
+
+
+class Relay:
+    """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank."""
+
+    def __init__(
+        self, ranks: list[int], node_rank: int, alone: bool, folder: Path, selector: selectors.BaseSelector
+    ) -> None:
+        self._selector = selector
+        self._streams: list[Stream] = []
+        self._logs: list[BinaryIO] = []
+        self.console = Console(sys.stderr.isatty())
+        self.last: dict[int, deque[str]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank in ranks:
+            log = (folder / f"rank-{rank}.log").open("ab")
+            prefix = b"" if alone else f"[{node_rank}:{rank}] ".encode()
+            self._logs.append(log)
+            self.last[rank] = deque(maxlen=REMEMBERED)
+            for out, last in ((sys.stdout.buffer, deque[str](maxlen=1)), (sys.stderr.buffer, self.last[rank])):
+                self._add(Stream(prefix, self.console, out, log, last))
+
+    def _add(self, stream: Stream) -> None:
+        def ready() -> None:
+            if not stream.read():
+                self._selector.unregister(stream.reader)
+                self._streams.remove(stream)
+                os.close(stream.reader)
+
+        self._streams.append(stream)
+        self._selector.register(stream.reader, selectors.EVENT_READ, ready)
+
+    @property
+    def writers(self) -> tuple[int, ...]:
+        """The pipes' other ends, stdout and stderr of each rank in turn."""
+        return tuple(stream.writer for stream in self._streams)
+
+    @property
+    def open(self) -> bool:
+        """Whether somebody still holds a pipe that could bring more."""
+        return bool(self._streams)
+
+    def close_writers(self) -> None:
+        """Close our copies of the workers' ends, so that the last worker's end is seen."""
+        for stream in self._streams:
+            os.close(stream.writer)
+
+    def close(self) -> None:
+        """Pass on what is left and close the log files."""
+        for stream in list(self._streams):
+            stream.read()
+            self._selector.unregister(stream.reader)
+            os.close(stream.reader)
+        self.console.bar(b"")
+        for log in self._logs:
+            try:
+                log.close()
+            except OSError:
+                continue

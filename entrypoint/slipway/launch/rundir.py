@@ -1,0 +1,137 @@
+"""The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.plan import Plan
+from slipway.launch.settings import Sources
+
+RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, and what its workers are to resume from: `none`, `auto` or a path."""
+
+    path: Path
+    resume: str
+    attempt: int
+
+    def node(self, node_rank: int) -> Path:
+        """The folder with what belongs to one node: logs, outcomes, the stop flag."""
+        return self.path / f"node-{node_rank}"
+
+
+class AlreadyFinishedError(Exception):
+    """`--resume auto` found a run that is finished; the message says which."""
+
+
+def choose_run(plan: Plan, sources: Sources, now: float) -> Run:
+    """Decide where this run lies, without creating anything.
+
+    Raises LaunchError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where there is
+    nothing left to do.
+    """
+    resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")
+    runs = Path(sources.value("SLIPWAY_RUNS")).absolute()
+    if resume not in ("auto", "none"):
+        if not Path(resume).exists():
+            raise LaunchError(f"--resume {resume}: there is no such run or snapshot. Give its path, auto or none.")
+        resume = str(Path(resume).absolute())
+    if given:
+        path = Path(given).absolute()
+        if resume != "auto" and path.is_dir() and any(path.iterdir()):
+            raise LaunchError(
+                f"--run-dir {given} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the run "
+                "in it, or choose another name."
+            )
+    elif plan.topology.job:
+        path = runs / _safe(f"{plan.workload.name}-{plan.topology.job}")
+    elif resume == "auto" and (newest := newest_run(runs, plan.workload.name)):
+        path = newest
+    else:
+        path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
+    if resume == "auto":
+        _refuse_finished(path, plan)
+    elif not given:
+        path = _unused(path)
+    return Run(path, resume, attempt=read_json(path / RUN_FILE).get("attempt", 0) + 1)
+
+
+def newest_run(runs: Path, workload: str) -> Path | None:
+    """Return the run of a workload that was started last, by its own record and not by file times."""
+    started = {
+        file.parent: record.get("started", 0)
+        for file in runs.glob(f"*/{RUN_FILE}")
+        if (record := read_json(file)).get("workload") == workload
+    }
+    return max(started, key=started.__getitem__, default=None)
+
+
+def _refuse_finished(path: Path, plan: Plan) -> None:
+    record, outcome = read_json(path / RUN_FILE), read_json(path / OUTCOME_FILE)
+    if outcome.get("word") == "finished" and record.get("arguments") == list(plan.arguments):
+        raise AlreadyFinishedError(
+            f"{path} is finished; there is nothing to resume. Start a new run without --resume, or give more steps."
+        )
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
+
+
+def _unused(path: Path) -> Path:
+    candidates = (path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))
+    return next(candidate for candidate in (path, *candidates) if not candidate.exists())
+
+
+def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
+    """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (77)."""
+    node = run.node(plan.topology.node_rank)
+    try:
+        (node / "outcome").mkdir(parents=True, exist_ok=True)
+        for stale in (node / "stop", node / "honours-stop", *(node / "outcome").iterdir()):
+            stale.unlink(missing_ok=True)  # of the attempt before; its verdict is in outcome.json
+        if plan.topology.node_rank == 0:
+            record = read_json(run.path / RUN_FILE)
+            record |= {
+                "workload": plan.workload.name,
+                "arguments": list(plan.arguments),
+                "version": version,
+                "started": record.get("started", now),
+                "attempt": run.attempt,
+                "nodes": plan.topology.nodes,
+                "processes_per_node": plan.topology.processes_per_node,
+            }
+            write_json(run.path / RUN_FILE, record)
+    except OSError as error:
+        raise LaunchError(
+            f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file that is either the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

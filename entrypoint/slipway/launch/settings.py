@@ -1,0 +1,215 @@
+"""Every setting once: its variable, option, default, parser and help; and where its values come from.
+
+Command line > environment > `.env` > default. Nothing here changes the process's environment.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from slipway.launch.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. `aliases` are further variables that mean the same and win over `name` (DESIGN: rule 2)."""
+
+    name: str
+    option: str
+    default: str
+    parse: Callable[[str], object]
+    help: str
+    metavar: str = "TEXT"
+    flag: bool = False
+    aliases: tuple[str, ...] = ()
+    on_command_line: bool = True
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()):
+            raise ValueError("a whole number is needed")
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError(f"{low} to {high} are allowed")
+        return number
+
+    return parse
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{', '.join(names)} are allowed")
+        return text
+
+    return parse
+
+
+def _nodes(text: str) -> int:
+    low, colon, high = text.partition(":")  # torchrun's MIN:MAX; equal ends are a fixed size
+    if colon and low != high:
+        raise ValueError("the number of nodes must be one fixed number")
+    return _number(1, 65_536)(low)
+
+
+def _processes(text: str) -> int | str:
+    if text in ("auto", "gpu", "cpu"):
+        return text
+    try:
+        return _number(1, 1024)(text)
+    except ValueError:
+        raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
+        raise ValueError("1 or 0 are allowed")
+    return text.lower() in ("1", "true", "yes")
+
+
+SETTINGS = (
+    Setting("WORLD_SIZE", "--nnodes", "1", _nodes, "Number of nodes (not of processes).", "N", aliases=("NNODES",)),
+    Setting(
+        "RANK", "--node-rank", "0", _number(0, 65_535), "This node's rank, 0 to nodes-1.", "N", aliases=("NODE_RANK",)
+    ),
+    Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", str, "Name or address of node 0.", "HOST"),
+    Setting(
+        "MASTER_PORT",
+        "--master-port",
+        "29500",
+        _number(0, 65_534),
+        "Port on node 0 where the nodes meet; torchrun's store takes the next. A single node takes a free one.",
+        "PORT",
+    ),
+    Setting(
+        "NPROC_PER_NODE",
+        "--nproc-per-node",
+        "auto",
+        _processes,
+        "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU), gpu, cpu (one per core).",
+        "N|auto|gpu|cpu",
+    ),
+    Setting(
+        "WORKLOAD",
+        "",
+        "gpt --preset tiny",
+        str,
+        "What `slipway run` trains when no name is given.",
+        on_command_line=False,
+    ),
+    Setting(
+        "SLIPWAY_BACKEND",
+        "--backend",
+        "auto",
+        _choice("auto", "nccl", "gloo", "mpi"),
+        "Communication: auto is nccl with GPUs and gloo without.",
+        "auto|nccl|gloo|mpi",
+    ),
+    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that holds the runs.", "DIR"),
+    Setting("SLIPWAY_RUN_DIR", "--run-dir", "", str, "This run's folder, instead of a new one in the runs.", "DIR"),
+    Setting(
+        "SLIPWAY_RESUME",
+        "--resume",
+        "none",
+        str,
+        "none starts a new run; auto goes on from the newest snapshot of this run (or of the workload's newest one); "
+        "a PATH starts from that run or snapshot.",
+        "auto|none|PATH",
+    ),
+    Setting(
+        "SLIPWAY_GRACE_SECONDS",
+        "--grace-seconds",
+        "110",
+        _number(1, 86_400),
+        "Seconds that a stopped job has for its snapshot before it is killed.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_OVERSUBSCRIBE",
+        "--oversubscribe",
+        "0",
+        _switch,
+        "Allow more processes than GPUs.",
+        flag=True,
+    ),
+)
+BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Read a `.env` file without touching the environment; names with empty values are left out.
+
+    Only the lines that docker's `--env-file`, compose and python-dotenv read alike are allowed: no quotes, `$`,
+    backslashes, `export` or trailing comments. Raises LaunchError naming file, line and what to write instead.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{path} cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#") and not _PORTABLE.fullmatch(line):
+            name = line.split("=")[0].strip()  # never the value: it may be a secret
+            raise LaunchError(
+                f"{path}, line {number} ({name}): write NAME=value without quotes, $, backslashes, export, spaces around "
+                "the value or a comment behind it; docker, compose and Slipway then read the same."
+            )
+    from dotenv import dotenv_values  # 15 ms that a start without a file need not pay
+
+    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value}
+
+
+_PORTABLE = re.compile(r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?""")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The three places that values come from, the strongest first; empty variables count as unset."""
+
+    options: Mapping[str, str]  # keyed by setting name
+    environ: Mapping[str, str]
+    env_file: Mapping[str, str]
+    env_file_name: str = ".env"
+
+    def option(self, setting: Setting) -> Claim | None:
+        """What the command line says."""
+        value = self.options.get(setting.name)
+        return None if value is None else Claim(value, f"command line ({setting.option})")
+
+    def variable(self, name: str) -> Claim | None:
+        """What the environment says about a variable, else what the `.env` file says."""
+        if value := self.environ.get(name):
+            return Claim(value, f"environment ({name})")
+        if value := self.env_file.get(name):
+            return Claim(value, f"{self.env_file_name} ({name})")
+        return None
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        """All values given for a setting that no scheduler has a say in, the winner first, the default last."""
+        found = [self.option(setting), *(self.variable(name) for name in (*setting.aliases, setting.name))]
+        return [*(claim for claim in found if claim), Claim(setting.default, "default")]
+
+    def value(self, name: str) -> str:
+        """The winning text of such a setting, checked by its parser. Raises LaunchError."""
+        claim = self.claims(BY_NAME[name])[0]
+        parse_claim(BY_NAME[name], claim)
+        return claim.value
+
+
+def parse_claim(setting: Setting, claim: Claim) -> object:
+    """Turn a claim's text into the setting's value. Raises LaunchError saying what was read, from where, what is allowed."""
+    try:
+        return setting.parse(claim.value)
+    except ValueError as error:
+        type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
+        raise LaunchError(f"{setting.name}={claim.value} from {claim.source}: {error}. {type_this}".rstrip()) from None

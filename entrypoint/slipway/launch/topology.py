@@ -1,0 +1,203 @@
+"""Settings, schedulers and devices become one Topology: who we are in the job, and who said so. Pure.
+
+Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, Slurm, plain RANK/WORLD_SIZE/MASTER_*, other
+schedulers, a single node. `Topology.values` keeps every value with its source and the candidates it turned down.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.launch.devices import Devices
+from slipway.launch.errors import LaunchError
+from slipway.launch.host import Host
+from slipway.launch.placement import choose_backend, choose_threads, place_processes
+from slipway.launch.processes import HOOK_FORMULAS, Process, find_process
+from slipway.launch.schedulers import BEFORE_PLAIN, Reading, read_schedulers
+from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
+
+TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A resolved value, who gave it, and whose values were turned down."""
+
+    value: str
+    source: str
+    overruled: tuple[Claim, ...] = ()
+
+    @property
+    def claim(self) -> Claim:
+        """The winning claim."""
+        return Claim(self.value, self.source)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands."""
+
+    nodes: int
+    node_rank: int
+    processes_per_node: int
+    master_addr: str
+    master_port: int
+    backend: str
+    device: str
+    scheduler: str
+    job: str | None
+    threads: int | None
+    process: Process | None
+    values: Mapping[str, Value]
+    mended: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def level(self) -> str:
+        """`node`: this launcher starts torchrun; `process`: somebody else started one launcher per process."""
+        return "process" if self.process else "node"
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the whole job."""
+        return self.process.world_size if self.process else self.nodes * self.processes_per_node
+
+    @property
+    def arithmetic(self) -> str:
+        """The line that every start prints."""
+        one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")
+        return (
+            f"{_count(self.nodes, 'node', 'nodes')} × {_count(self.processes_per_node, one, many)} = "
+            f"{_count(self.world_size, 'process', 'processes')} (inside your script WORLD_SIZE is {self.world_size})"
+        )
+
+
+def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology:
+    """Return this node's place in the job. Raises LaunchError (78, or 77 for GPUs that cannot be used)."""
+    _refuse_nesting(sources.environ)
+    readings = read_schedulers(sources.environ, host.fqdn)
+    values = {name: _resolve(name, sources, readings) for name in TOPOLOGICAL}
+    process = find_process(sources, readings)
+    if process:
+        _place_process(process, values)
+    else:
+        _refuse_contradictions(sources, readings, values)
+    nodes, node_rank = _read_place(values)
+    if nodes > 1 and values["MASTER_ADDR"].source == "default":
+        raise LaunchError(_master_missing(nodes, readings))
+    if nodes == 1 and not process and values["MASTER_PORT"].source == "default":
+        # Nobody has to find us, and 29500 would collide when two jobs share a host.
+        values["MASTER_PORT"] = Value(str(host.free_port), "a free port, for a single node")
+    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
+    return Topology(
+        nodes=nodes,
+        node_rank=node_rank,
+        processes_per_node=processes,
+        master_addr=values["MASTER_ADDR"].value,
+        master_port=_number("MASTER_PORT", values),
+        backend=choose_backend(sources, device, processes, devices),
+        device=device,
+        scheduler=readings[0].scheduler if readings else "none",
+        job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
+        threads=choose_threads(sources, readings, devices, processes),
+        process=process,
+        values=values,
+        mended=host.mended,
+        notes=tuple(_notes(sources, values, nodes, device, devices)),
+    )
+
+
+def _refuse_nesting(environ: Mapping[str, str]) -> None:
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        raise LaunchError(
+            "TORCHELASTIC_RUN_ID is set: this is already a worker of torchrun, and Slipway starts torchrun itself. "
+            "Start `slipway run …` in torchrun's place, not inside it (or `unset TORCHELASTIC_RUN_ID`)."
+        )
+
+
+def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Value:
+    setting = BY_NAME[name]
+    claims = [
+        sources.option(setting),
+        *(sources.variable(alias) for alias in setting.aliases),
+        *(reading.get(name) for reading in readings if reading.scheduler in BEFORE_PLAIN),
+        sources.variable(name),
+        *(reading.get(name) for reading in readings if reading.scheduler not in BEFORE_PLAIN),
+        Claim(setting.default, "default"),
+    ]
+    first, *others = [claim for claim in claims if claim]
+    return Value(first.value, first.source, tuple(claim for claim in others if claim.source != "default"))
+
+
+def _number(name: str, values: Mapping[str, Value]) -> int:
+    return int(str(parse_claim(BY_NAME[name], values[name].claim)))
+
+
+def _place_process(process: Process, values: dict[str, Value]) -> None:
+    """Derive the node's place from the process's, where no scheduler says it."""
+    for name, number in (("WORLD_SIZE", process.nodes), ("RANK", process.rank // process.local_world_size)):
+        if process.source == "LOCAL_RANK":
+            values[name] = Value(str(number), "one launcher per process")
+
+
+def _read_place(values: Mapping[str, Value]) -> tuple[int, int]:
+    """Return nodes and node rank. Raises LaunchError where the rank does not fit."""
+    rank, size = values["RANK"], values["WORLD_SIZE"]
+    nodes, node_rank = _number("WORLD_SIZE", values), _number("RANK", values)
+    if size.source == "default" and node_rank:
+        raise LaunchError(
+            f"RANK={node_rank} (from {rank.source}), but WORLD_SIZE, the number of nodes, is not given. "
+            "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or unset RANK for a single node."
+        )
+    if node_rank >= nodes:
+        allowed = "only 0" if nodes == 1 else "0 or 1" if nodes == 2 else f"0 to {nodes - 1}"
+        raise LaunchError(
+            f"RANK={node_rank} (from {rank.source}), but WORLD_SIZE={nodes} (from {size.source}) allows {allowed}. "
+            "RANK counts nodes here; unset both for a single node."
+        )
+    return nodes, node_rank
+
+
+def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:
+    """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
+    for reading in (reading for reading in readings if reading.strict):
+        for name in ("RANK", "WORLD_SIZE"):
+            plain, theirs = sources.environ.get(name), reading.get(name)
+            setting = BY_NAME[name]
+            decided = sources.option(setting) or any(sources.variable(alias) for alias in setting.aliases)
+            if not plain or theirs is None or decided:
+                continue
+            hook = HOOK_FORMULAS[name] if reading.scheduler == "Slurm" else ""
+            injected = Claim(sources.environ.get(hook, ""), hook)
+            if plain not in (theirs.value, injected.value):
+                also = f" and {hook} (what a container hook writes) {injected.value}" if injected.value else ""
+                raise LaunchError(
+                    f"{name}={plain} (from environment ({name})), but {theirs.source} says {theirs.value}{also}. "
+                    f"Unset {name}, or decide with {setting.option} N."
+                )
+
+
+def _master_missing(nodes: int, readings: tuple[Reading, ...]) -> str:
+    hint = "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST"
+    if any(reading.scheduler == "Kubernetes" for reading in readings):
+        hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
+    elif any(reading.scheduler == "Open MPI" for reading in readings):
+        hint = "add -x MASTER_ADDR=HOST to mpirun"
+    return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."
+
+
+def _notes(sources: Sources, values: Mapping[str, Value], nodes: int, device: str, devices: Devices) -> list[str]:
+    notes = []
+    if nodes > 1 and values["RANK"].source == f"{sources.env_file_name} (RANK)":
+        notes.append(
+            f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
+            "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
+        )
+    if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
+        notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
+    if device == "cpu" and not devices.gpus:
+        notes.append("no GPU visible, training on CPU; in a container add --gpus all")
+    return notes
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
