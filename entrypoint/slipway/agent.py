@@ -56,14 +56,17 @@ def main(argv: list[str]) -> int:
             )
 
     class Workers(multiprocessing.SubprocessContext):
-        """torchrun's workers; `close` is where torchrun turns to the survivors, so it is told before."""
+        """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""
+
+        told = False
 
         def _start(self) -> None:
             super()._start()  # type: ignore[no-untyped-call]
             tell(event="started", pids=self.pids())
 
         def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-            if self._failures:
+            if self._failures and not self.told:
+                self.told = True
                 tell(event="failed", failures=[_failure(self.envs, failure) for failure in self._failures.values()])
             super().close(death_sig, timeout)
 

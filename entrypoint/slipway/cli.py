@@ -18,7 +18,9 @@ from slipway.launch.catalog import WORKLOADS, find_workload, is_program, unknown
 from slipway.launch.devices import read_devices
 from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.host import read_host
-from slipway.launch.plan import Plan, make_plan, plan_json, plan_lines, resolved_values
+from slipway.launch.job import Job, run_job
+from slipway.launch.plan import make_plan, plan_json, plan_lines, resolved_values
+from slipway.launch.reach import is_loopback, listen
 from slipway.launch.settings import SETTINGS, Sources, read_env_file
 from slipway.launch.topology import resolve_topology
 
@@ -83,8 +85,8 @@ def _read_options(words: Sequence[str], extra: Sequence[click.Parameter] = ()) -
     return {name: value for name, value in context.params.items() if value is not None}, context.args
 
 
-def read_plan(words: Sequence[str], options: dict[str, Any]) -> tuple[Plan, Sources]:
-    """From the command line and this machine to a plan. Raises LaunchError or click.UsageError; starts nothing."""
+def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
+    """From the command line and this machine to a job. Raises LaunchError or click.UsageError; starts nothing."""
     words = list(words)
     if words and words[0] in WORKLOADS:
         late, rest = _read_options(words[1:])
@@ -96,11 +98,14 @@ def read_plan(words: Sequence[str], options: dict[str, Any]) -> tuple[Plan, Sour
         from slipway.train.options import parse  # torch-free; a mistake is told before anything starts
 
         parse(workload.name, arguments)
-    environ = os.environ
-    topology = resolve_topology(sources, read_devices(environ), read_host(environ))
+    environ = dict(os.environ)
+    devices = read_devices(environ)
+    topology = resolve_topology(sources, devices, read_host(environ))
     if topology.backend == "mpi":
         _require_mpi()
-    return make_plan(topology, workload, arguments, sources), sources
+    if topology.rank == 0:
+        listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
+    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data=None)
 
 
 def _sources(options: dict[str, Any]) -> Sources:
@@ -130,9 +135,26 @@ WORDS = click.Argument(
 )
 
 
+class Launching(click.Command):
+    """A command whose words end with a program and that program's own arguments, `-m MODULE` included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
+        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
+        before = ""
+        for index, word in enumerate(args):
+            if word == "-m":
+                args = [*args[:index], "--", *args[index:]]
+                break
+            if not word.startswith("-") and (not before.startswith("--") or "=" in before or _hyphens(before) in flags):
+                break  # the program; what follows is its own
+            before = word
+        return super().parse_args(ctx, args)
+
+
 def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog: str) -> None:
     slipway.add_command(
-        click.Command(
+        Launching(
             name,
             callback=function,
             params=[WORDS, *params, *launcher_options()],
@@ -145,22 +167,19 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 
 def run(words: tuple[str, ...], **options: Any) -> None:
     """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
-    from slipway.launch.job import run_job
-
-    plan, sources = read_plan(words, options)
-    sys.exit(run_job(plan, sources, os.environ))
+    sys.exit(run_job(read_job(words, options)))
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show every value, who gave it and whom it overruled, and the torchrun command. Starts nothing."""
     if words and words[0] in WORKLOADS and "--json" in words:
         as_json, words = True, tuple(word for word in words if word != "--json")
-    made, sources = read_plan(words, options)
-    values = resolved_values(made.topology, sources)
+    job = read_job(words, options)
+    values = resolved_values(job.plan.topology, job.sources)
     if as_json:
-        click.echo(json.dumps(plan_json(made, values), indent=1))
+        click.echo(json.dumps(plan_json(job.plan, values), indent=1))
     else:
-        click.echo("\n".join(plan_lines(made, values)))
+        click.echo("\n".join(plan_lines(job.plan, values)))
 
 
 _EXAMPLE = "Example: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"

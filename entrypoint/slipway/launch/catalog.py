@@ -42,8 +42,9 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     }
 )
 
-# A user's script gets the default signal handlers back: the launcher starts torchrun with them ignored (see supervise).
-_USER_PYTHON = ("--no-python", "env", "--default-signal=TERM,INT,USR1", "python", "-u")
+# torchrun is started with the stop signals ignored, and its workers inherit that (see supervise). A user's program gets
+# the default handlers back, and goes when torchrun is killed: its workers would otherwise stay behind (FACTS).
+_USER_PROGRAM = ("setpriv", "--pdeathsig=KILL", "env", "--default-signal=TERM,INT,USR1")
 
 
 def is_program(first: str) -> bool:
@@ -60,7 +61,7 @@ def find_workload(words: Sequence[str], python: str) -> tuple[Workload, list[str
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
-    command = (*_USER_PYTHON[:3], python, *_USER_PYTHON[4:])
+    command = ("--no-python", *_USER_PROGRAM, python, "-u")
     if first == "-m":
         if not rest:
             raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")

@@ -3,6 +3,7 @@
 Pure but for reading the workers' outcome files and the cgroup's out-of-memory counter.
 """
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from slipway.launch.devices import cgroup_folders
 from slipway.launch.rundir import read_json
-from slipway.launch.verdict import Outcome
+from slipway.launch.verdict import PEER_TEXTS, Outcome
 
 GOOD = ("finished", "stopped", "cancelled")
 
@@ -28,6 +29,7 @@ class Facts:
     signal: str = ""
     killed: bool = False  # the grace ran out
     started: bool = False  # torchrun told that its workers run
+    lost: str = ""  # which other node failed first
     status: int = 0  # torchrun's return code, negative for a signal
     failures: list[dict[str, Any]] = field(default_factory=list)
     ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
@@ -53,6 +55,8 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
         )
     if bad or facts.failures:
         return _first_failure(facts, dict(bad), now, outcome)
+    if facts.lost and facts.status != 0:
+        return outcome("peer", f"ended because of {facts.lost}")
     if facts.status != 0:
         return _launcher_failure(facts, outcome)
     words = {record.get("outcome") for record in files.values()}
@@ -78,16 +82,16 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
             evidence = _status_text(int(failure["exitcode"]), facts, rank)
         if not record and facts.stop and failure.get("exitcode") == -getattr(signal, facts.signal, 0):
             word, evidence = facts.stop, f"the script ended by {facts.signal}, as asked"
-        # A rank with a reason of its own explains the others; a signal from outside explains most.
-        order = (word == "peer", word == facts.stop, int(failure.get("exitcode", 1)) >= 0, time)
+        # A rank with a reason of its own explains those that only lost it, and a signal from outside explains most.
+        echo = word == "peer" or bool(PEER_TEXTS.search(evidence))
+        order = (echo, word == facts.stop, int(failure.get("exitcode", 1)) >= 0, time)
         causes.append((order, rank, word, time, evidence, record.get("where")))
     _, rank, word, time, evidence, where = min(causes)
     return outcome(word, evidence, rank=rank, time=time, where=where, advice=_advice(word, evidence))  # type: ignore[no-any-return]
 
 
 def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
-    last = next((line for line in reversed(facts.last.get(rank, ())) if line.strip()), "")
-    said = f"; it said last: {last.strip()}" if last else ""
+    said = _last_words(facts.last.get(rank, ()))
     if exitcode >= 0:
         return f"exit code {exitcode}{said}"
     if exitcode == -signal.SIGKILL and facts.ooms:
@@ -99,6 +103,18 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
     except ValueError:
         name = f"signal {-exitcode}"
     return f"{name}{said}"
+
+
+# The line that a traceback ends with; torch puts [rankN] in front.
+_EXCEPTION = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$")
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    for line in reversed(lines):
+        if found := _EXCEPTION.match(line.strip()):
+            return f": {found[1]}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; it said last: {last}" if last else ""
 
 
 def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:

@@ -8,13 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.launch.reach import free_port
+from slipway.launch.reach_trouble import detect_runtime
+
 
 @dataclass(frozen=True)
 class Host:
-    """This host's full name, a port that is free here, and the variables that have to be made good."""
+    """This host's full name, a port that is free here, the variables that have to be made good.
+
+    `runtime` is what runs us, for advice: host, docker, kubernetes or slurm.
+    """
 
     fqdn: str
     free_port: int
+    runtime: str
     mended: Mapping[str, str]
 
 
@@ -23,7 +30,10 @@ def read_host(environ: Mapping[str, str]) -> Host:
     fqdn = socket.getfqdn() if environ.get("JOB_COMPLETION_INDEX") else socket.gethostname()
     home = Path(environ.get("HOME") or "/nonexistent")
     return Host(
-        fqdn, _free_port(), mend_environment(environ, os.access(home, os.W_OK | os.X_OK), _user_known(), os.getuid())
+        fqdn,
+        free_port(0),
+        detect_runtime(environ),
+        mend_environment(environ, os.access(home, os.W_OK | os.X_OK), _user_known(), os.getuid()),
     )
 
 
@@ -50,9 +60,3 @@ def _user_known() -> bool:
     except KeyError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

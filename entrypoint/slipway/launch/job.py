@@ -1,53 +1,108 @@
-"""One run from plan to exit code: choose the run directory, start, supervise, tell how it ended."""
+"""One job from plan to exit code: the run directory, the other nodes, the attempt, the verdict."""
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
+from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
 from slipway.launch.plan import Plan
-from slipway.launch.rundir import OUTCOME_FILE, AlreadyFinishedError, Run, choose_run, prepare_run, write_json
+from slipway.launch.rundir import (
+    OUTCOME_FILE,
+    AlreadyFinishedError,
+    Run,
+    choose_run,
+    prepare_run,
+    write_json,
+)
 from slipway.launch.settings import Sources
-from slipway.launch.supervise import Attempt, Stops
-from slipway.launch.verdict import Verdict, judge
-from slipway.launch.verdict_block import as_json, block
+from slipway.launch.supervise import STOP_WORDS, Attempt, Stops
+from slipway.launch.verdict import Outcome, Verdict, judge
+from slipway.launch.verdict_block import as_json, block, termination_message
+
+TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
 def say(line: str) -> None:
     """Print a line of the launcher's own."""
-    print(f"slipway: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(f"slipway: {line}", file=sys.stderr, flush=True)
 
 
-def run_job(plan: Plan, sources: Sources, environ: Mapping[str, str]) -> int:
-    """Run the plan to its end and return the exit code. Raises LaunchError before anything was started."""
-    say(plan.topology.arithmetic)
-    for note in plan.topology.notes:
+@dataclass(frozen=True)
+class Job:
+    """What a launcher was asked to run and where it stands. `data` is the hash of the workload's embedded data."""
+
+    plan: Plan
+    sources: Sources
+    devices: Devices
+    environ: Mapping[str, str]
+    data: str | None
+
+    def seconds(self, name: str) -> float:
+        """A setting that counts seconds."""
+        return float(self.sources.value(name))
+
+
+def run_job(job: Job) -> int:
+    """Run the job to its end and return this node's exit code. Raises LaunchError where it cannot start."""
+    topology = job.plan.topology
+    say(topology.arithmetic)
+    for note in topology.notes:
         say(note)
-    try:
-        run = choose_run(plan, sources, time.time())
-    except AlreadyFinishedError as finished:
-        say(str(finished))
-        return 0
     with Stops() as stops:
-        prepare_run(run, plan, __version__, time.time())
-        say(f"{plan.workload.name}: run directory {_shown(run.path)}")
-        attempt = Attempt(plan, run, float(sources.value("SLIPWAY_GRACE_SECONDS")), say, stops)
-        facts = attempt.supervise(plan.environment(environ))
-        verdict = judge([tell_ending(facts, attempt.node_dir, time.time())])
-    return close(verdict, plan, run)
+        if topology.nodes > 1 and not topology.process:
+            from slipway.launch.together import (
+                run_together,  # brings the network code, which a single node can do without
+            )
+
+            return run_together(job, stops)
+        try:
+            run = choose_run(job.plan, job.sources, time.time())
+        except AlreadyFinishedError as finished:
+            say(str(finished))
+            return 0
+        outcome = attempt(job, run, stops, lambda: "")
+        return conclude(judge([outcome]), topology.node_rank, run)
 
 
-def close(verdict: Verdict, plan: Plan, run: Run) -> int:
-    """Write the verdict down, print it and return this node's exit code."""
-    if plan.topology.node_rank == 0:
-        write_json(run.path / OUTCOME_FILE, as_json(verdict, 0))
+def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
+    """One start of the workload on this node, and how it ended."""
+    prepare_run(run, job.plan, __version__, time.time())
+    say(f"{job.plan.workload.name}: run directory {shown(run.path)}")
+    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), say, stops)
+    facts = under_way.supervise(job.plan.environment(job.environ), lost)
+    return tell_ending(facts, under_way.node_dir, time.time())
+
+
+def stop_word(stops: Stops) -> str:
+    """The outcome that the first stop signal asked for."""
+    return STOP_WORDS[stops.first] if stops.first else "stopped"
+
+
+def conclude(verdict: Verdict, node_rank: int, run: Run | None) -> int:
+    """Write the verdict down, print it, tell the pod, and return this node's exit code."""
+    if run:
+        with suppress(OSError):
+            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank))
     for line in block(verdict):
         say(line)
-    return verdict.code(plan.topology.node_rank)
+    tell_pod(termination_message(verdict, node_rank))
+    return verdict.code(node_rank)
 
 
-def _shown(path: Path) -> str:
+def tell_pod(message: bytes) -> None:
+    """Write the termination message of a pod, in place: it is a mounted file."""
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_bytes(message)
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -56,17 +56,12 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         f"--node-rank={topology.node_rank}",
         f"--nproc-per-node={topology.processes_per_node}",
         f"--master-addr={topology.master_addr}",
-        f"--master-port={store_port(topology)}",
+        f"--master-port={topology.store_port}",
         "--max-restarts=0",
         "--signals-to-handle=SIGHUP,SIGQUIT",
         *workload.command,
         *arguments,
     )
-
-
-def store_port(topology: Topology) -> int:
-    """The port of torchrun's store: beside MASTER_PORT, where the launchers of several nodes meet."""
-    return topology.master_port + (topology.nodes > 1)
 
 
 def _process_command(workload: Workload) -> tuple[str, ...]:

@@ -33,11 +33,11 @@ class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
 
 
-def choose_run(plan: Plan, sources: Sources, now: float) -> Run:
+def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool = False) -> Run:
     """Decide where this run lies, without creating anything.
 
-    Raises LaunchError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where there is
-    nothing left to do.
+    Raises LaunchError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
+    there is nothing left to do; with several nodes that is for the workers to see, on all of them.
     """
     resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")
     runs = Path(sources.value("SLIPWAY_RUNS")).absolute()
@@ -47,7 +47,7 @@ def choose_run(plan: Plan, sources: Sources, now: float) -> Run:
         resume = str(Path(resume).absolute())
     if given:
         path = Path(given).absolute()
-        if resume != "auto" and path.is_dir() and any(path.iterdir()):
+        if resume != "auto" and plan.topology.rank == 0 and path.is_dir() and any(path.iterdir()):
             raise LaunchError(
                 f"--run-dir {given} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the run "
                 "in it, or choose another name."
@@ -58,9 +58,9 @@ def choose_run(plan: Plan, sources: Sources, now: float) -> Run:
         path = newest
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
-    if resume == "auto":
+    if resume == "auto" and not finished_is_fine:
         _refuse_finished(path, plan)
-    elif not given:
+    elif resume != "auto" and not given and plan.topology.rank == 0:
         path = _unused(path)
     return Run(path, resume, attempt=read_json(path / RUN_FILE).get("attempt", 0) + 1)
 
@@ -83,6 +83,12 @@ def _refuse_finished(path: Path, plan: Plan) -> None:
         )
 
 
+def newest_step(path: Path) -> int | None:
+    """Return the step of the newest snapshot in a run directory, None without one."""
+    steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
+    return max(steps, default=None)
+
+
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
 
@@ -99,7 +105,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
         (node / "outcome").mkdir(parents=True, exist_ok=True)
         for stale in (node / "stop", node / "honours-stop", *(node / "outcome").iterdir()):
             stale.unlink(missing_ok=True)  # of the attempt before; its verdict is in outcome.json
-        if plan.topology.node_rank == 0:
+        if plan.topology.rank == 0:
             record = read_json(run.path / RUN_FILE)
             record |= {
                 "workload": plan.workload.name,

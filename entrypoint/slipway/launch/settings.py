@@ -32,7 +32,6 @@ class Setting:
     metavar: str = "TEXT"
     flag: bool = False
     aliases: tuple[str, ...] = ()
-    on_command_line: bool = True
 
 
 def _number(low: int, high: int) -> Callable[[str], int]:
@@ -106,7 +105,6 @@ SETTINGS = (
         "gpt --preset tiny",
         str,
         "What `slipway run` trains when no name is given.",
-        on_command_line=False,
     ),
     Setting(
         "SLIPWAY_BACKEND",
@@ -134,6 +132,29 @@ SETTINGS = (
         _number(1, 86_400),
         "Seconds that a stopped job has for its snapshot before it is killed.",
         "S",
+    ),
+    Setting(
+        "SLIPWAY_MUSTER_TIMEOUT",
+        "--muster-timeout",
+        "600",
+        _number(1, 86_400),
+        "Seconds that the nodes of a job wait for each other before it starts.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_TOKEN",
+        "",
+        "",
+        str,
+        "A secret that all nodes of a job share; launchers without it are turned away.",
+    ),
+    Setting(
+        "SLIPWAY_ALLOW_UNEVEN",
+        "--allow-uneven",
+        "0",
+        _switch,
+        "Nodes with different numbers of processes all run the smallest.",
+        flag=True,
     ),
     Setting(
         "SLIPWAY_OVERSUBSCRIBE",

@@ -88,8 +88,8 @@ class Attempt:
         self._stop_passed_on = False
         self._events = b""
 
-    def supervise(self, environ: dict[str, str], lost: Callable[[], bool] = lambda: False) -> Facts:
-        """Run the workload to its end and return what was seen. `lost`: whether another node failed."""
+    def supervise(self, environ: dict[str, str], lost: Callable[[], str]) -> Facts:
+        """Run the workload to its end and return what was seen. `lost` says which other node failed, if any."""
         ooms = count_ooms()
         adopt_orphans()
         logs = self.node_dir / "logs"
@@ -102,10 +102,11 @@ class Attempt:
         while child.poll() is None:
             self._wait(TICK)
             self._look_at_stops()
-            if lost() and self.deadline == float("inf"):
-                self.deadline = time.monotonic() + AFTER_FAILURE
+            if not self.facts.lost and (news := lost()):
+                self.facts.lost = news
+                self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
             if time.monotonic() > self.deadline or self.stops.impatient:
-                self.facts.killed = bool(self.facts.stop) and not self.facts.failures
+                self.facts.killed = bool(self.facts.stop) and not (self.facts.failures or self.facts.lost)
                 send(descendants(os.getpid()), signal.SIGKILL)
         self.facts.status = child.returncode
         self.selector.unregister(ended)

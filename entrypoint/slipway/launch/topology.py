@@ -41,10 +41,12 @@ class Topology:
     processes_per_node: int
     master_addr: str
     master_port: int
+    store_port: int
     backend: str
     device: str
     scheduler: str
     job: str | None
+    runtime: str
     threads: int | None
     process: Process | None
     values: Mapping[str, Value]
@@ -55,6 +57,11 @@ class Topology:
     def level(self) -> str:
         """`node`: this launcher starts torchrun; `process`: somebody else started one launcher per process."""
         return "process" if self.process else "node"
+
+    @property
+    def rank(self) -> int:
+        """0 for the launcher that decides for all: that of node 0, or of process 0."""
+        return self.process.rank if self.process else self.node_rank
 
     @property
     def world_size(self) -> int:
@@ -82,9 +89,14 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     else:
         _refuse_contradictions(sources, readings, values)
     nodes, node_rank = _read_place(values)
+    if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
+        raise LaunchError(
+            f"MASTER_PORT=0 (from {values['MASTER_PORT'].source}) means any free port, but several launchers must know it. "
+            "Give a number, or leave it out for 29500."
+        )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
         raise LaunchError(_master_missing(nodes, readings))
-    if nodes == 1 and not process and values["MASTER_PORT"].source == "default":
+    if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), "a free port, for a single node")
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
@@ -94,10 +106,13 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         processes_per_node=processes,
         master_addr=values["MASTER_ADDR"].value,
         master_port=_number("MASTER_PORT", values),
+        # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
+        store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
         backend=choose_backend(sources, device, processes, devices),
         device=device,
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
+        runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes),
         process=process,
         values=values,

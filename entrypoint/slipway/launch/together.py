@@ -1,0 +1,107 @@
+"""A job of several nodes, seen from one of them: nothing starts before all launchers agree, and all share one verdict."""
+
+import dataclasses
+import importlib.metadata
+import socket
+import time
+from pathlib import Path
+
+from slipway import __version__
+from slipway.launch.errors import LaunchError
+from slipway.launch.job import Job, attempt, conclude, say, stop_word
+from slipway.launch.muster import Card, Go, Muster
+from slipway.launch.plan import make_plan
+from slipway.launch.rundir import Run, choose_run, newest_step
+from slipway.launch.settings import BY_NAME, parse_claim
+from slipway.launch.supervise import Stops
+from slipway.launch.verdict import Outcome, judge
+
+
+def run_together(job: Job, stops: Stops) -> int:
+    """The same for a node among several: nothing starts before all are here and agree, and all share one verdict."""
+    topology = job.plan.topology
+    allow_uneven = BY_NAME["SLIPWAY_ALLOW_UNEVEN"]
+    run, problem = Run(Path(), "none", 1), ""
+    if topology.node_rank == 0:
+        try:
+            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
+        except LaunchError as error:
+            problem = str(error)  # the others learn it, too, instead of waiting for a node 0 that never comes
+    runs = Path(job.sources.value("SLIPWAY_RUNS")).absolute()
+    with Muster(
+        node_rank=topology.node_rank,
+        nodes=topology.nodes,
+        address=topology.master_addr,
+        port=topology.master_port,
+        timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
+        patience=job.seconds("SLIPWAY_GRACE_SECONDS") + 40,
+        folder=runs,
+        say=say,
+        token=job.sources.value("SLIPWAY_TOKEN"),
+        allow_uneven=bool(parse_claim(allow_uneven, job.sources.claims(allow_uneven)[0])),
+    ) as muster:
+        go = muster.join(make_card(job, run, problem), lambda: stops.first is not None)
+        if go is None:
+            outcome = Outcome(topology.node_rank, socket.gethostname(), stop_word(stops), time.time())
+            return conclude(judge([outcome]), topology.node_rank, None)
+        for note in go.notes:
+            say(note)
+        job, run = agree(job, run, go, runs)
+        outcome = attempt(job, run, stops, lambda: lost_node(muster))
+        verdict = muster.report(outcome, lambda: stops.impatient)
+    return conclude(verdict, topology.node_rank, None if go.shared and topology.node_rank else run)
+
+
+def make_card(job: Job, run: Run, problem: str) -> Card:
+    """What this launcher says of itself to the others."""
+    topology = job.plan.topology
+    return Card(
+        node_rank=topology.node_rank,
+        nodes=str(topology.nodes),
+        host=socket.gethostname(),
+        workload=job.plan.workload.name,
+        arguments=job.plan.arguments,
+        processes=topology.processes_per_node,
+        backend=topology.backend,
+        version=__version__,
+        run=run.path.name,
+        gpus=tuple(gpu.name for gpu in job.devices.gpus),
+        driver=job.devices.driver or None,
+        torch=installed("torch"),
+        nccl=installed("nvidia-nccl-cu12"),
+        job=topology.job,
+        data=job.data,
+        snapshot=newest_step(run.path),
+        attempt=run.attempt - 1,
+        runtime=topology.runtime,
+        problem=problem,
+    )
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, found without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def agree(job: Job, run: Run, go: Go, runs: Path) -> tuple[Job, Run]:
+    """The job and the run directory as all nodes agreed on them."""
+    own = job.sources.value("SLIPWAY_RUN_DIR")
+    path = run.path if go.node_rank == 0 else Path(own).absolute() if own else runs / go.run
+    topology = dataclasses.replace(
+        job.plan.topology, processes_per_node=go.processes, master_addr=go.address, store_port=go.port
+    )
+    plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
+    named = job.environ.get("NCCL_SOCKET_IFNAME"), job.environ.get("GLOO_SOCKET_IFNAME")
+    if go.interface and not any(named):
+        interface = {"NCCL_SOCKET_IFNAME": go.interface, "GLOO_SOCKET_IFNAME": go.interface}
+        plan = dataclasses.replace(plan, env={**plan.env, **interface})
+    return dataclasses.replace(job, plan=plan), dataclasses.replace(run, path=path, attempt=go.attempt)
+
+
+def lost_node(muster: Muster) -> str:
+    """Which other node failed or is lost, empty while all are well."""
+    news = muster.news
+    return f"node {news.node_rank} ({news.host}): {news.evidence or news.word}" if news else ""

@@ -1,0 +1,93 @@
+"""A `slipway` process under test, and a user's own program for it to start."""
+
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+
+PATIENCE = 120.0  # s; a machine under load needs many seconds for two imports of torch
+
+
+@dataclass
+class Launcher:
+    """A running `slipway` and all it has said so far, stdout and stderr together."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, words: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while words not in self.text:
+            assert time.monotonic() < until, f"never said {words!r}:\n{self.text}"
+            assert self.process.poll() is None or words in self.text, f"ended without {words!r}:\n{self.text}"
+            time.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, timeout: float = PATIENCE) -> int:
+        code = self.process.wait(timeout)
+        self.reader.join(10)
+        return code
+
+    @property
+    def closing(self) -> list[str]:
+        """What the launcher itself said."""
+        return [line[9:].rstrip() for line in self.lines if line.startswith("slipway: ")]
+
+    def read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as stream:
+            for line in stream:
+                self.lines.append(line)
+
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+
+OWN_SCRIPT = '''
+import argparse, os, signal, sys, time
+import torch, torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--its-own")
+parser.add_argument("--flags", action="store_true")
+parser.add_argument("--then", default="finish")
+args = parser.parse_args()
+defaults = all(signal.getsignal(n) == signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGUSR1))
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(f"sum {ones.item():.0f} {args.its_own} {args.flags} default-signals {defaults}", flush=True)
+last = dist.get_rank() == dist.get_world_size() - 1
+if args.then.startswith("exit-") and last:
+    os._exit(int(args.then[5:]))
+if args.then == "raise" and last:
+    dist.destroy_process_group()  # gloo may abort a process that ends with one
+    raise ValueError("boom")
+if args.then == "kill" and last:
+    os.kill(os.getpid(), signal.SIGKILL)
+if args.then == "eat" and last:
+    eaten = []
+    while True:
+        eaten.append(os.urandom(1 << 24))
+if args.then == "wait":
+    print("pid", os.getpid(), flush=True)
+    time.sleep(300)
+if args.then == "save":
+    def save(number, frame):
+        open(f"saved-{dist.get_rank()}", "w").write(signal.Signals(number).name)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("waiting", flush=True)
+    time.sleep(300)
+if args.then != "finish":
+    dist.barrier()
+dist.destroy_process_group()
+'''

@@ -1,0 +1,141 @@
+"""A user's own program runs unchanged, and the end of it is told truly."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Run = Callable[..., Launcher]
+
+
+def test_a_plain_script_runs_unchanged_with_its_own_flags(slipway: Run, script: Path) -> None:
+    job = slipway("run", "--nproc-per-node", "2", "own.py", "--its-own=x", "--flags")
+    assert job.end() == 0, job.text
+    assert job.text.count("sum 2 x True default-signals True") == 2
+    assert "1 node × 2 CPU processes = 2 processes (inside your script WORLD_SIZE is 2)" in job.text
+
+
+def test_its_output_has_the_rank_in_front_and_a_log_file_per_rank(slipway: Run, script: Path) -> None:
+    job = slipway("own.py", NPROC_PER_NODE="2")
+    assert "[0:0] sum 2" in job.text
+    assert "[0:1] sum 2" in job.text
+    logs = sorted(script.parent.glob("runs/own-*/node-0/logs/rank-*.log"))
+    assert [log.name for log in logs] == ["rank-0.log", "rank-1.log"]
+    assert "sum 2" in logs[1].read_text()
+
+
+def test_a_rank_that_is_alone_is_passed_through_plain(slipway: Run, script: Path) -> None:
+    job = slipway("own.py", NPROC_PER_NODE="1")
+    assert "\nsum 1 None False" in job.text
+
+
+def test_a_module_runs_like_a_script(slipway: Run, script: Path) -> None:
+    job = slipway("-m", "own", "--its-own=y", NPROC_PER_NODE="2")
+    assert job.end() == 0, job.text
+    assert "sum 2 y" in job.text
+
+
+ENDS = {
+    "exit-3": ("rank 1", "exit code 3"),
+    "exit-75": ("rank 1", "exit code 75"),
+    "raise": ("rank 1", "ValueError: boom"),
+    "kill": ("rank 1", "SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("then", ENDS)
+def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(slipway: Run, script: Path, then: str) -> None:
+    job = slipway("own.py", "--then", then, NPROC_PER_NODE="2")
+    assert job.end() == 1, job.text
+    cause = job.closing[2:]
+    for word in ENDS[then]:
+        assert any(word in line for line in cause), cause
+    assert not any("out of memory" in line for line in cause)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[tuple[str, ...]]:
+    """A memory cgroup of 1 GiB, v2 or v1; yields the words that start a command inside it."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    top, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
+    folder = top / f"slipway-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(1 << 30))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
+    until = time.monotonic() + 20
+    while folder.is_dir() and time.monotonic() < until:
+        try:
+            folder.rmdir()
+        except OSError:
+            time.sleep(0.1)
+
+
+def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path, small_memory: tuple[str, ...]) -> None:
+    job = slipway("own.py", "--then", "eat", before=small_memory, NPROC_PER_NODE="2")
+    assert job.end() == 1, job.text
+    assert any("out of memory" in line for line in job.closing), job.closing
+
+
+def test_a_script_that_handles_sigterm_gets_it_at_once_and_may_save(start: Run, script: Path) -> None:
+    job = start("own.py", "--then", "save", NPROC_PER_NODE="2")
+    job.wait_for("[0:0] waiting")
+    job.wait_for("[0:1] waiting")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert (script.parent / "saved-0").read_text() == "SIGTERM"
+    assert (script.parent / "saved-1").read_text() == "SIGTERM"
+
+
+def test_a_script_without_a_handler_ends_by_the_signal_and_is_called_stopped(start: Run, script: Path) -> None:
+    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+    job.wait_for("[0:1] pid")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+
+
+def _pids(job: Launcher) -> list[int]:
+    return [int(line.split()[-1]) for line in job.lines if "pid" in line]
+
+
+def _gone(pids: list[int]) -> bool:
+    until = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, script: Path) -> None:
+    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+    job.wait_for("[0:0] pid")
+    job.wait_for("[0:1] pid")
+    job.signal(signal.SIGKILL)
+    job.end()
+    assert len(_pids(job)) == 2
+    assert _gone(_pids(job))
+
+
+def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, script: Path) -> None:
+    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+    job.wait_for("[0:0] pid")
+    job.wait_for("[0:1] pid")
+    parent = int(Path(f"/proc/{_pids(job)[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    assert job.end() == 1, job.text
+    assert _gone(_pids(job))
+    assert any("torchrun was ended by SIGKILL" in line for line in job.closing), job.closing

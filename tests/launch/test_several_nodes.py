@@ -1,0 +1,146 @@
+"""Several launchers on one machine, each a node of its own: they find each other, agree, and end with one verdict."""
+
+import json
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Start = Callable[..., Launcher]
+
+
+@pytest.fixture
+def node(start: Start) -> Callable[..., Launcher]:
+    """Start one node of a job whose nodes all live on this machine; `nodes` and `rank` count them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+
+    def launch(rank: int, nodes: int, *words: str, **variables: str) -> Launcher:
+        contract = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
+        return start(*words, **{"NPROC_PER_NODE": "1", **contract, **variables})
+
+    return launch
+
+
+Node = Callable[..., Launcher]
+
+
+def test_two_launchers_train_linear_together_and_both_finish(node: Node, tmp_path: Path) -> None:
+    jobs = [node(rank, 2, "linear", "--epochs", "1") for rank in (1, 0)]
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert "2 nodes × 1 CPU process = 2 processes" in jobs[0].text
+    assert len(list(tmp_path.glob("runs/linear-*"))) == 1
+    assert "[1:1] " in jobs[0].text, "each node's local rank 0 reports its own loss"
+
+
+def test_nodes_with_own_folders_need_no_shared_file_system(node: Node, tmp_path: Path) -> None:
+    words = ("linear", "--epochs", "1", "--runs")
+    jobs = [node(rank, 2, *words, f"disk-{rank}") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    names = [[path.name for path in (tmp_path / f"disk-{rank}").glob("linear-*")] for rank in (0, 1)]
+    assert names[0] == names[1], "node 0 tells the run's name"
+    outcomes = [json.loads(next((tmp_path / f"disk-{rank}").glob("*/outcome.json")).read_text()) for rank in (0, 1)]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_missing_node_is_named_and_all_that_came_end_with_76(node: Node) -> None:
+    jobs = [node(rank, 4, "linear", SLIPWAY_MUSTER_TIMEOUT="8") for rank in (0, 1, 3)]
+    assert [job.end() for job in jobs] == [76, 76, 76], jobs[0].text
+    for job in jobs:
+        assert "waiting for nodes: 3 of 4" in job.text
+        assert "missing node rank 2" in job.text
+        assert "torchrun" not in job.text
+
+
+def test_different_arguments_end_with_78_and_a_table_on_both(node: Node, tmp_path: Path) -> None:
+    jobs = [node(rank, 2, "linear", "--epochs", str(rank + 1)) for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text
+    for job in jobs:
+        assert "differ in arguments" in job.text
+        assert "--epochs 1" in job.text
+        assert "--epochs 2" in job.text
+    assert not list(tmp_path.glob("runs/*/node-*/logs")), "nothing was started"
+
+
+def test_different_world_sizes_end_with_78_on_both(node: Node) -> None:
+    jobs = [node(0, 2, "linear"), node(1, 3, "linear")]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text
+    assert all("WORLD_SIZE counts nodes" in job.text for job in jobs)
+
+
+def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: Node) -> None:
+    job = node(1, 2, "linear", MASTER_ADDR="no-such-host.invalid", SLIPWAY_MUSTER_TIMEOUT="3")
+    assert job.end() == 76, job.text
+    assert "no-such-host.invalid does not resolve" in job.text
+
+
+def test_uneven_nodes_are_refused_or_run_with_the_smallest_count(node: Node) -> None:
+    jobs = [node(rank, 2, "linear", "--epochs", "1", NPROC_PER_NODE=str(rank + 1)) for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text
+    assert "--allow-uneven" in jobs[0].text
+    words = ("linear", "--epochs", "1", "--allow-uneven")
+    jobs = [node(rank, 2, *words, NPROC_PER_NODE=str(rank + 1)) for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert "[1:2]" not in jobs[1].text
+
+
+def test_a_wrong_token_is_turned_away(node: Node) -> None:
+    jobs = [node(rank, 2, "linear", SLIPWAY_TOKEN=f"canary-{rank}", SLIPWAY_MUSTER_TIMEOUT="4") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [76, 78], jobs[0].text + jobs[1].text
+    assert "SLIPWAY_TOKEN" in jobs[1].text
+    assert "canary" not in jobs[0].text + jobs[1].text
+
+
+def test_an_exception_on_one_node_is_the_first_cause_on_all(node: Node, script: Path) -> None:
+    jobs = [node(rank, 2, "own.py", "--then", "raise") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
+    blocks = [job.closing[-4:] for job in jobs]
+    assert blocks[0] == blocks[1]
+    said = "\n".join(jobs[0].closing)
+    assert "node 1" in said
+    assert "rank 1" in said
+    assert "ValueError: boom" in said
+
+
+def test_a_configuration_error_on_node_0_reaches_the_others(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("kept")
+    jobs = [node(rank, 2, "linear", "--run-dir", "full") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
+    assert all("is not empty" in job.text for job in jobs)
+
+
+def test_a_stop_on_one_node_stops_the_job_on_all_with_a_snapshot(node: Node, tmp_path: Path) -> None:
+    jobs = [node(rank, 2, "gpt", "--steps", "100000", "--log-every", "1") for rank in (0, 1)]
+    jobs[0].wait_for("step 3/")
+    jobs[1].signal(signal.SIGTERM)
+    assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+    assert len(list(tmp_path.glob("runs/*/snapshots/step-*"))) == 1
+
+
+def test_a_launcher_that_is_killed_is_known_on_the_other_node(node: Node) -> None:
+    jobs = [node(rank, 2, "gpt", "--steps", "100000", "--log-every", "1") for rank in (0, 1)]
+    jobs[0].wait_for("step 3/")
+    jobs[1].signal(signal.SIGKILL)
+    assert jobs[0].end() == 76, jobs[0].text
+    assert "a node was lost: node 1" in jobs[0].text
+
+
+def test_a_stop_while_waiting_for_others_ends_at_once(node: Node) -> None:
+    job = node(0, 2, "linear")
+    job.wait_for("waiting for nodes: 1 of 2")
+    job.signal(signal.SIGTERM)
+    assert job.end(20) == 75, job.text
+
+
+def test_a_port_in_use_is_refused_with_its_holder(node: Node) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        job = node(0, 2, "linear", MASTER_PORT=str(holder.getsockname()[1]))
+        assert job.end() == 78, job.text
+    assert "pytest" in job.text, "the process that holds the port is named"

@@ -1,0 +1,109 @@
+"""Slipway's own workloads stop on request: a snapshot, the right exit code, and a resume that goes on from it."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Run = Callable[..., Launcher]
+ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1")
+
+
+def snapshots(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("runs/*/snapshots/step-*"))
+
+
+def last_step(folder: Path) -> int:
+    return int(snapshots(folder)[-1].removeprefix("step-"))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 79)], ids=lambda value: str(value)
+)
+def test_a_stop_leaves_a_snapshot_and_says_what_it_was(start: Run, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("step 3/")
+    job.signal(number)
+    assert job.end() == code, job.text
+    assert len(snapshots(tmp_path)) == 1
+    assert any(number.name in line for line in job.closing), job.closing
+    outcome = json.loads(next(tmp_path.glob("runs/*/outcome.json")).read_text())
+    assert outcome["code"] == code
+
+
+def test_a_stop_that_reaches_every_process_saves_as_well(start: Run, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("step 3/")
+    for pid in _family(job.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert len(snapshots(tmp_path)) == 1
+
+
+def test_two_stops_in_a_row_count_as_one(start: Run, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("step 3/")
+    job.signal(signal.SIGTERM)
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert len(snapshots(tmp_path)) == 1
+
+
+def test_a_stop_before_the_workers_have_started_ends_at_once(start: Run) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("run directory")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+
+
+def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(start: Run, slipway: Run, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("step 3/")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    stopped_at = last_step(tmp_path)
+    steps = str(stopped_at + 5)
+    again = slipway("gpt", "--preset", "tiny", "--steps", steps, "--log-every", "1", "--resume", "auto", NPROC_PER_NODE="2")
+    assert again.end() == 0, again.text
+    assert f"step {stopped_at + 1}/{steps}" in again.text
+    assert f"step {stopped_at}/{steps}" not in again.text
+    assert last_step(tmp_path) == stopped_at + 5
+    assert len(list(tmp_path.glob("runs/*"))) == 1
+
+
+def test_resume_auto_on_a_finished_run_says_so_and_is_content(slipway: Run, tmp_path: Path) -> None:
+    words = ("linear", "--epochs", "1", "--run-dir", "done")
+    assert slipway(*words).end() == 0
+    again = slipway(*words, "--resume", "auto")
+    assert again.end() == 0, again.text
+    assert "is finished" in again.text
+
+
+def test_a_run_directory_in_use_is_never_overwritten(slipway: Run, tmp_path: Path) -> None:
+    words = ("linear", "--epochs", "1", "--run-dir", "mine")
+    assert slipway(*words).end() == 0
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "mine").rglob("*"))
+    again = slipway(*words)
+    assert again.end() == 78, again.text
+    assert "--resume auto" in again.text
+    assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "mine").rglob("*")) == before
+
+
+def _family(pid: int) -> list[int]:
+    children = [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and _parent(folder) == pid
+    ]
+    return [pid, *(member for child in children for member in _family(child))]
+
+
+def _parent(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
