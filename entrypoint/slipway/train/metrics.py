@@ -1,0 +1,108 @@
+"""What a run leaves for machines (`metrics.jsonl`) and what it shows people (lines or a progress bar)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+def keep_metrics(path: Path, step: int) -> None:
+    """Drop from a metrics file what lies after `step`, where training goes on: those steps will be taken again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a crash while it was written
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text("".join(f"{line}\n" for line in kept))
+    temporary.replace(path)
+
+
+class MetricsFile:
+    """JSON lines, each with `time` (Unix seconds) and `step`; nothing is written where `path` is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Append to `path`. Raises OSError."""
+        self._file: TextIO | None = path.open("a", buffering=1) if path else None
+
+    def write(self, step: int, **values: float) -> None:
+        """Add a line. Raises OSError."""
+        if self._file:
+            self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+class Progress:
+    """Lines with loss, throughput and time left; on a terminal a bar as well."""
+
+    def __init__(self, total: int, step: int, speaks: bool, bar: bool, unit: str, units_per_step: int) -> None:
+        """Begin at `step` of `total`, each worth `units_per_step` of `unit` (as in `tokens`)."""
+        self._total = total
+        self._speaks = speaks
+        self._unit = unit
+        self._units_per_step = units_per_step
+        self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True) if bar else None
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Measure throughput from here on: what just happened was not training."""
+        self._since = (step, time.perf_counter())
+
+    def advance(self) -> None:
+        """Move the bar by a step."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def report(self, step: int, text: str) -> float:
+        """Print where training stands; returns units per second since the last report or restart."""
+        steps, seconds = step - self._since[0], time.perf_counter() - self._since[1]
+        rate = steps / max(seconds, 1e-9)
+        left = clock((self._total - step) / rate) if rate else "?"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{text}, {short(rate * self._units_per_step)} {self._unit}/s")
+        else:
+            self.say(
+                f"step {step}/{self._total}  {text}  {short(rate * self._units_per_step)} {self._unit}/s  {left} left"
+            )
+        self.restart(step)
+        return rate * self._units_per_step
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        elif self._speaks:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def clock(seconds: float) -> str:
+    """A duration as people write it: 0:42, 1:07:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(number: float) -> str:
+    """A number with three digits and a unit prefix: 950, 55.3k, 1.21M."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{prefix}"
+    return f"{number:.3g}"

@@ -1,0 +1,42 @@
+"""Where a worker stands in its job, as torchrun and the launcher say in its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment says: numbers as torchrun counts them, folders as the launcher made them."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node_rank: int
+    run_dir: Path
+    node_dir: Path
+    backend: str
+    device: str
+    resume: str
+    bar: bool
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """The worker's place. Raises SystemExit with what to type where the launcher did not start this process."""
+    missing = [name for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_NODE_DIR") if not environ.get(name)]
+    if missing:
+        raise SystemExit(f"{missing[0]} is not set; workloads are started by the launcher: slipway run WORKLOAD")
+    return Place(
+        rank=int(environ.get("RANK", "0")),
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        node_rank=int(environ.get("GROUP_RANK", "0")),
+        run_dir=Path(environ["SLIPWAY_RUN_DIR"]),
+        node_dir=Path(environ["SLIPWAY_NODE_DIR"]),
+        backend=environ.get("SLIPWAY_BACKEND", "gloo"),
+        device=environ.get("SLIPWAY_DEVICE", "cpu"),
+        resume=environ.get("SLIPWAY_RESUME", "none"),
+        bar=environ.get("SLIPWAY_PROGRESS") == "bar",
+    )

@@ -1,0 +1,89 @@
+"""Starts workers the way the launcher does: in this process for one, through torchrun for several."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from training_jobs import (
+    PATIENCE,
+    Run,
+    free_port,
+    raise_stop_flag,
+    wait_for_metrics,
+    worker_environment,
+    youngest_child,
+)
+
+import slipway
+from slipway.train.context import open_context
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the workers have, so that sums are taken in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Run]:
+    """Train a workload in this process. Keywords: `folder` (a name), `resume`."""
+
+    def start(workload: str, *args: object, folder: str = "run", resume: str = "none") -> Run:
+        path = tmp_path / folder
+        code = 0
+        try:
+            with open_context(worker_environment(path, resume)) as context:
+                import_module(f"slipway.train.workloads.{workload}").train(context, [str(arg) for arg in args])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        return Run(path, code, "")
+
+    return start
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Callable[..., Run]:
+    """Train a workload on two processes. Keywords: `folder` (a name), `resume`, `stop` or `kill` one in the middle."""
+
+    def start(
+        workload: str,
+        *args: object,
+        folder: str = "pair",
+        resume: str = "none",
+        stop: bool = False,
+        kill: bool = False,
+    ) -> Run:
+        path = tmp_path / folder
+        environment = {**os.environ, **worker_environment(path, resume)}
+        environment["PYTHONPATH"] = str(Path(slipway.__file__).parents[1])
+        # As the launcher does it: torchrun and its workers ignore these signals.
+        command = ["/bin/sh", "-c", "trap '' TERM INT USR1; exec \"$@\"", "sh"]
+        command += [sys.executable, "-m", "torch.distributed.run", "--signals-to-handle", "SIGHUP,SIGQUIT"]
+        command += ["--nproc-per-node", "2"]
+        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        command += ["-m", f"slipway.train.workloads.{workload}", *map(str, args)]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as job:
+            if stop or kill:
+                wait_for_metrics(path, job)
+            if stop:
+                raise_stop_flag(path)
+            if kill:
+                os.kill(youngest_child(job.pid), signal.SIGKILL)
+            output, _ = job.communicate(timeout=PATIENCE)
+        (path / "node-0" / "stop").unlink(missing_ok=True)
+        return Run(path, job.returncode, output)
+
+    return start

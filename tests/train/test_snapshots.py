@@ -1,0 +1,210 @@
+"""Snapshots: what is written comes back, and what is damaged is noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from training_jobs import Run
+
+from slipway.train import snapshot as module
+from slipway.train.snapshot import (
+    NewerFormatError,
+    Snapshot,
+    SnapshotError,
+    list_snapshots,
+    load_newest,
+    load_snapshot,
+    save_snapshot,
+    verify_snapshot,
+)
+
+
+def make_snapshot(step: int) -> Snapshot:
+    model = {
+        "matrix": torch.arange(12, dtype=torch.float32).view(3, 4).t() * step,
+        "half": torch.randn(5).bfloat16(),
+        "scalar": torch.tensor(float(step)),
+        "nothing": torch.empty(0, 4),
+        "flags": torch.tensor([True, False]),
+    }
+    return Snapshot(step, {"position": 7 * step}, {"model": model, "optimizer": {}, "rng": {"0.cpu": torch.arange(9)}})
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(bytes(content))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES: list[Callable[[Path], None]] = [truncate, flip_a_bit, Path.unlink, empty]
+FILES = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "manifest.json"]
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    written = make_snapshot(3)
+    path = save_snapshot(tmp_path, written, keep=1)
+    read = load_snapshot(path)
+    assert path.name == "step-00000003"
+    assert (read.step, read.state) == (3, {"position": 21})
+    assert read.tensors.keys() == written.tensors.keys()
+    for stem, tensors in written.tensors.items():
+        assert read.tensors[stem].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert read.tensors[stem][name].dtype == tensor.dtype
+            assert torch.equal(read.tensors[stem][name], tensor)
+    assert set(load_file(path / "model.safetensors")) == set(written.tensors["model"])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_snapshot_is_skipped_with_the_reason(
+    tmp_path: Path, damage: Callable[[Path], None], file: str
+) -> None:
+    for step in (1, 2):
+        save_snapshot(tmp_path, make_snapshot(step), keep=2)
+    damage(tmp_path / "step-00000002" / file)
+    warnings: list[str] = []
+    found = load_newest(tmp_path, warnings.append)
+    assert found is not None
+    assert found[1].step == 1
+    assert len(warnings) == 1
+    assert "step-00000002" in warnings[0]
+    assert file in warnings[0]
+    with pytest.raises(SnapshotError, match=file):
+        load_snapshot(tmp_path / "step-00000002")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["whole", *(damage.__name__ for damage in DAMAGES)]), min_size=1, max_size=4))
+def test_the_newest_whole_snapshot_is_found_whatever_happened_to_the_others(
+    tmp_path_factory: pytest.TempPathFactory, states: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("snapshots")
+    for step in range(len(states)):
+        save_snapshot(folder, make_snapshot(step), keep=len(states))
+    for step, state in enumerate(states):
+        for damage in DAMAGES:
+            if damage.__name__ == state:
+                damage(folder / f"step-{step:08d}" / FILES[step % len(FILES)])
+    warnings: list[str] = []
+    found = load_newest(folder, warnings.append)
+    whole = [step for step, state in enumerate(states) if state == "whole"]
+    assert (found[1].step if found else None) == (max(whole) if whole else None)
+    assert len(warnings) == len(states) - 1 - (max(whole) if whole else -1)
+    shutil.rmtree(folder)
+
+
+def test_a_manifest_of_another_step_is_noticed(tmp_path: Path) -> None:
+    path = save_snapshot(tmp_path, make_snapshot(3), keep=1)
+    with pytest.raises(SnapshotError, match="belongs to step 3"):
+        verify_snapshot(path.rename(tmp_path / "step-00000009"))
+
+
+def test_a_newer_format_is_refused_instead_of_losing_steps(tmp_path: Path) -> None:
+    for step in (1, 2):
+        path = save_snapshot(tmp_path, make_snapshot(step), keep=2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(NewerFormatError, match="format 2, this version of slipway reads up to 1"):
+        load_newest(tmp_path, pytest.fail)
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save_snapshot(tmp_path, make_snapshot(step), keep=2)
+    assert [path.name for path in list_snapshots(tmp_path)] == ["step-00000010", "step-00000003"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_is_deleted_before_the_new_one_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_snapshot(tmp_path, make_snapshot(1), keep=1)
+
+    def lie(*_: object) -> list[str]:
+        raise SnapshotError("the disk lies")
+
+    monkeypatch.setattr(module, "verify_snapshot", lie)
+    with pytest.raises(SnapshotError):
+        save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    assert tmp_path / "step-00000001" in list_snapshots(tmp_path)
+
+
+def test_a_damaged_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    save_snapshot(tmp_path, make_snapshot(5), keep=1)
+    truncate(tmp_path / "step-00000005" / "model.safetensors")
+    save_snapshot(tmp_path, make_snapshot(5), keep=1)
+    verify_snapshot(tmp_path / "step-00000005")
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_crash_while_writing_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    save_snapshot(tmp_path, make_snapshot(1), keep=1)
+    done = 0
+
+    def crash(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    def write(path: Path, chunks: object) -> object:
+        nonlocal done
+        if done == after:
+            raise KeyboardInterrupt
+        done += 1
+        return real(path, chunks)  # type: ignore[arg-type]
+
+    real = module.write_file
+    monkeypatch.setattr(module, "write_file", write)
+    if after == 5:
+        monkeypatch.setattr(module, "sync_folder", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    monkeypatch.undo()
+    found = load_newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found[1].step == 1
+    save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_a_job_goes_on_from_the_snapshot_before_a_damaged_one(
+    train: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--dataset-size", 256, "--steps", 30, "--save-every", 10, "--log-every", 1)
+    whole = train("linear", *options)
+    before, steps = whole.tensors("model", "rng"), [line["step"] for line in whole.metrics]
+    flip_a_bit(whole.folder / "snapshots" / "step-00000030" / "model.safetensors")
+    again = train("linear", *options, resume="auto")
+    printed = capsys.readouterr()
+    assert "skipping the damaged snapshot step-00000030" in printed.err
+    assert "going on from" in printed.out
+    assert again.snapshots == ["step-00000030", "step-00000020"]
+    assert [line["step"] for line in again.metrics] == steps
+    after = again.tensors("model", "rng")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_a_damaged_snapshot_that_was_named_is_an_error(
+    train: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train("linear", "--steps", 3, folder="first")
+    empty(first.folder / "snapshots" / "step-00000003" / "model.safetensors")
+    named = str(first.folder / "snapshots" / "step-00000003")
+    second = train("linear", "--steps", 3, folder="second", resume=named)
+    assert second.outcomes[0]["outcome"] == "no-progress"
+    assert "model.safetensors has 0 bytes" in second.outcomes[0]["message"]

@@ -1,0 +1,280 @@
+"""Whole jobs on one and two processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from training_jobs import Run, raise_stop_flag, worker_environment
+
+from slipway.train.context import Context
+from slipway.train.group import leave_group
+from slipway.train.loop import divide_batch, prepare, take_step
+from slipway.train.options import ConfigurationError, parse
+from slipway.train.place import read_place
+from slipway.train.workloads.linear import make_task
+
+Start = Callable[..., Run]
+
+LINEAR = ("--dataset-size", 512, "--batch-size", 32, "--epochs", 2)
+GPT = (
+    "--layers", 2, "--heads", 2, "--embed", 32, "--context", 32, "--batch-size", 8, "--warmup", 4,
+    "--eval-samples", 33, "--sample-tokens", 4,
+)  # fmt: skip
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((tensor.double() - other[name].double()).abs().max()) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_two_processes_with_half_the_batch_reach_the_weights_of_one(
+    train: Start, torchrun: Start, accumulate: int
+) -> None:
+    alone = train("linear", *LINEAR)
+    pair = torchrun("linear", *LINEAR, "--accumulate", accumulate)
+    assert (alone.exit_code, pair.exit_code) == (0, 0), pair.output
+    assert largest_difference(alone.tensors(), pair.tensors()) < 1e-5
+    assert pair.metrics[-1]["val_loss"] == pytest.approx(alone.metrics[-1]["val_loss"], abs=1e-6)
+    assert pair.metrics[-2]["loss"] == pytest.approx(alone.metrics[-2]["loss"], abs=1e-5)
+
+
+def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_path: Path) -> None:
+    context = Context(read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None)
+    options = parse("linear", ["--accumulate", "4"])
+    training = prepare(make_task(options, context.device), options, context)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        training.parallel = DistributedDataParallel(training.model)
+        exchanges = []
+
+        def count(_, bucket):  # type: ignore[no-untyped-def]  # torch wants these annotations unquoted or not at all
+            exchanges.append(bucket)
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        training.parallel.register_comm_hook(None, count)
+        take_step(training)
+        assert len(exchanges) == 1
+    finally:
+        del training
+        leave_group()
+
+
+def test_a_gpt_on_two_processes_reaches_the_weights_of_one(train: Start, torchrun: Start) -> None:
+    # One validation sample: one of the two processes has nothing to evaluate.
+    options = (*GPT, "--precision", "fp32", "--steps", 6, "--lr", 1e-4, "--eval-samples", 1)
+    alone, pair = train("gpt", *options), torchrun("gpt", *options, "--accumulate", 2)
+    assert (alone.exit_code, pair.exit_code) == (0, 0), pair.output
+    assert largest_difference(alone.tensors(), pair.tensors()) < 1e-5
+    assert pair.metrics[-1]["val_loss"] == pytest.approx(alone.metrics[-1]["val_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("linear", ("--dataset-size", 512, "--steps", 1500, "--log-every", 20, "--accumulate", 2)),
+        ("gpt", (*GPT, "--steps", 120, "--log-every", 5, "--dropout", 0.1, "--accumulate", 2, "--precision", "fp32")),
+    ],
+)
+def test_a_stopped_job_resumes_and_ends_bit_for_bit_like_one_that_was_not_stopped(
+    torchrun: Start, workload: str, options: tuple[object, ...]
+) -> None:
+    whole = torchrun(workload, *options, folder="whole")
+    stopped = torchrun(workload, *options, stop=True)
+    assert (whole.exit_code, stopped.exit_code) == (0, 0), stopped.output
+    assert [outcome["outcome"] for outcome in stopped.outcomes] == ["stopped", "stopped"]
+    step = stopped.outcomes[0]["step"]
+    assert 0 < step < whole.outcomes[0]["step"]
+    assert [outcome["snapshot"] for outcome in stopped.outcomes] == [f"step-{step:08d}"] * 2
+    assert stopped.tensors()
+
+    resumed = torchrun(workload, *options, resume="auto")
+    assert resumed.exit_code == 0, resumed.output
+    assert "going on from" in resumed.output
+    assert [outcome["outcome"] for outcome in resumed.outcomes] == ["finished", "finished"]
+    files = ("model", "optimizer", "rng")
+    assert largest_difference(whole.tensors(*files), resumed.tensors(*files)) == 0
+    assert [line["step"] for line in resumed.metrics] == [line["step"] for line in whole.metrics]
+    assert resumed.metrics[-1]["val_loss"] == whole.metrics[-1]["val_loss"]
+
+
+def test_two_processes_go_on_where_one_stopped(train: Start, torchrun: Start) -> None:
+    whole = train("linear", *LINEAR, folder="whole")
+    first = train("linear", "--dataset-size", 512, "--batch-size", 32, "--steps", 13, folder="pair")
+    assert first.exit_code == 0
+    resumed = torchrun("linear", *LINEAR, folder="pair", resume="auto")
+    assert resumed.exit_code == 0, resumed.output
+    assert largest_difference(whole.tensors(), resumed.tensors()) < 1e-5
+
+
+def test_a_killed_process_leaves_its_peer_with_that_reason(torchrun: Start) -> None:
+    run = torchrun("linear", "--steps", 1_000_000, kill=True)
+    assert run.exit_code == 1
+    assert [(outcome["outcome"], outcome["step"] > 0) for outcome in run.outcomes] == [("peer", True)], run.output
+    assert "another process of this job went away" in run.output
+
+
+def test_fp16_without_a_gpu_is_the_users_mistake(torchrun: Start) -> None:
+    run = torchrun("linear", *LINEAR, "--precision", "fp16")
+    assert run.exit_code == 1
+    assert {outcome["outcome"] for outcome in run.outcomes} == {"configuration"}
+    assert "type --precision bf16 or --precision fp32" in run.output
+    assert "Traceback" not in run.output.partition("torch/distributed/elastic")[0]
+
+
+@pytest.mark.parametrize("word", ["stopped", "cancelled"])
+def test_the_stop_flag_says_how_the_job_ends(train: Start, tmp_path: Path, word: str) -> None:
+    raise_stop_flag(tmp_path / "run", word)
+    run = train("linear", *LINEAR)
+    assert run.exit_code == 0
+    assert run.outcomes[0]["outcome"] == word
+    assert run.snapshots == ["step-00000000"]
+
+
+def test_linear_learns(train: Start) -> None:
+    run = train("linear", "--epochs", 5, "--log-every", 10_000)
+    assert run.metrics[-1]["accuracy"] > 0.97
+    assert [line["epoch"] for line in run.metrics if "epoch" in line] == [1, 2, 3, 4, 5]
+
+
+def test_gpt_learns_from_the_standard_library(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("gpt", *GPT, "--steps", 150, "--eval-every", 50, "--log-every", 50, "--lr", 0.01)
+    losses = [line["val_loss"] for line in run.metrics if "val_loss" in line]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 3.2 < 5.5  # 5.55 nats per byte is what knowing nothing costs
+    assert run.metrics[-1]["bits_per_byte"] == pytest.approx(losses[-1] / 0.6931472)
+    printed = capsys.readouterr().out
+    assert "bits per byte" in printed
+    assert "def " in printed
+    assert str(run.folder) in printed
+
+
+def test_the_schedule_and_the_epochs_are_written_down(train: Start) -> None:
+    run = train("linear", *LINEAR, "--warmup", 10, "--schedule", "cosine", "--log-every", 1)
+    rates = [line["lr"] for line in run.metrics if "lr" in line]
+    assert rates[0] == pytest.approx(0.01)
+    assert max(rates) == rates[9] == rates[10] == pytest.approx(0.1)
+    assert rates[-1] == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_batch_that_cannot_be_divided_says_what_to_type(torchrun: Start) -> None:
+    run = torchrun("linear", "--batch-size", 33)
+    assert run.exit_code == 1
+    assert [outcome["outcome"] for outcome in run.outcomes] == ["configuration", "configuration"]
+    assert "Type --batch-size 32 or 34." in run.output
+
+
+def test_a_loss_that_is_not_finite_ends_the_job(train: Start) -> None:
+    run = train("gpt", *GPT, "--steps", 40, "--log-every", 5, "--lr", 1e30, "--clip", 0, "--warmup", 0)
+    assert run.exit_code == 1
+    assert run.outcomes[0]["outcome"] == "no-progress"
+    assert run.snapshots == []
+
+
+def test_a_finished_run_says_so_and_changes_nothing(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    train("linear", *LINEAR)
+    again = train("linear", *LINEAR, resume="auto")
+    assert again.outcomes[0] | {"time": 0} == {
+        "outcome": "finished", "message": "was already finished at step 32", "step": 32,
+        "snapshot": "step-00000032", "exception": None, "where": None, "time": 0,
+    }  # fmt: skip
+    assert "already finished" in capsys.readouterr().out
+
+
+def test_a_fresh_start_does_not_mix_with_an_older_run(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    train("linear", *LINEAR)
+    again = train("linear", *LINEAR)
+    assert again.outcomes[0]["outcome"] == "configuration"
+    assert "--resume auto" in capsys.readouterr().err
+
+
+def test_another_model_than_the_snapshot_holds_is_refused(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    train("linear", *LINEAR)
+    again = train("linear", *LINEAR, "--input-size", 7, resume="auto")
+    assert again.outcomes[0]["outcome"] == "configuration"
+    assert "input_size 20, not 7" in capsys.readouterr().err
+
+
+def test_a_failure_leaves_its_exception_and_place(train: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object) -> None:
+        raise ValueError("a line\nand another")
+
+    monkeypatch.setattr("slipway.train.workloads.linear.make_task", break_down)
+    run = train("linear")
+    outcome = run.outcomes[0]
+    assert run.exit_code == 1
+    assert (outcome["outcome"], outcome["exception"]) == ("failed", "ValueError: a line")
+    assert outcome["where"].startswith("test_training_jobs.py:")
+    assert outcome["where"].endswith(" in break_down")
+
+
+@pytest.mark.parametrize("resume", ["a run", "a snapshot"])
+def test_a_run_goes_on_from_another_one(train: Start, resume: str) -> None:
+    first = train("linear", *LINEAR, folder="first")
+    source = first.folder if resume == "a run" else first.folder / "snapshots" / first.snapshots[0]
+    second = train("linear", *LINEAR, "--epochs", 3, folder="second", resume=str(source))
+    whole = train("linear", *LINEAR, "--epochs", 3, folder="whole")
+    assert largest_difference(second.tensors(), whole.tensors()) == 0
+
+
+def test_other_data_than_before_are_mentioned(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    train("linear", *LINEAR)
+    train("linear", *LINEAR, "--dataset-size", 640, resume="auto")
+    assert "trained on 512 samples from seed 0, now on 640" in capsys.readouterr().out
+
+
+def test_a_snapshot_does_not_bring_back_old_settings(train: Start) -> None:
+    train("linear", *LINEAR)
+    decayed = train("linear", *LINEAR, "--epochs", 3, "--weight-decay", 0.5, resume="auto")
+    plain = train("linear", *LINEAR, "--epochs", 3, folder="plain")
+    assert largest_difference(decayed.tensors(), plain.tensors()) > 0.01
+
+
+def test_an_older_snapshot_of_the_same_run_is_not_branched_off(
+    train: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("linear", *LINEAR, "--save-every", 16)
+    again = train("linear", *LINEAR, resume=str(run.folder / "snapshots" / "step-00000016"))
+    assert again.outcomes[0]["outcome"] == "configuration"
+    assert "Type another --run-dir" in capsys.readouterr().err
+
+
+def test_help_ends_well(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("linear", "--help")
+    assert run.exit_code == 0
+    assert run.outcomes[0]["outcome"] == "finished"
+    assert "--dataset-size" in capsys.readouterr().out
+
+
+def test_the_resolved_options_are_written_down(train: Start) -> None:
+    run = train("linear", "--dataset-size", 64, "--steps", 2)
+    options = json.loads((run.folder / "options.json").read_text())
+    assert (options["steps"], options["batch_size"], options["given"]) == (2, 32, ["dataset_size", "steps"])
+
+
+def test_a_default_batch_is_made_divisible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = read_place({**worker_environment(tmp_path, "none"), "WORLD_SIZE": "5"})
+    context = Context(place, torch.device("cpu"), None)
+    assert divide_batch(parse("linear", []), context) == 35
+    assert "batch size 35 instead of 32" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match="Type --batch-size 30 or 35"):
+        divide_batch(parse("linear", ["--batch-size", "32"]), context)
+
+
+def test_a_worker_without_launcher_says_how_to_start_it() -> None:
+    with pytest.raises(SystemExit, match=r"SLIPWAY_RUN_DIR is not set.*slipway run"):
+        read_place({})
+
+
+def test_a_place_without_snapshot_cannot_be_resumed(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("linear", *LINEAR, resume="/nowhere")
+    assert run.outcomes[0]["outcome"] == "configuration"
+    assert "--resume /nowhere is neither" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""How endings are told apart, and when the stop flag is believed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import click
+import pytest
+import torch
+import torch.distributed as dist
+
+from slipway.train.metrics import Progress, clock, keep_metrics, short
+from slipway.train.options import ConfigurationError
+from slipway.train.outcome import NoProgressError, classify
+from slipway.train.snapshot import NewerFormatError, SnapshotError
+from slipway.train.stop import StopFlag, read_stop_flag
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (ValueError("x"), "failed"),
+        (RuntimeError("The size of tensor a must match; the driver timed out"), "failed"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "failed"),
+        (ConfigurationError("x"), "configuration"),
+        (click.UsageError("x"), "configuration"),
+        (NewerFormatError("x"), "configuration"),
+        (SnapshotError("x"), "no-progress"),
+        (NoProgressError("x"), "no-progress"),
+        (OSError(errno.ENOSPC, "No space left on device"), "unhealthy"),
+        (OSError(errno.ENOENT, "x"), "failed"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "unhealthy"),
+        (RuntimeError("No CUDA GPUs are available"), "unhealthy"),
+        (dist.DistBackendError("NCCL error: hardware failure, unhandled CUDA error"), "unhealthy"),
+        (RuntimeError("unable to allocate shared memory(shm) for file"), "unhealthy"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:4040"), "peer"),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"), "peer"),
+        (dist.DistBackendError("NCCL error: remote process exited"), "peer"),
+        (dist.DistNetworkError("The client socket has timed out"), "peer"),
+    ],
+)
+def test_an_exception_is_classified(error: BaseException, word: str) -> None:
+    assert classify(error) == word
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ('{"outcome": "stopped", "signal": "SIGTERM"}', "stopped"),
+        ('{"outcome": "cancelled"}', "cancelled"),
+        ('{"outcome": "later"}', "stopped"),
+        ("{}", "stopped"),
+        ("[]", "stopped"),
+        ("", "stopped"),
+        (None, None),
+    ],
+)
+def test_a_stop_flag_is_read(tmp_path: Path, content: str | None, word: str | None) -> None:
+    if content is not None:
+        (tmp_path / "stop").write_text(content)
+    assert read_stop_flag(tmp_path / "stop") == word
+
+
+def test_a_single_process_sees_its_flag_at_once(tmp_path: Path) -> None:
+    flag = StopFlag(tmp_path / "stop", None)
+    assert flag.agreed() is None
+    (tmp_path / "stop").write_text('{"outcome": "cancelled"}')
+    assert flag.agreed() == "cancelled"
+
+
+def test_the_ranks_answer_is_read_one_step_late_and_not_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exchange:
+        def __init__(self, number: torch.Tensor, *_: object, **__: object) -> None:
+            self.number = number
+
+        def wait(self) -> None:
+            self.number.fill_(2)
+
+    monkeypatch.setattr("slipway.train.stop.dist.all_reduce", Exchange)
+    flag = StopFlag(None, object())  # type: ignore[arg-type]
+    assert flag.agreed() is None
+    assert flag.agreed() == "cancelled"
+
+
+def test_metrics_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    keep_metrics(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    keep_metrics(tmp_path / "missing", 2)
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_progress_is_a_line_or_a_bar(capsys: pytest.CaptureFixture[str], bar: bool) -> None:
+    progress = Progress(10, 4, True, bar, "tokens", 128)
+    progress.advance()
+    assert progress.report(5, "loss 1.0") > 0
+    progress.say("evaluated")
+    progress.close()
+    printed = capsys.readouterr()
+    assert "evaluated" in printed.out
+    assert ("5/10" in printed.err) is bar
+    assert ("step 5/10  loss 1.0" in printed.out) is not bar
+    assert "tokens/s" in (printed.err if bar else printed.out)
+
+
+def test_other_workers_of_a_node_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(10, 0, False, False, "tokens", 128)
+    progress.report(5, "loss 1.0")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (62.4, "1:02"), (3600 + 605, "1:10:05")])
+def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(3.14159, "3.14"), (950, "950"), (55_321, "55.3k"), (1.2e6, "1.2M")])
+def test_rates_have_three_digits(number: float, text: str) -> None:
+    assert short(number) == text

@@ -1,0 +1,100 @@
+"""What may be typed after the name of a workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import slipway
+from slipway.train.options import WORKLOADS, GptOptions, LinearOptions, parse
+
+
+@pytest.mark.parametrize(
+    ("workload", "args", "expected"),
+    [
+        ("linear", [], {"epochs": 10, "steps": None, "precision": "fp32", "given": frozenset()}),
+        ("linear", ["--steps", "5"], {"epochs": None, "steps": 5, "given": frozenset({"steps"})}),
+        ("linear", ["--input_size=3", "--dataset-size", "9"], {"input_size": 3, "dataset_size": 9}),
+        ("linear", ["--lr", "1e-3", "--save_every", "7"], {"lr": 0.001, "save_every": 7}),
+        ("gpt", [], {"preset": "tiny", "layers": 4, "batch_size": 16, "steps": 1000, "compile": False}),
+        ("gpt", ["--preset", "gpt2"], {"layers": 12, "embed": 768, "vocab_size": 50257, "compile": None}),
+        ("gpt", ["--layers", "2", "--preset", "gpt2"], {"layers": 2, "embed": 768}),
+        ("gpt", ["--epochs", "2"], {"epochs": 2, "steps": None}),
+        ("gpt", ["--compile"], {"compile": True}),
+        ("gpt", ["--preset=gpt2", "--no-compile"], {"compile": False}),
+        ("gpt", ["--batch-size", "12", "--accumulate", "3"], {"batch_size": 12, "accumulate": 3}),
+        ("gpt", ["--sample-prompt", "a_b-c"], {"sample_prompt": "a_b-c"}),
+    ],
+)
+def test_arguments_become_options(workload: str, args: list[str], expected: dict[str, object]) -> None:
+    options = dataclasses.asdict(parse(workload, args))
+    assert {name: options[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("workload", "args", "message"),
+    [
+        ("linear", ["--epoch", "3"], "Did you mean"),
+        ("linear", ["--batchsize", "3"], "--batch-size"),
+        ("linear", ["--layers", "3"], "No such option"),
+        ("linear", ["--steps", "0"], "x>=1"),
+        ("linear", ["--lr", "-0.1"], "x>0"),
+        ("linear", ["--lr", "fast"], "'fast' is not a valid float"),
+        ("linear", ["--steps", "2.5"], "not a valid integer"),
+        ("linear", ["--keep", "0"], "x>=1"),
+        ("linear", ["--steps", "3", "--epochs", "3"], "--steps and --epochs exclude each other"),
+        ("linear", ["--batch-size", "32", "--accumulate", "5"], "--accumulate 5 does not divide --batch-size 32"),
+        ("linear", ["extra"], "unexpected extra argument"),
+        ("linear", ["--schedule", "linear"], "'cosine', 'constant'"),
+        ("gpt", ["--heads", "3"], "--heads 3 does not divide --embed 128"),
+        ("gpt", ["--preset", "huge"], "'tiny', 'gpt2'"),
+        ("gpt", ["--vocab-size", "100"], "x>=256"),
+        ("gpt", ["--dropout", "1"], "x<1"),
+        ("gtp", [], "available are gpt, linear"),
+    ],
+)
+def test_what_is_not_understood_is_refused(workload: str, args: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        parse(workload, args)
+    assert message in caught.value.format_message()
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_help_shows_every_option_with_its_default(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit) as caught:
+        parse(workload, ["--help"])
+    assert caught.value.exit_code == 0
+    printed = capsys.readouterr().out
+    for field in dataclasses.fields(WORKLOADS[workload]):
+        assert field.name == "given" or f"--{field.name.replace('_', '-')}" in printed
+    assert f"Usage: slipway {workload}" in printed
+
+
+def test_help_shows_what_presets_change(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit):
+        parse("gpt", ["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "[default: (tiny: 4, gpt2: 12); x>=1]" in printed
+    assert "[default: (tiny: no-compile, gpt2: compile on a GPU)]" in printed
+    assert "[default: 2; x>=1]" in printed
+
+
+@pytest.mark.parametrize("kind", [LinearOptions, GptOptions])
+def test_presets_name_options_that_exist(kind: type[LinearOptions] | type[GptOptions]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    assert all(set(preset) <= names for preset in kind.presets.values())
+
+
+def test_importing_the_options_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, slipway.train.options as options; options.parse('gpt', ['--lr', '1']); "
+        "print([name for name in ('torch', 'numpy', 'tqdm', 'safetensors') if name in sys.modules])"
+    )
+    environment = {"PYTHONPATH": str(Path(slipway.__file__).parents[1])}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
