@@ -93,7 +93,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         options, words = options | {name: value for name, value in late.items() if value}, [words[0], *rest]
     sources = _sources(options)
     words = words or shlex.split(sources.value("WORKLOAD"))
-    workload, arguments = find_workload(words, sys.executable)
+    workload, arguments = find_workload(words)
     if workload.own:
         from slipway.train.options import parse  # torch-free; a mistake is told before anything starts
 
@@ -105,7 +105,15 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         _require_mpi()
     if topology.rank == 0:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
-    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data=None)
+    data = hash_stdlib() if workload.embedded_text and topology.nodes > 1 else None
+    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data)
+
+
+def hash_stdlib() -> str:
+    """The hash of the text that gpt is trained on, for the other nodes to compare."""
+    from slipway.train.text import read_stdlib
+
+    return read_stdlib().sha256
 
 
 def _sources(options: dict[str, Any]) -> Sources:

@@ -51,7 +51,7 @@ class Launcher:
         self.reader.start()
 
 
-OWN_SCRIPT = '''
+OWN_SCRIPT = """
 import argparse, os, signal, sys, time
 import torch, torch.distributed as dist
 
@@ -90,4 +90,4 @@ if args.then == "save":
 if args.then != "finish":
     dist.barrier()
 dist.destroy_process_group()
-'''
+"""

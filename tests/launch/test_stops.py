@@ -24,7 +24,9 @@ def last_step(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 79)], ids=lambda value: str(value)
 )
-def test_a_stop_leaves_a_snapshot_and_says_what_it_was(start: Run, tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_stop_leaves_a_snapshot_and_says_what_it_was(
+    start: Run, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     job = start(*ENDLESS, NPROC_PER_NODE="2")
     job.wait_for("step 3/")
     job.signal(number)
@@ -67,7 +69,9 @@ def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(start: Run, sli
     assert job.end() == 75, job.text
     stopped_at = last_step(tmp_path)
     steps = str(stopped_at + 5)
-    again = slipway("gpt", "--preset", "tiny", "--steps", steps, "--log-every", "1", "--resume", "auto", NPROC_PER_NODE="2")
+    again = slipway(
+        "gpt", "--preset", "tiny", "--steps", steps, "--log-every", "1", "--resume", "auto", NPROC_PER_NODE="2"
+    )
     assert again.end() == 0, again.text
     assert f"step {stopped_at + 1}/{steps}" in again.text
     assert f"step {stopped_at}/{steps}" not in again.text
@@ -95,9 +99,7 @@ def test_a_run_directory_in_use_is_never_overwritten(slipway: Run, tmp_path: Pat
 
 def _family(pid: int) -> list[int]:
     children = [
-        int(folder.name)
-        for folder in Path("/proc").iterdir()
-        if folder.name.isdigit() and _parent(folder) == pid
+        int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _parent(folder) == pid
     ]
     return [pid, *(member for child in children for member in _family(child))]
 

@@ -5,6 +5,7 @@ Workloads are named by module strings: the launcher never imports training code.
 
 import difflib
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,17 @@ from slipway.launch.errors import LaunchError
 
 @dataclass(frozen=True)
 class Workload:
-    """What torchrun starts per process. `honours_stop`: it looks at the stop flag and needs no signal."""
+    """What torchrun starts per process. `honours_stop`: it looks at the stop flag and needs no signal.
+
+    `next` are commands to try after a run, with {run} for its folder.
+    """
 
     name: str
     summary: str
-    command: tuple[str, ...]  # as torchrun's positional arguments
+    command: tuple[str, ...]
     honours_stop: bool
+    embedded_text: bool = False
+    next: tuple[str, ...] = ()
 
     @property
     def own(self) -> bool:
@@ -28,23 +34,40 @@ class Workload:
         return self.name in WORKLOADS
 
 
-def _ours(name: str, summary: str) -> Workload:
-    return Workload(name, summary, ("-m", f"slipway.train.workloads.{name}"), honours_stop=True)
+# When torchrun is killed its workers would stay behind (FACTS), but for this. It replaces itself by the program.
+_LEASHED = ("setpriv", "--pdeathsig=KILL")
+# The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
+# the stop flag; a user's own program gets the default handlers back.
+_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
+
+
+def _ours(name: str, summary: str, *, embedded_text: bool = False, next: tuple[str, ...] = ()) -> Workload:  # noqa: A002
+    command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
+    return Workload(name, summary, command, honours_stop=True, embedded_text=embedded_text, next=next)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
         workload.name: workload
         for workload in (
-            _ours("gpt", "a GPT-2 style transformer on text, from tiny to 124M parameters"),
-            _ours("linear", "the smallest data-parallel job: one linear layer on synthetic labels"),
+            _ours(
+                "gpt",
+                "a GPT-2 style transformer on text, from tiny to 124M parameters",
+                embedded_text=True,
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway gpt --run-dir {run} --resume auto --steps 2000",
+                    "slipway plan gpt",
+                ),
+            ),
+            _ours(
+                "linear",
+                "the smallest data-parallel job: one linear layer on synthetic labels",
+                next=("slipway linear --help", "slipway gpt"),
+            ),
         )
     }
 )
-
-# torchrun is started with the stop signals ignored, and its workers inherit that (see supervise). A user's program gets
-# the default handlers back, and goes when torchrun is killed: its workers would otherwise stay behind (FACTS).
-_USER_PROGRAM = ("setpriv", "--pdeathsig=KILL", "env", "--default-signal=TERM,INT,USR1")
 
 
 def is_program(first: str) -> bool:
@@ -52,16 +75,16 @@ def is_program(first: str) -> bool:
     return first == "-m" or first.endswith(".py")
 
 
-def find_workload(words: Sequence[str], python: str) -> tuple[Workload, list[str]]:
+def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     """Return the workload that the words after `slipway run` name, and its arguments.
 
-    `python` is the interpreter for a user's own program. Raises LaunchError (78) for a file that is not there and for an
+    Raises LaunchError (78) for a file that is not there and for an
     unknown name, with the nearest one.
     """
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
-    command = ("--no-python", *_USER_PROGRAM, python, "-u")
+    command = (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u")
     if first == "-m":
         if not rest:
             raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")

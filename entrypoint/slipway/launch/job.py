@@ -67,7 +67,7 @@ def run_job(job: Job) -> int:
             say(str(finished))
             return 0
         outcome = attempt(job, run, stops, lambda: "")
-        return conclude(judge([outcome]), topology.node_rank, run)
+        return conclude(judge([outcome]), job, run)
 
 
 def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
@@ -84,13 +84,21 @@ def stop_word(stops: Stops) -> str:
     return STOP_WORDS[stops.first] if stops.first else "stopped"
 
 
-def conclude(verdict: Verdict, node_rank: int, run: Run | None) -> int:
-    """Write the verdict down, print it, tell the pod, and return this node's exit code."""
+def conclude(verdict: Verdict, job: Job, run: Run | None) -> int:
+    """Write the verdict down, print it, tell the pod, and return this node's exit code.
+
+    `run` is None where there is none, or where another node writes into the same folder.
+    """
+    node_rank = job.plan.topology.node_rank
     if run:
         with suppress(OSError):
             write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank))
     for line in block(verdict):
         say(line)
+    if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
+        say(f"the run lies in {shown(run.path)}")
+        for command in job.plan.workload.next:
+            say(f"  next: {command.format(run=shown(run.path))}")
     tell_pod(termination_message(verdict, node_rank))
     return verdict.code(node_rank)
 

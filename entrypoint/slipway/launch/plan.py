@@ -49,7 +49,7 @@ _OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "M
 def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return torchrun's command line: static rendezvous, no restarts of its own, signals left to the launcher."""
     if topology.process:
-        return (*_process_command(workload), *arguments)
+        return (*workload.command, *arguments)
     return (
         "torchrun",
         f"--nnodes={topology.nodes}",
@@ -59,15 +59,10 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         f"--master-port={topology.store_port}",
         "--max-restarts=0",
         "--signals-to-handle=SIGHUP,SIGQUIT",
+        "--no-python",
         *workload.command,
         *arguments,
     )
-
-
-def _process_command(workload: Workload) -> tuple[str, ...]:
-    if workload.own:
-        return ("python", "-u", *workload.command)
-    return workload.command[1:]  # without torchrun's --no-python
 
 
 def _worker_environment(topology: Topology, sources: Sources) -> dict[str, str]:

@@ -122,9 +122,8 @@ class Attempt:
             "SLIPWAY_PROGRESS": "bar" if relay.console.terminal else "lines",
         }
         if self.plan.topology.process:
-            command = [sys.executable if self.plan.argv[0] == "python" else self.plan.argv[0], *self.plan.argv[1:]]
             return subprocess.Popen(
-                [*IGNORING, *command],
+                [*IGNORING, *self.plan.argv],
                 env=environ,
                 stdout=relay.writers[0],
                 stderr=relay.writers[1],

@@ -43,13 +43,13 @@ def run_together(job: Job, stops: Stops) -> int:
         go = muster.join(make_card(job, run, problem), lambda: stops.first is not None)
         if go is None:
             outcome = Outcome(topology.node_rank, socket.gethostname(), stop_word(stops), time.time())
-            return conclude(judge([outcome]), topology.node_rank, None)
+            return conclude(judge([outcome]), job, None)
         for note in go.notes:
             say(note)
         job, run = agree(job, run, go, runs)
         outcome = attempt(job, run, stops, lambda: lost_node(muster))
         verdict = muster.report(outcome, lambda: stops.impatient)
-    return conclude(verdict, topology.node_rank, None if go.shared and topology.node_rank else run)
+    return conclude(verdict, job, None if go.shared and topology.node_rank else run)
 
 
 def make_card(job: Job, run: Run, problem: str) -> Card:
