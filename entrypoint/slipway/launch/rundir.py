@@ -47,20 +47,23 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         resume = str(Path(resume).absolute())
     if given:
         path = Path(given).absolute()
-        if resume != "auto" and plan.topology.rank == 0 and path.is_dir() and any(path.iterdir()):
-            raise LaunchError(
-                f"--run-dir {given} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the run "
-                "in it, or choose another name."
-            )
     elif plan.topology.job:
         path = runs / _safe(f"{plan.workload.name}-{plan.topology.job}")
+    elif plan.topology.process:
+        raise LaunchError(
+            "With one launcher per process, and without a scheduler that names the job, the processes cannot agree on a "
+            "run directory. Name it: --run-dir DIR."
+        )
     elif resume == "auto" and (newest := newest_run(runs, plan.workload.name)):
         path = newest
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
-    if resume == "auto" and not finished_is_fine:
-        _refuse_finished(path, plan)
-    elif resume != "auto" and not given and plan.topology.rank == 0:
+    if resume == "auto":
+        if not finished_is_fine:
+            _refuse_finished(path, plan)
+    elif given or plan.topology.process:
+        _refuse_used(path, plan)
+    else:
         path = _unused(path)
     return Run(path, resume, attempt=read_json(path / RUN_FILE).get("attempt", 0) + 1)
 
@@ -87,6 +90,16 @@ def newest_step(path: Path) -> int | None:
     """Return the step of the newest snapshot in a run directory, None without one."""
     steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
     return max(steps, default=None)
+
+
+def _refuse_used(path: Path, plan: Plan) -> None:
+    """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
+    used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
+    if used and plan.topology.rank == 0:
+        raise LaunchError(
+            f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
+            "run in it, or choose another one with --run-dir."
+        )
 
 
 def _safe(name: str) -> str:

@@ -61,7 +61,10 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
     name = next((name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environ.get(name)), None)
     if name:
         claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
-    step = f"{environ.get('SLURM_JOB_ID', '0')}.{environ.get('SLURM_STEP_ID', '0')}"
+    job, number = environ.get("SLURM_JOB_ID", "0"), environ["SLURM_STEP_ID"]
+    step = f"{job}.{number}"
+    if number != "0":  # a second srun of the same job is another run; a requeued job begins with step 0 again
+        claims["JOB"] = Claim(step, "Slurm (SLURM_JOB_ID, SLURM_STEP_ID)")
     # Even, so that torchrun's store fits beside it, and below 32768, where Linux starts its ephemeral ports.
     claims["MASTER_PORT"] = Claim(str(20_000 + zlib.crc32(step.encode()) % 6_384 * 2), f"Slurm (hash of step {step})")
     tasks, nodes = claims.pop("TASKS", None), claims.get("WORLD_SIZE")
@@ -167,6 +170,7 @@ OPEN_MPI = Scheduler(
         "RANK": ("OMPI_COMM_WORLD_RANK",),
         "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK",),
         "LOCAL_PROCESSES": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "JOB": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     },
     _derive_open_mpi,
 )

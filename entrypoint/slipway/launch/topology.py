@@ -117,7 +117,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         process=process,
         values=values,
         mended=host.mended,
-        notes=tuple(_notes(sources, values, nodes, device, devices)),
+        notes=tuple(_notes(sources, values, nodes, device, devices, process)),
     )
 
 
@@ -200,8 +200,20 @@ def _master_missing(nodes: int, readings: tuple[Reading, ...]) -> str:
     return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."
 
 
-def _notes(sources: Sources, values: Mapping[str, Value], nodes: int, device: str, devices: Devices) -> list[str]:
+def _notes(
+    sources: Sources,
+    values: Mapping[str, Value],
+    nodes: int,
+    device: str,
+    devices: Devices,
+    process: Process | None,
+) -> list[str]:
     notes = []
+    if process:
+        notes.append(
+            f"one launcher per process (from {process.source}): this one runs rank {process.rank} itself, without "
+            "torchrun; the others are not waited for and nothing is restarted"
+        )
     if nodes > 1 and values["RANK"].source == f"{sources.env_file_name} (RANK)":
         notes.append(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
