@@ -1,7 +1,7 @@
 """This node's GPUs (through NVML, as CUDA will see them) and how much CPU it may use. No torch.
 
 `CUDA_VISIBLE_DEVICES` is read as CUDA reads it: indices, GPU or MIG UUIDs (or a unique beginning of one), and the first
-entry that names nothing ends the list (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars).
+entry that names nothing ends the list, and a device named twice leaves none (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars).
 """
 
 import ctypes
@@ -37,7 +37,9 @@ class Devices:
 def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path("/")) -> Devices:
     """Look at this node. `nvml` and `root` (of the file system, for cgroups) are for tests."""
     cpus = count_cpus(root)
-    if environ.get("NVIDIA_VISIBLE_DEVICES") in ("void", "none") and nvml is None:
+    withheld = environ.get("NVIDIA_VISIBLE_DEVICES") in ("void", "none")
+    # The container device interface sets void, too, but brings the devices itself.
+    if withheld and not any((root / "dev").glob("nvidia[0-9]*")):
         return Devices(cpus=cpus, reason=f"NVIDIA_VISIBLE_DEVICES={environ['NVIDIA_VISIBLE_DEVICES']}")
     nvml = nvml or _load_nvml()
     if nvml is None:
@@ -107,8 +109,10 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...]
             found = [gpu for gpu in gpus if gpu.index == int(entry)][:1]
         else:
             found = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
-        if len(found) != 1 or found[0] in chosen:
+        if len(found) != 1:
             break
+        if found[0] in chosen:
+            return (), f"CUDA_VISIBLE_DEVICES={wanted!r} names a device twice"
         chosen += found
     return tuple(chosen), f"CUDA_VISIBLE_DEVICES={wanted!r} shows none"
 

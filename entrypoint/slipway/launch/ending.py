@@ -12,8 +12,9 @@ from typing import Any
 
 from slipway.launch.devices import cgroup_folders
 from slipway.launch.rundir import read_json
-from slipway.launch.verdict import PEER_TEXTS, Outcome
+from slipway.launch.verdict import CODES, PEER_TEXTS, Outcome
 
+OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 GOOD = ("finished", "stopped", "cancelled")
 
 
@@ -74,20 +75,27 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     causes = []
     for rank in sorted({*bad, *told}):
         record, failure = bad.get(rank, {}), told.get(rank, {})
-        word = str(record.get("outcome") or "failed")
-        time = float(record.get("time") or failure.get("time") or now)
+        word = str(record.get("outcome"))
+        word = word if word in CODES else "failed"  # a file may be damaged
+        time = _time(record.get("time"), failure.get("time"), now)
         if record:
             evidence = str(record.get("exception") or record.get("message") or "")
         else:
             evidence = _status_text(int(failure["exitcode"]), facts, rank)
         if not record and facts.stop and failure.get("exitcode") == -getattr(signal, facts.signal, 0):
             word, evidence = facts.stop, f"the script ended by {facts.signal}, as asked"
-        # A rank with a reason of its own explains those that only lost it, and a signal from outside explains most.
+        # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
+        # gloo aborts where something else went wrong before.
+        exitcode = int(failure.get("exitcode", 1))
         echo = word == "peer" or bool(PEER_TEXTS.search(evidence))
-        order = (echo, word == facts.stop, int(failure.get("exitcode", 1)) >= 0, time)
+        order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time)
         causes.append((order, rank, word, time, evidence, record.get("where")))
     _, rank, word, time, evidence, where = min(causes)
     return outcome(word, evidence, rank=rank, time=time, where=where, advice=_advice(word, evidence))  # type: ignore[no-any-return]
+
+
+def _time(*candidates: object) -> float:
+    return next(float(value) for value in candidates if isinstance(value, int | float))
 
 
 def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
@@ -95,7 +103,7 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
     if exitcode >= 0:
         return f"exit code {exitcode}{said}"
     if exitcode == -signal.SIGKILL and facts.ooms:
-        return "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
+        return OUT_OF_MEMORY
     if exitcode == -signal.SIGKILL:
         return "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
     try:
@@ -123,6 +131,8 @@ def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
     last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
     if facts.status < 0:
         name = signal.Signals(-facts.status).name
+        if facts.status == -signal.SIGKILL and facts.ooms:
+            return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))  # type: ignore[no-any-return]
         return outcome("failed", f"torchrun was ended by {name}; its workers were ended, too")  # type: ignore[no-any-return]
     word = (
         "peer" if not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log) else "failed"

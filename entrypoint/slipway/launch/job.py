@@ -35,13 +35,13 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher was asked to run and where it stands. `data` is the hash of the workload's embedded data."""
+    """What a launcher was asked to run and where it stands. `data` hashes the workload's embedded data, if it has any."""
 
     plan: Plan
     sources: Sources
     devices: Devices
     environ: Mapping[str, str]
-    data: str | None
+    data: Callable[[], str] | None
 
     def seconds(self, name: str) -> float:
         """A setting that counts seconds."""

@@ -23,7 +23,7 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
         raise LaunchError(f"This node's GPUs cannot be used: {devices.problem}. {advice}", UNHEALTHY)
     if wish == "gpu" and not gpus:
         raise LaunchError(
-            f"NPROC_PER_NODE=gpu (from {asked.source}), but no GPU is visible here ({devices.reason}). In a container add "
+            f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). In a container add "
             "--gpus all; to train on the CPU use NPROC_PER_NODE=auto."
         )
     _refuse_old_gpus(devices)
@@ -34,7 +34,7 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
         return "cpu", wish if isinstance(wish, int) else min(2, cores)
     if isinstance(wish, int) and wish > gpus and not parse_switch(sources):
         raise LaunchError(
-            f"NPROC_PER_NODE={wish} (from {asked.source}), but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
+            f"{asked.about('NPROC_PER_NODE')}, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
             f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
         )
     return "cuda", wish if isinstance(wish, int) else gpus
@@ -57,13 +57,15 @@ def _refuse_old_gpus(devices: Devices) -> None:
             )
 
 
-def choose_backend(sources: Sources, device: str, processes: int, devices: Devices) -> str:
+def choose_backend(sources: Sources, device: str, processes: int, devices: Devices, process: Process | None) -> str:
     """Return nccl, gloo or mpi. Raises LaunchError for nccl without GPUs."""
     setting = BY_NAME["SLIPWAY_BACKEND"]
     claim = sources.claims(setting)[0]
     backend = str(parse_claim(setting, claim))
-    if backend == "auto":  # NCCL refuses two ranks on one GPU
-        return "nccl" if device == "cuda" and processes <= len(devices.gpus) else "gloo"
+    if backend == "auto":
+        # NCCL refuses two ranks on one GPU; where each process has its own launcher it may see only its own GPU.
+        enough = process is not None or processes <= len(devices.gpus)
+        return "nccl" if device == "cuda" and enough else "gloo"
     if backend == "nccl" and device == "cpu":
         raise LaunchError(
             f"The nccl backend (from {claim.source}) needs GPUs, and training runs on the CPU here ({devices.reason}). "
@@ -72,7 +74,9 @@ def choose_backend(sources: Sources, device: str, processes: int, devices: Devic
     return backend
 
 
-def choose_threads(sources: Sources, readings: tuple[Reading, ...], devices: Devices, processes: int) -> int | None:
+def choose_threads(
+    sources: Sources, readings: tuple[Reading, ...], devices: Devices, processes: int, process: Process | None
+) -> int | None:
     """Return OMP_NUM_THREADS for each process; None where the user's own value stands.
 
     A container hook's OMP_NUM_THREADS=1, which nobody chose, is replaced.
@@ -80,4 +84,7 @@ def choose_threads(sources: Sources, readings: tuple[Reading, ...], devices: Dev
     own = sources.variable("OMP_NUM_THREADS")
     if own and not (own.value == "1" and injected_by_hook(sources.environ, readings, "WORLD_SIZE")):
         return None
+    per_task = sources.variable("SLURM_CPUS_PER_TASK")
+    if process and per_task and per_task.value.isdigit():  # the cores that we see are this task's alone
+        return max(1, min(int(per_task.value), int(devices.cpus)))
     return max(1, int(devices.cpus // processes))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from slipway.launch.errors import LaunchError
 from slipway.launch.schedulers import Reading
-from slipway.launch.settings import Claim, Sources
+from slipway.launch.settings import BY_NAME, Claim, Sources
 
 # What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant (FACTS).
 HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -30,8 +30,11 @@ class Process:
 def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | None:
     """Return this process's place where Slurm, mpirun or somebody who set LOCAL_RANK started one launcher per process.
 
-    None for one launcher per node. Raises LaunchError where the values do not fit together.
+    None for one launcher per node, and where the command line says which node this is. Raises LaunchError where the
+    values do not fit together.
     """
+    if all(sources.option(BY_NAME[name]) for name in ("RANK", "WORLD_SIZE")):
+        return None
     for reading in readings:
         if reading.get("PROCESSES"):
             names = ("PROCESS_RANK", "PROCESSES", "LOCAL_RANK", "LOCAL_PROCESSES")
@@ -65,5 +68,10 @@ def _read_process(claims: list[Claim | None], source: str) -> Process:
             f"This looks like one launcher per process ({said}), but rank, number of processes and local rank are not all "
             "there or do not fit together. Start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by "
             "ppr:1:node) and unset LOCAL_RANK; Slipway then starts a process per GPU itself."
+        )
+    if local_world_size is None and rank != local_rank:
+        raise LaunchError(
+            f"Rank {rank} with local rank {local_rank} is one of several nodes, but nobody says how many processes each has. "
+            "Set LOCAL_WORLD_SIZE, or start one launcher per node and unset LOCAL_RANK."
         )
     return Process(rank, world_size, local_rank, local_world_size or world_size, source)

@@ -26,8 +26,12 @@ class Console:
 
     def line(self, text: bytes, stream: BinaryIO) -> None:
         """Write a whole line, above the progress bar where one is shown."""
-        parts = (ERASE_LINE, text, self._bar) if self._bar else (text,)
-        self._write(b"".join(parts), stream)
+        if not self._bar:
+            self._write(text, stream)
+        elif stream.isatty():
+            self._write(ERASE_LINE + text + self._bar, stream)
+        else:  # the bar's terminal is another place
+            self._write(text, stream)
 
     def bar(self, text: bytes) -> None:
         """Show the newest state of the progress bar; empty text ends it."""
@@ -64,10 +68,15 @@ class Stream:
         if self._rest.startswith(b"\r"):
             self._rest = b"\r" + self._rest.rpartition(b"\r")[2]  # only the bar's newest state counts
             self._console.bar(self._rest)
-        if self._rest and (not chunk or len(self._rest) > LONGEST_LINE):
+        if not chunk or len(self._rest) > LONGEST_LINE:
+            self.flush()
+        return bool(chunk)
+
+    def flush(self) -> None:
+        """Pass on what has come of a line without an end."""
+        if self._rest:
             self._pass_on(self._rest)
             self._rest = b""
-        return bool(chunk)
 
     def _pass_on(self, line: bytes) -> None:
         if line.startswith(b"\r"):
@@ -131,6 +140,7 @@ class Relay:
         """Pass on what is left and close the log files."""
         for stream in list(self._streams):
             stream.read()
+            stream.flush()
             self._selector.unregister(stream.reader)
             os.close(stream.reader)
         self.console.bar(b"")

@@ -1,5 +1,6 @@
 """The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
 
+import errno
 import json
 import os
 import re
@@ -9,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.errors import LaunchError
+from slipway.launch.errors import CONFIGURATION, UNHEALTHY, LaunchError
 from slipway.launch.plan import Plan
 from slipway.launch.settings import Sources
 
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
 
 
@@ -65,17 +67,22 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         _refuse_used(path, plan)
     else:
         path = _unused(path)
-    return Run(path, resume, attempt=read_json(path / RUN_FILE).get("attempt", 0) + 1)
+    return Run(path, resume, attempt=int(_number(read_json(path / RUN_FILE).get("attempt"))) + 1)
 
 
 def newest_run(runs: Path, workload: str) -> Path | None:
     """Return the run of a workload that was started last, by its own record and not by file times."""
     started = {
-        file.parent: record.get("started", 0)
+        file.parent: _number(record.get("started"))
         for file in runs.glob(f"*/{RUN_FILE}")
         if (record := read_json(file)).get("workload") == workload
     }
     return max(started, key=started.__getitem__, default=None)
+
+
+def _number(value: object) -> float:
+    """What a file says, or 0: files get damaged."""
+    return value if isinstance(value, int | float) else 0
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
@@ -112,12 +119,12 @@ def _unused(path: Path) -> Path:
 
 
 def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
-    """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (77)."""
+    """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
     node = run.node(plan.topology.node_rank)
     try:
         (node / "outcome").mkdir(parents=True, exist_ok=True)
-        for stale in (node / "stop", node / "honours-stop", *(node / "outcome").iterdir()):
-            stale.unlink(missing_ok=True)  # of the attempt before; its verdict is in outcome.json
+        for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
+            stale.unlink(missing_ok=True)
         if plan.topology.rank == 0:
             record = read_json(run.path / RUN_FILE)
             record |= {
@@ -131,9 +138,16 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
             }
             write_json(run.path / RUN_FILE, record)
     except OSError as error:
-        raise LaunchError(
-            f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
-        ) from None
+        code = UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
+        message = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
+        raise LaunchError(message, code) from None
+
+
+def _left_behind(node: Path, plan: Plan) -> list[Path]:
+    """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
+    process = plan.topology.process
+    mine = [node / "outcome" / f"rank-{process.rank}.json"] if process else list((node / "outcome").iterdir())
+    return [*mine, *([] if process and process.local_rank else [node / "stop", node / "honours-stop"])]
 
 
 def read_json(path: Path) -> dict[str, Any]:

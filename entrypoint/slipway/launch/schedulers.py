@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from slipway.launch.errors import LaunchError
 from slipway.launch.nodelist import expand_nodelist
 from slipway.launch.settings import Claim
 
@@ -21,6 +22,7 @@ class Reading:
     scheduler: str
     claims: Mapping[str, Claim]
     strict: bool = False
+    broken: str = ""  # why the master's address cannot be read from what it says
 
     def get(self, name: str) -> Claim | None:
         """The claim about one of our names, or None."""
@@ -51,16 +53,17 @@ def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...
                 for ours, names in scheduler.table.items()
                 if (theirs := next((name for name in names if environ.get(name)), None))
             }
-            if scheduler.derive:
-                scheduler.derive(environ, fqdn, claims)
-            readings.append(Reading(scheduler.name, claims, scheduler.strict))
+            broken = ""
+            try:
+                if scheduler.derive:
+                    scheduler.derive(environ, fqdn, claims)
+            except LaunchError as error:
+                broken = str(error)  # harmless where somebody else names the master
+            readings.append(Reading(scheduler.name, claims, scheduler.strict, broken))
     return tuple(readings)
 
 
 def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
-    name = next((name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environ.get(name)), None)
-    if name:
-        claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
     job, number = environ.get("SLURM_JOB_ID", "0"), environ["SLURM_STEP_ID"]
     step = f"{job}.{number}"
     if number != "0":  # a second srun of the same job is another run; a requeued job begins with step 0 again
@@ -77,6 +80,9 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         node = environ.get("SLURM_NODEID", "")
         if node.isdigit() and int(node) < len(counts):
             claims["LOCAL_PROCESSES"] = Claim(str(counts[int(node)]), "Slurm (SLURM_STEP_TASKS_PER_NODE)")
+    name = next((name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environ.get(name)), None)
+    if name:
+        claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
@@ -104,12 +110,17 @@ def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -
 
 def _derive_volcano(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     tasks = [name for name in environ if name.startswith("VC_") and name.endswith("_HOSTS") and environ[name]]
-    if len(tasks) == 1:  # with several tasks an index says nothing: there the pytorch plugin's plain variables count
-        hosts = environ[tasks[0]].split(",")
+    hosts = [host for name in tasks for host in environ[name].split(",")]
+    if hosts:
+        claims["WORLD_SIZE"] = Claim(str(len(hosts)), f"Volcano ({', '.join(tasks)})")
+    if len(tasks) > 1:  # each counts its pods from 0
+        claims.pop("RANK", None)
+        raise LaunchError(
+            f"A Volcano job of several tasks ({', '.join(tasks)}) does not say which node this is. Add Volcano's pytorch "
+            "plugin to the job, or set NNODES, NODE_RANK and MASTER_ADDR."
+        )
+    if hosts:
         claims["MASTER_ADDR"] = Claim(hosts[0], f"Volcano ({tasks[0]})")
-        claims["WORLD_SIZE"] = Claim(str(len(hosts)), f"Volcano ({tasks[0]})")
-    else:
-        claims.clear()
 
 
 def _derive_open_mpi(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:

@@ -4,6 +4,7 @@ Command line > environment > `.env` > default. Nothing here changes the process'
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ class Claim:
 
     value: str
     source: str
+
+    def about(self, name: str) -> str:
+        """How a message shows it: `RANK=3 (from the environment)`."""
+        source = self.source.removesuffix(f" ({name})")
+        return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,12 @@ def _processes(text: str) -> int | str:
         raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
 
 
+def _words(text: str) -> str:
+    if not shlex.split(text):  # ValueError for a quote without its end, too
+        raise ValueError("the name of a workload or script is needed, and its arguments")
+    return text
+
+
 def _switch(text: str) -> bool:
     if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise ValueError("1 or 0 are allowed")
@@ -103,7 +115,7 @@ SETTINGS = (
         "WORKLOAD",
         "",
         "gpt --preset tiny",
-        str,
+        _words,
         "What `slipway run` trains when no name is given.",
     ),
     Setting(
@@ -180,9 +192,11 @@ def read_env_file(path: Path) -> dict[str, str]:
         raise LaunchError(f"{path} cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#") and not _PORTABLE.fullmatch(line):
-            name = line.split("=")[0].strip()  # never the value: it may be a secret
+            name = re.match(
+                r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line
+            )  # never the value: it may be a secret
             raise LaunchError(
-                f"{path}, line {number} ({name}): write NAME=value without quotes, $, backslashes, export, spaces around "
+                f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, export, spaces around "
                 "the value or a comment behind it; docker, compose and Slipway then read the same."
             )
     from dotenv import dotenv_values  # 15 ms that a start without a file need not pay
@@ -190,7 +204,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value}
 
 
-_PORTABLE = re.compile(r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?""")
+_PORTABLE = re.compile(r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?""")
 
 
 @dataclass(frozen=True)
@@ -207,18 +221,24 @@ class Sources:
         value = self.options.get(setting.name)
         return None if value is None else Claim(value, f"command line ({setting.option})")
 
-    def variable(self, name: str) -> Claim | None:
-        """What the environment says about a variable, else what the `.env` file says."""
-        if value := self.environ.get(name):
-            return Claim(value, f"environment ({name})")
-        if value := self.env_file.get(name):
-            return Claim(value, f"{self.env_file_name} ({name})")
-        return None
+    def from_environment(self, *names: str) -> list[Claim]:
+        """What the environment says about these variables."""
+        return [Claim(value, f"environment ({name})") for name in names if (value := self.environ.get(name))]
+
+    def from_file(self, *names: str) -> list[Claim]:
+        """What the `.env` file says about these variables."""
+        return [Claim(value, f"{self.env_file_name} ({name})") for name in names if (value := self.env_file.get(name))]
+
+    def variable(self, *names: str) -> Claim | None:
+        """What the environment says about a variable (the first that is set), else what the `.env` file says."""
+        return next(iter((*self.from_environment(*names), *self.from_file(*names))), None)
 
     def claims(self, setting: Setting) -> list[Claim]:
         """All values given for a setting that no scheduler has a say in, the winner first, the default last."""
-        found = [self.option(setting), *(self.variable(name) for name in (*setting.aliases, setting.name))]
-        return [*(claim for claim in found if claim), Claim(setting.default, "default")]
+        names = (*setting.aliases, setting.name)
+        option = self.option(setting)
+        given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
+        return [*given, Claim(setting.default, "default")]
 
     def value(self, name: str) -> str:
         """The winning text of such a setting, checked by its parser. Raises LaunchError."""
@@ -233,4 +253,4 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        raise LaunchError(f"{setting.name}={claim.value} from {claim.source}: {error}. {type_this}".rstrip()) from None
+        raise LaunchError(f"{claim.about(setting.name)}: {error}. {type_this}".rstrip()) from None

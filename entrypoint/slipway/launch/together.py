@@ -70,7 +70,7 @@ def make_card(job: Job, run: Run, problem: str) -> Card:
         torch=installed("torch"),
         nccl=installed("nvidia-nccl-cu12"),
         job=topology.job,
-        data=job.data,
+        data=job.data() if job.data else None,
         snapshot=newest_step(run.path),
         attempt=run.attempt - 1,
         runtime=topology.runtime,

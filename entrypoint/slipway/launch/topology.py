@@ -44,6 +44,7 @@ class Topology:
     store_port: int
     backend: str
     device: str
+    gpus: int
     scheduler: str
     job: str | None
     runtime: str
@@ -71,11 +72,14 @@ class Topology:
     @property
     def arithmetic(self) -> str:
         """The line that every start prints."""
+        nodes, inside = _count(self.nodes, "node", "nodes"), f"(inside your script WORLD_SIZE is {self.world_size})"
+        world = _count(self.world_size, "process", "processes")
+        if self.world_size != self.nodes * self.processes_per_node:
+            return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
         one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")
-        return (
-            f"{_count(self.nodes, 'node', 'nodes')} × {_count(self.processes_per_node, one, many)} = "
-            f"{_count(self.world_size, 'process', 'processes')} (inside your script WORLD_SIZE is {self.world_size})"
-        )
+        if self.device == "cuda" and self.processes_per_node > self.gpus and not self.process:
+            one, many = "process", f"processes sharing {_count(self.gpus, 'GPU', 'GPUs')}"
+        return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}"
 
 
 def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology:
@@ -91,11 +95,12 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     nodes, node_rank = _read_place(values)
     if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
         raise LaunchError(
-            f"MASTER_PORT=0 (from {values['MASTER_PORT'].source}) means any free port, but several launchers must know it. "
+            f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
             "Give a number, or leave it out for 29500."
         )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
-        raise LaunchError(_master_missing(nodes, readings))
+        broken = next((reading.broken for reading in readings if reading.broken), "")
+        raise LaunchError(broken or _master_missing(nodes, readings))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), "a free port, for a single node")
@@ -108,12 +113,13 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         master_port=_number("MASTER_PORT", values),
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
-        backend=choose_backend(sources, device, processes, devices),
+        backend=choose_backend(sources, device, processes, devices, process),
         device=device,
+        gpus=len(devices.gpus),
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
         runtime=host.runtime,
-        threads=choose_threads(sources, readings, devices, processes),
+        threads=choose_threads(sources, readings, devices, processes, process),
         process=process,
         values=values,
         mended=host.mended,
@@ -131,11 +137,19 @@ def _refuse_nesting(environ: Mapping[str, str]) -> None:
 
 def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Value:
     setting = BY_NAME[name]
+    early = setting.aliases or ((name,) if name == "NPROC_PER_NODE" else ())
+    late = () if name in early else (name,)
+    # The file only fills in what the environment leaves open, under whichever name.
+    file = sources.from_file(*early), sources.from_file(*late)
+    filled = bool(sources.from_environment(*early, *late))
     claims = [
         sources.option(setting),
-        *(sources.variable(alias) for alias in setting.aliases),
+        *sources.from_environment(*early),
+        *(() if filled else file[0]),
         *(reading.get(name) for reading in readings if reading.scheduler in BEFORE_PLAIN),
-        sources.variable(name),
+        *sources.from_environment(*late),
+        *(file[0] if filled else ()),
+        *file[1],
         *(reading.get(name) for reading in readings if reading.scheduler not in BEFORE_PLAIN),
         Claim(setting.default, "default"),
     ]
@@ -160,13 +174,13 @@ def _read_place(values: Mapping[str, Value]) -> tuple[int, int]:
     nodes, node_rank = _number("WORLD_SIZE", values), _number("RANK", values)
     if size.source == "default" and node_rank:
         raise LaunchError(
-            f"RANK={node_rank} (from {rank.source}), but WORLD_SIZE, the number of nodes, is not given. "
+            f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
             "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or unset RANK for a single node."
         )
     if node_rank >= nodes:
         allowed = "only 0" if nodes == 1 else "0 or 1" if nodes == 2 else f"0 to {nodes - 1}"
         raise LaunchError(
-            f"RANK={node_rank} (from {rank.source}), but WORLD_SIZE={nodes} (from {size.source}) allows {allowed}. "
+            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
             "RANK counts nodes here; unset both for a single node."
         )
     return nodes, node_rank
@@ -176,17 +190,17 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
     """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
     for reading in (reading for reading in readings if reading.strict):
         for name in ("RANK", "WORLD_SIZE"):
-            plain, theirs = sources.environ.get(name), reading.get(name)
+            plain, theirs = sources.variable(name), reading.get(name)
             setting = BY_NAME[name]
-            decided = sources.option(setting) or any(sources.variable(alias) for alias in setting.aliases)
-            if not plain or theirs is None or decided:
+            decided = sources.option(setting) or sources.variable(*setting.aliases)
+            if plain is None or theirs is None or decided:
                 continue
             hook = HOOK_FORMULAS[name] if reading.scheduler == "Slurm" else ""
             injected = Claim(sources.environ.get(hook, ""), hook)
-            if plain not in (theirs.value, injected.value):
+            if plain.value not in (theirs.value, injected.value):
                 also = f" and {hook} (what a container hook writes) {injected.value}" if injected.value else ""
                 raise LaunchError(
-                    f"{name}={plain} (from environment ({name})), but {theirs.source} says {theirs.value}{also}. "
+                    f"{plain.about(name)}, but {theirs.source} says {theirs.value}{also}. "
                     f"Unset {name}, or decide with {setting.option} N."
                 )
 
@@ -214,7 +228,7 @@ def _notes(
             f"one launcher per process (from {process.source}): this one runs rank {process.rank} itself, without "
             "torchrun; the others are not waited for and nothing is restarted"
         )
-    if nodes > 1 and values["RANK"].source == f"{sources.env_file_name} (RANK)":
+    if nodes > 1 and values["RANK"].source.startswith(f"{sources.env_file_name} ("):
         notes.append(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"

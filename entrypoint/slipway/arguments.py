@@ -1,0 +1,154 @@
+"""What was typed: the launcher's options, the workload with its own, and from them and this machine a job.
+
+The launcher's options are understood before a workload's name and behind it; behind a user's own program everything is
+that program's.
+"""
+
+import difflib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipway.launch.catalog import WORKLOADS, find_workload
+from slipway.launch.devices import read_devices
+from slipway.launch.errors import LaunchError
+from slipway.launch.host import read_host
+from slipway.launch.job import Job
+from slipway.launch.plan import make_plan
+from slipway.launch.reach import is_loopback, listen
+from slipway.launch.settings import SETTINGS, Sources, parse_claim, read_env_file
+from slipway.launch.topology import TOPOLOGICAL, resolve_topology
+
+RDZV = {
+    "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
+    "--rdzv-endpoint": "use --master-addr HOST and --master-port PORT",
+    "--rdzv-id": "use --run-dir DIR to name the run",
+    "--rdzv-conf": "nothing replaces it",
+}
+
+
+def hyphens(name: str) -> str:
+    """An option's name as we write it: people mix hyphens and underscores, and torchrun takes both."""
+    return name.replace("_", "-")
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens, "max_content_width": 110}
+
+
+def launcher_options() -> list[click.Parameter]:
+    """The options that `run` and `plan` take, from the table of settings; torchrun's own names among them."""
+    options: list[click.Parameter] = []
+    for setting in SETTINGS:
+        if setting.option:
+            kind: dict[str, Any] = {"metavar": setting.metavar}
+            if setting.flag:
+                kind = {"is_flag": True, "flag_value": "1"}
+            text = f"{setting.help}  [{setting.name}, default {setting.default or 'none'}]"
+            options.append(click.Option([setting.option, setting.name], default=None, help=text, **kind))
+    options += [
+        click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
+        click.Option(["--env-file"], metavar="FILE", help="Read this file instead of ./.env."),
+    ]
+    return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
+
+
+def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        name = f"--{hyphens(option.name or '')}"
+        raise LaunchError(f"{name} is torchrun's: {RDZV[name]}.")
+
+
+class Launching(click.Command):
+    """A command whose words end with a program and that program's own arguments, `-m MODULE` included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
+        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
+        before = ""
+        for index, word in enumerate(args):
+            if word == "-m":
+                args = [*args[:index], "--", *args[index:]]
+                break
+            if not word.startswith("-") and (not before.startswith("--") or "=" in before or hyphens(before) in flags):
+                break  # the program; what follows is its own
+            before = word
+        return super().parse_args(ctx, args)
+
+
+def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
+    """From the command line and this machine to a job. Raises LaunchError or click.UsageError; starts nothing."""
+    words = list(words)
+    if words and words[0] in WORKLOADS:
+        late, rest = _take_options(words[1:])
+        options, words = options | late, [words[0], *rest]
+    sources = _read_sources(options)
+    workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
+    if workload.own:
+        _check_arguments(workload.name, arguments)
+    environ = dict(os.environ)
+    devices = read_devices(environ)
+    topology = resolve_topology(sources, devices, read_host(environ))
+    if topology.backend == "mpi":
+        _require_mpi()
+    if topology.rank == 0:
+        listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
+    data = _hash_stdlib if workload.embedded_text else None
+    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data)
+
+
+def _take_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Take the launcher's options out of the words behind one of our workloads; the rest is the workload's."""
+    parser = click.Command("", params=launcher_options(), add_help_option=False)
+    parser.context_settings = {**CONTEXT, "ignore_unknown_options": True, "allow_extra_args": True}
+    context = parser.make_context("slipway run", list(words))
+    return {name: value for name, value in context.params.items() if value}, context.args
+
+
+def _read_sources(options: dict[str, Any]) -> Sources:
+    names = {setting.name for setting in SETTINGS}
+    given = {name: str(value) for name, value in options.items() if name in names and value is not None}
+    if options.get("standalone"):
+        given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    path = Path(options.get("env_file") or ".env")
+    if options.get("env_file") and not path.is_file():
+        raise LaunchError(f"--env-file {path}: there is no such file.")
+    env_file = read_env_file(path) if path.is_file() else {}
+    sources = Sources(given, dict(os.environ), env_file, path.name)
+    for setting in SETTINGS:
+        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
+            parse_claim(setting, sources.claims(setting)[0])
+    return sources
+
+
+def _check_arguments(workload: str, arguments: Sequence[str]) -> None:
+    """Tell a mistake in one of our workloads' options before anything starts."""
+    from slipway.train.options import parse  # torch-free
+
+    try:
+        parse(workload, arguments)
+    except click.NoSuchOption as error:
+        ours = [option.opts[0] for option in launcher_options()]
+        near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
+        raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+
+
+def _hash_stdlib() -> str:
+    """The hash of the text that gpt is trained on, for the other nodes to compare."""
+    from slipway.train.text import read_stdlib
+
+    return read_stdlib().sha256
+
+
+def _require_mpi() -> None:
+    asked = "import sys, torch.distributed as d; sys.exit(not d.is_mpi_available())"
+    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+        raise LaunchError(
+            "This torch was built without the mpi backend. Use --backend nccl (GPUs) or gloo (CPUs); to start from mpirun, "
+            "start one launcher per process: `mpirun -n 8 -x MASTER_ADDR=HOST slipway run …` uses nccl or gloo between them."
+        )

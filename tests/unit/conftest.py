@@ -1,0 +1,61 @@
+"""The command line, called in this process as a user would, on a node without GPUs and with four cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from stand_ins import Answer, Slipway, make_devices
+from worker_output import MakeOutput, Output
+
+from slipway import arguments, cli
+from slipway.launch.devices import Devices
+from slipway.launch.supervise import Attempt
+
+settings.register_profile("unit", deadline=None)  # a busy machine is no failure
+settings.load_profile("unit")
+
+
+@pytest.fixture
+def slipway(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Slipway:
+    """Calls `slipway`: words, `devices`, and environment variables as keywords. The working directory is empty.
+
+    A call that would start training is a mistake of the test: these tests run without torch.
+    """
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("training was started")
+
+    monkeypatch.setattr(Attempt, "supervise", refuse)
+    monkeypatch.chdir(tmp_path)
+    for name in set(os.environ) - {"PATH", "HOME", "PYTEST_CURRENT_TEST"}:
+        monkeypatch.delenv(name)
+
+    def call(*words: str, devices: Devices | None = None, **environ: str) -> Answer:
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            patch.setattr(arguments, "read_devices", lambda environ: devices or make_devices())
+            patch.setattr(sys, "argv", ["slipway", *words])
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        out, err = capfd.readouterr()
+        return Answer(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def make_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeOutput:
+    """Makes workers' output with its logs in the test's folder; `terminal` says whether our stderr is one."""
+
+    def make(
+        ranks: tuple[int, ...] = (0, 1), node_rank: int = 0, alone: bool = False, terminal: bool = False
+    ) -> Output:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+        return Output(ranks, node_rank, alone, tmp_path)
+
+    return make

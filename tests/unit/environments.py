@@ -1,0 +1,161 @@
+"""One real environment per row of the contract, as each system's documentation or source says that it sets it.
+
+`env` holds what that system puts into the container, not what Slipway reads; so each row also shows what is left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment and what it means. `want` holds attributes of Topology; `sources` who gave a value."""
+
+    name: str
+    env: dict[str, str]
+    want: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    fqdn: str = "host"
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def place(nodes: int, rank: int, addr: str, port: int = 0, **more: Any) -> dict[str, Any]:
+    """The attributes that every row states."""
+    stated = {"nodes": nodes, "node_rank": rank, "master_addr": addr, **more}
+    return {**stated, "master_port": port} if port else stated
+
+
+# What `srun` gives each task: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+BARE_SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_NNODES": "2",
+    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NTASKS": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_NODELIST": "gpu[07-08]",
+    "SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "gpu08",
+    "SLURM_SRUN_COMM_HOST": "10.0.0.1", "SLURM_STEP_RESV_PORTS": "", "SLURM_GTIDS": "1", "SLURM_CPUS_ON_NODE": "8",
+}  # fmt: skip
+# A step of a job whose batch script has four nodes: the step's own names win over the job's.
+STEP_OF_SBATCH = BARE_SRUN | {
+    "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "3", "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4",
+    "SLURM_JOB_NODELIST": "gpu[01-04]", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_PARTITION": "train",
+    "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_SUBMIT_DIR": "/home/me", "SLURM_JOB_GPUS": "0,1",
+}  # fmt: skip
+# --ntasks-per-node=2 --gpus-per-task=1: each task sees one device while SLURM_GPUS_ON_NODE counts both.
+TWO_TASKS_PER_NODE = BARE_SRUN | {
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2",
+}  # fmt: skip
+# pyxis, image with PYTORCH_VERSION in its ENV, enroot's hook not installed (pyxis: README, "PyTorch" entry of pyxis_slurmstepd.c)
+PYXIS = {"PYTORCH_VERSION": "2.10.0", "RANK": "1", "LOCAL_RANK": "0"}
+# ... and installed: enroot, conf/hooks/extra/50-slurm-pytorch.sh; OMP_NUM_THREADS only with more tasks than nodes.
+ENROOT = PYXIS | {"MASTER_ADDR": "gpu07", "MASTER_PORT": str(61_000 + 7 % 4536), "WORLD_SIZE": "2"}
+ENROOT_TASKS = ENROOT | {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
+# https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode (host name `<job>-<index>`)
+INDEXED_JOB = {
+    "JOB_COMPLETION_INDEX": "2",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "KUBERNETES_PORT": "tcp://10.96.0.1",
+}
+# kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go; its pods belong to a JobSet, so they have an index too.
+TRAINER = {
+    "PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "29500",
+    "PET_MASTER_ADDR": "mnist-node-0-0.mnist", "JOB_COMPLETION_INDEX": "1",
+}  # fmt: skip
+# kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go: releases before 1.6 set plain names, in nodes ...
+PYTORCHJOB_OLD = {
+    "PYTHONUNBUFFERED": "0", "MASTER_PORT": "23456", "MASTER_ADDR": "mnist-master-0", "WORLD_SIZE": "3", "RANK": "2",
+}  # fmt: skip
+# ... since 1.7 WORLD_SIZE counts processes (replicas x nprocPerNode), and PET_* says the rest.
+PYTORCHJOB_NEW = {
+    "PYTHONUNBUFFERED": "1", "MASTER_PORT": "23456", "MASTER_ADDR": "mnist-master-0", "WORLD_SIZE": "8", "RANK": "1",
+    "PET_MASTER_PORT": "23456", "PET_MASTER_ADDR": "mnist-master-0", "PET_NNODES": "2", "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "4",
+}  # fmt: skip
+# volcano-sh/volcano, docs/user-guide/how_to_use_{env,svc,pytorch}_plugin.md
+VOLCANO = {
+    "VC_WORKER_HOSTS": "lm-worker-0.lm,lm-worker-1.lm,lm-worker-2.lm", "VC_WORKER_NUM": "3", "VC_TASK_INDEX": "2",
+    "VK_TASK_INDEX": "2",
+}  # fmt: skip
+VOLCANO_PYTORCH = {
+    "MASTER_ADDR": "lm-master-0.lm", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "2", "VC_TASK_INDEX": "1",
+    "VC_MASTER_HOSTS": "lm-master-0.lm", "VC_MASTER_NUM": "1", "VC_WORKER_NUM": "2", "VK_TASK_INDEX": "1",
+    "VC_WORKER_HOSTS": "lm-worker-0.lm,lm-worker-1.lm",
+}  # fmt: skip
+# https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; MASTER_ADDR through `mpirun -x`
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_UNIVERSE_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_NODE_RANK": "0", "MASTER_ADDR": "n0",
+}  # fmt: skip
+OPEN_MPI_TASKS = OPEN_MPI | {
+    "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_UNIVERSE_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_NODE_RANK": "1",
+}  # fmt: skip
+# https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html#environment-variables-for-run
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5", "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_TASK_ID": "sky-2026-11-21-06-50-00-000001_lm_1",
+    "SKYPILOT_CLUSTER_INFO": '{"cluster_name": "lm"}',
+}  # fmt: skip
+# https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables, set by somebody else's launcher
+PER_PROCESS = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+PLAIN = {"MASTER_ADDR": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2"}
+PER_NODE: dict[str, Any] = {"level": "node", "processes_per_node": 2}
+
+CASES = (
+    Case("nothing set", {}, place(1, 0, "127.0.0.1", 40_001, scheduler="none", **PER_NODE), {"WORLD_SIZE": "default"}),
+    Case("empty variables", dict.fromkeys((*PLAIN, "NNODES", "SLURM_STEP_ID"), ""), place(1, 0, "127.0.0.1", **PER_NODE)),
+    Case("plain", PLAIN, place(2, 1, "10.0.0.1", 29_500, scheduler="none"), {"RANK": "environment (RANK)"}),
+    Case("plain, eight GPUs", PLAIN, place(2, 1, "10.0.0.1", processes_per_node=8, backend="nccl"), gpus=8),
+    Case("plain, own port", PLAIN | {"MASTER_PORT": "4000"}, place(2, 1, "10.0.0.1", 4000)),
+    Case("RANK=0 alone", {"RANK": "0"}, place(1, 0, "127.0.0.1", 40_001)),
+    Case(
+        "torchrun's names", {}, place(2, 1, "n0", 1234, processes_per_node=3), {"RANK": "command line (--node-rank)"},
+        options={"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234", "NPROC_PER_NODE": "3"},
+    ),
+    Case("NNODES", PLAIN | {"NNODES": "4", "NODE_RANK": "3"}, place(4, 3, "10.0.0.1"), {"RANK": "environment (NODE_RANK)"}),
+    Case("min:max equal", PLAIN | {"NNODES": "2:2"}, place(2, 1, "10.0.0.1")),
+    Case(
+        "Kubeflow Trainer v2", TRAINER, place(3, 1, "mnist-node-0-0.mnist", 29_500, scheduler="Kubeflow Trainer"),
+        {"RANK": "Kubeflow Trainer (PET_NODE_RANK)"}, fqdn="mnist-node-0-1.mnist.default.svc.cluster.local",
+    ),
+    Case("Kubeflow Trainer, GPUs", TRAINER, place(3, 1, "mnist-node-0-0.mnist", processes_per_node=4), gpus=4),
+    Case("PET_NNODES=2:2", TRAINER | {"PET_NNODES": "2:2"}, place(2, 1, "mnist-node-0-0.mnist")),
+    Case("PyTorchJob, old", PYTORCHJOB_OLD, place(3, 2, "mnist-master-0", 23_456)),
+    Case(
+        "PyTorchJob, new", PYTORCHJOB_NEW, place(2, 1, "mnist-master-0", 23_456, processes_per_node=4, level="node"),
+        {"WORLD_SIZE": "Kubeflow Trainer (PET_NNODES)"}, gpus=4,
+    ),
+    Case("bare srun", BARE_SRUN, place(2, 1, "gpu07", scheduler="Slurm", job="7", **PER_NODE), {"RANK": "Slurm (SLURM_NODEID)"}),
+    Case("a step of sbatch", STEP_OF_SBATCH, place(2, 0, "gpu03", job="42.3", **PER_NODE)),
+    Case("the batch script itself", {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, place(1, 0, "127.0.0.1", scheduler="none")),
+    Case("several brackets", BARE_SRUN | {"SLURM_STEP_NODELIST": "r[1-2]n[07,09]"}, place(2, 1, "r1n07")),
+    Case("differing names", BARE_SRUN | {"SLURM_STEP_NODELIST": "login-a,gpu[07-08]"}, place(2, 1, "login-a")),
+    Case("an old Slurm", {k: v for k, v in BARE_SRUN.items() if k != "SLURM_STEP_NUM_NODES"}, place(2, 1, "gpu07")),
+    Case("pyxis, hook off", BARE_SRUN | PYXIS, place(2, 1, "gpu07", **PER_NODE)),
+    Case("pyxis, hook on", BARE_SRUN | ENROOT, place(2, 1, "gpu07", **PER_NODE), {"MASTER_ADDR": "Slurm (SLURM_STEP_NODELIST)"}),
+    Case(
+        "two tasks per node", TWO_TASKS_PER_NODE | ENROOT_TASKS,
+        place(2, 1, "gpu07", level="process", processes_per_node=2, world_size=4, scheduler="Slurm"), gpus=2,
+    ),
+    Case(
+        "Indexed Job", INDEXED_JOB | {"NNODES": "4"},
+        place(4, 2, "lm-0.lm.default.svc.cluster.local", 29_500, scheduler="Kubernetes", job="lm"),
+        {"RANK": "Kubernetes (JOB_COMPLETION_INDEX)"}, fqdn="lm-2.lm.default.svc.cluster.local",
+    ),
+    Case(
+        "JobSet", INDEXED_JOB | {"WORLD_SIZE": "3"}, place(3, 2, "set-workers-0-0.set.ml.svc.cluster.local"),
+        fqdn="set-workers-0-2.set.ml.svc.cluster.local",
+    ),
+    Case("Volcano, svc and env plugins", VOLCANO, place(3, 2, "lm-worker-0.lm", 29_500, scheduler="Volcano")),
+    Case("Volcano, pytorch plugin", VOLCANO_PYTORCH, place(3, 2, "lm-master-0.lm", 23_456)),
+    Case("Open MPI, one per node", OPEN_MPI, place(2, 1, "n0", scheduler="Open MPI", **PER_NODE)),
+    Case("Open MPI, four per node", OPEN_MPI_TASKS, place(2, 1, "n0", level="process", processes_per_node=4, world_size=8)),
+    Case("SkyPilot", SKYPILOT, place(2, 1, "10.0.0.4", processes_per_node=8, scheduler="SkyPilot"), gpus=8),
+    Case("SkyPilot on CPUs", SKYPILOT | {"SKYPILOT_NUM_GPUS_PER_NODE": "0"}, place(2, 1, "10.0.0.4", **PER_NODE)),
+    Case("LOCAL_RANK", PER_PROCESS, place(2, 1, "n0", 29_500, level="process", processes_per_node=2, world_size=4)),
+)  # fmt: skip

@@ -1,0 +1,150 @@
+"""Stand-ins for the world around the launcher: GPUs, a host, NVML, cgroup trees; and the calls that tests repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slipway.launch.catalog import find_workload
+from slipway.launch.devices import Devices, Gpu
+from slipway.launch.host import Host
+from slipway.launch.plan import Plan, make_plan
+from slipway.launch.settings import Sources
+from slipway.launch.topology import Topology, resolve_topology
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+
+Slipway = Callable[..., Answer]  # the fixture of that name
+FREE_PORT = 40_001  # what this host says is free
+
+
+def make_devices(gpus: int = 0, cpus: float = 4.0, capability: tuple[int, int] = (9, 0), **more: Any) -> Devices:
+    """A node with so many equal GPUs."""
+    cards = tuple(Gpu(index, f"GPU-{index}", "NVIDIA H100", capability) for index in range(gpus))
+    return Devices(cards, cpus, driver="550.54" if gpus else "", **more)
+
+
+def make_host(fqdn: str = "host", mended: Mapping[str, str] | None = None) -> Host:
+    """A host that lacks nothing."""
+    return Host(fqdn=fqdn, free_port=FREE_PORT, runtime="host", mended=mended or {})
+
+
+def make_sources(environ: Mapping[str, str], options: Mapping[str, str] | None = None, **more: Any) -> Sources:
+    """What a user gave: `options` by setting name, `env_file` as read."""
+    return Sources(dict(options or {}), dict(environ), dict(more.pop("env_file", {})), **more)
+
+
+def resolve(
+    environ: Mapping[str, str],
+    options: Mapping[str, str] | None = None,
+    env_file: Mapping[str, str] | None = None,
+    devices: Devices | None = None,
+    fqdn: str = "host",
+) -> Topology:
+    """The topology of a node with this environment; without GPUs where no devices are given."""
+    sources = make_sources(environ, options, env_file=env_file or {})
+    return resolve_topology(sources, devices or make_devices(), make_host(fqdn))
+
+
+def plan_for(
+    words: tuple[str, ...] = ("linear",),
+    environ: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+    mended: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Plan:
+    """The plan for the words after `slipway run`; `more` is `devices` or `env_file`."""
+    sources = make_sources(environ or {}, options, env_file=more.get("env_file", {}))
+    topology = resolve_topology(sources, more.get("devices") or make_devices(), make_host(mended=mended))
+    workload, arguments = find_workload(words)
+    return make_plan(topology, workload, arguments, sources)
+
+
+class NvmlError(Exception):
+    """As pynvml's: `value` is the number of the error."""
+
+    def __init__(self, value: int, text: str = "") -> None:
+        super().__init__(text or f"error {value}")
+        self.value = value
+
+
+class FakeNvml:
+    """The part of pynvml that the launcher calls. `cards`: see make_card."""
+
+    NVMLError = NvmlError
+    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def __init__(self, *cards: Any, init_error: Exception | None = None, lost: bool = False) -> None:
+        self.cards = [SimpleNamespace(**card) for card in cards]
+        self.init_error, self.lost, self.shut_down = init_error, lost, False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.init_error:
+            raise self.init_error
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shut_down = True
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "550.54.15"
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
+        if self.lost:
+            raise NvmlError(15, "GPU is lost")
+        return self.cards[index]
+
+    def nvmlDeviceGetName(self, handle: Any) -> str:  # noqa: N802
+        return str(handle.name)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> list[int]:  # noqa: N802
+        return list(handle.capability)
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:  # noqa: N802
+        return handle if isinstance(handle, str) else str(handle.uuid)
+
+    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:  # noqa: N802
+        if handle.slices is None:
+            raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        enabled = int(isinstance(handle.slices, list))
+        return [enabled, enabled]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, number: int) -> Any:  # noqa: N802
+        if number >= len(handle.slices) or handle.slices[number] is None:
+            raise NvmlError(6, "not found")
+        return handle.slices[number]
+
+
+def make_card(number: int, capability: tuple[int, int] = (9, 0), slices: Any = None) -> Any:
+    """One GPU for FakeNvml; its UUID begins with its number.
+
+    `slices`: a list of the UUIDs of MIG slices, with None for a place without one; () where MIG is switched off, None
+    where the GPU knows no MIG.
+    """
+    return {"uuid": f"GPU-{number}a{number}b", "name": "NVIDIA H100", "capability": capability, "slices": slices}
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> Path:
+    """Write files below a folder, for fake /proc and /sys trees."""
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root

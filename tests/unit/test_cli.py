@@ -1,0 +1,181 @@
+"""What the first argument means, help, wrong options, and how options are spelled."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from stand_ins import Slipway
+
+from slipway import __version__, cli
+from slipway.launch.catalog import WORKLOADS
+from slipway.launch.errors import EXITS
+from slipway.launch.settings import SETTINGS
+
+
+def start(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A real process, for what replaces it."""
+    environ = {"PATH": os.environ["PATH"], **environ}
+    command = [sys.executable, "-m", "slipway", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "understood"),
+    [
+        ([], []),
+        (["plan", "gpt"], ["plan", "gpt"]),
+        (["run"], ["run"]),
+        (["linear", "--lr", "1"], ["run", "linear", "--lr", "1"]),
+        (["gpt"], ["run", "gpt"]),
+        (["train.py", "run"], ["run", "train.py", "run"]),
+        (["./dir/train.py"], ["run", "./dir/train.py"]),
+        (["-m", "pkg", "-m"], ["run", "-m", "pkg", "-m"]),
+        (["--help"], ["--help"]),
+        (["--version"], ["--version"]),
+    ],
+)
+def test_the_first_argument_is_a_command_a_workload_or_a_program(words: list[str], understood: list[str]) -> None:
+    assert cli.understand(words) == understood
+
+
+def test_a_command_wins_over_a_file_and_a_workload_over_an_executable(slipway: Slipway, tmp_path: Path) -> None:
+    for name in ("plan", "linear"):
+        (tmp_path / name).write_text("#!/bin/sh\necho wrong\n")
+        (tmp_path / name).chmod(0o755)
+    answer = slipway("plan", "linear", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "slipway.train.workloads.linear" in answer.out
+    assert cli.understand(["linear"]) == ["run", "linear"]
+
+
+def test_an_executable_replaces_the_launcher_untouched(tmp_path: Path) -> None:
+    assert start("sh", "-c", "kill -0 $$; exit 3").returncode == 3
+    shown = start("sh", "-c", 'printf "%s," "$0" "$@"; env', "a b", "--nnodes", "", "*", RANK="5", EMPTY="")
+    assert shown.stdout.startswith("a b,--nnodes,,*,")
+    assert {"RANK=5", "EMPTY="} <= set(shown.stdout.splitlines()[0].split(",")[-1:] + shown.stdout.splitlines())
+    assert "SLIPWAY" not in shown.stdout
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho pid $$\nexit 75\n")
+    tool.chmod(0o755)
+    ended = start(str(tool))
+    assert (ended.returncode, ended.stderr) == (75, "")
+
+
+def test_an_executable_keeps_the_process_and_its_signals() -> None:
+    code = "import os, signal; print(os.getpid(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
+    command = [sys.executable, "-m", "slipway", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.read().split() == [str(process.pid), "True"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lniear"], "Did you mean linear?"),
+        (["pla"], "Did you mean plan?"),
+        (["gtp", "--lr", "1"], "Did you mean gpt?"),
+        (["zzzzzz"], "Available are"),
+        (["absent.py"], "There is no file absent.py in"),
+        (["./absent"], "neither a command"),
+        (["plain.txt"], "not executable"),
+        (["-m"], "name of a module"),
+    ],
+)
+def test_a_word_that_means_nothing_is_78(slipway: Slipway, tmp_path: Path, words: list[str], says: str) -> None:
+    (tmp_path / "plain.txt").touch()
+    answer = slipway(*words)
+    assert answer.code == 78
+    assert says in answer.err
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_help_is_shown_alone_and_asked_for(slipway: Slipway) -> None:
+    alone = slipway()
+    assert alone.code == 0
+    assert alone == slipway("--help") == slipway("-h")
+    for name in cli.slipway.commands:
+        assert name in alone.out
+    assert all(f"{code} {row.meaning.split()[0]}" in " ".join(alone.out.split()) for code, row in EXITS.items())
+    assert slipway("--version").out.split()[-1] == __version__
+
+
+@pytest.mark.parametrize("words", [["run", "--help"], ["plan", "-h"]])
+def test_the_help_of_a_command_names_every_setting_and_its_variable(slipway: Slipway, words: list[str]) -> None:
+    answer = slipway(*words)
+    assert answer.code == 0
+    flat = " ".join(answer.out.split())
+    assert [setting.name for setting in SETTINGS if setting.option and setting.name not in flat] == []
+    assert [setting.option for setting in SETTINGS if setting.option not in flat] == []
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_a_workload_has_help_of_its_own(slipway: Slipway, workload: str) -> None:
+    answer = slipway(workload, "--help")
+    assert answer.code == 0
+    assert "--batch-size" in answer.out
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    yield "slipway", cli.slipway
+    yield from cli.slipway.commands.items()
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()))
+def test_every_command_and_option_is_described(name: str, command: click.Command) -> None:
+    assert command.help
+    assert command.epilog
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "near"),
+    [
+        (["run", "--nnode", "2", "linear"], "--nnode", "--nnodes"),
+        (["plan", "--nproc-per-nodes", "2", "linear"], "--nproc-per-nodes", "--nproc-per-node"),
+        (["plan", "--jsn", "linear"], "--jsn", "--json"),
+        (["linear", "--epoch", "3"], "--epoch", "--epochs"),
+        (["plan", "linear", "--batchsize", "3"], "--batchsize", "--batch-size"),
+        (["gpt", "--preet", "tiny"], "--preet", "--preset"),
+        (["linear", "--nnode", "2"], "--nnode", "--nnodes"),
+    ],
+)
+def test_a_wrong_option_is_2_and_names_the_nearest(slipway: Slipway, words: list[str], wrong: str, near: str) -> None:
+    answer = slipway(*words)
+    assert answer.code == 2
+    assert f"No such option '{wrong}'" in answer.err
+    assert near in answer.err.replace(f"'{wrong}'", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--nnodes"],
+        ["linear", "--nnodes"],
+        ["linear", "--lr", "fast"],
+        ["linear", "--epochs", "0"],
+        ["linear", "--steps", "1", "--epochs", "1"],
+        ["gpt", "--preset", "huge"],
+        ["linear", "stray"],
+        ["sample"],
+        ["sample", "absent"],
+        ["--no-such-option"],
+    ],
+)
+def test_a_wrong_command_line_is_2_without_a_traceback(slipway: Slipway, words: list[str]) -> None:
+    answer = slipway(*words)
+    assert answer.code == 2
+    assert "Error: " in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_the_mpi_backend_is_refused_where_torch_lacks_it(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking: subprocess.CompletedProcess[str] = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: lacking)
+    answer = slipway("plan", "--backend", "mpi", "linear")
+    assert answer.code == 78
+    assert [word for word in ("gloo", "nccl", "mpirun") if word not in answer.err] == []

@@ -1,0 +1,173 @@
+"""From what was seen while the workers ran to one word, its evidence and advice."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import write_files
+
+from slipway.launch.ending import Facts, count_ooms, tell_ending
+from slipway.launch.rundir import write_json
+from slipway.launch.verdict import Outcome
+
+NOW = 1000.0
+KILLED, ABORTED, ENDED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM
+
+
+def failure(rank: int, exitcode: int, time: float = 5.0) -> dict[str, Any]:
+    """What the agent tells of a worker."""
+    return {"rank": rank, "local_rank": rank, "pid": 100 + rank, "exitcode": exitcode, "time": time}
+
+
+def file(outcome: str, time: float = 4.0, **more: Any) -> dict[str, Any]:
+    """What a worker writes about its own end."""
+    return {"outcome": outcome, "step": 10, "snapshot": None, "message": outcome, "exception": None, "where": None,
+            "time": time, **more}  # fmt: skip
+
+
+CRASH = file("failed", exception="ValueError: bad batch", where="train.py:12 in step")
+LOST = file("peer", 1.0, exception="RuntimeError: Connection closed by peer")
+
+
+def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: Any) -> Outcome:
+    """The ending of a node with ranks 0 and 1."""
+    (folder / "outcome").mkdir()
+    for rank, content in (files or {}).items():
+        write_json(folder / "outcome" / f"rank-{rank}.json", content)
+    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "started": True, **facts}
+    return tell_ending(Facts(**given), folder, NOW)
+
+
+DONE = {0: file("finished", message="val_loss 1.5"), 1: file("finished", message="other")}
+SAVED = {0: file("stopped", message="saved step 10"), 1: file("stopped")}
+STOP = {"stop": "stopped", "signal": "SIGTERM"}
+
+
+@pytest.mark.parametrize(
+    ("files", "facts", "word", "rank", "says"),
+    [
+        # It ended as asked.
+        (DONE, {}, "finished", None, "val_loss 1.5"),
+        ({}, {"own": False}, "finished", None, ""),
+        (SAVED, STOP, "stopped", None, "saved step 10"),
+        ({0: file("cancelled"), 1: file("cancelled")}, {"stop": "cancelled", "signal": "SIGINT"}, "cancelled", None, ""),
+        (DONE, STOP, "finished", None, "val_loss 1.5"),  # the signal came after the last step
+        ({}, {"own": False, **STOP}, "stopped", None, "after SIGTERM"),
+        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as asked"),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], "stop": "cancelled", "signal": "SIGINT"},
+            "cancelled", 0, "SIGINT",
+        ),
+        ({}, {"status": 1, "started": False, **STOP}, "stopped", None, "before the workers had started"),
+        # A worker failed.
+        ({}, {"own": False, "status": 1, "failures": [failure(1, 3)]}, "failed", 1, "exit code 3"),
+        ({}, {"own": False, "status": 1, "failures": [failure(1, 75)]}, "failed", 1, "exit code 75"),
+        ({}, {"status": 1, "failures": [failure(0, KILLED)]}, "failed", 0, "somebody killed it (kill -9)"),
+        ({}, {"status": 1, "failures": [failure(0, KILLED)], "ooms": 1}, "failed", 0, "out of memory"),
+        ({}, {"status": 1, "failures": [failure(0, -signal.SIGSEGV)]}, "failed", 0, "SIGSEGV"),
+        ({}, {"status": 1, "failures": [failure(0, -60)]}, "failed", 0, "60"),
+        ({1: CRASH}, {"status": 1, "failures": [failure(1, 1)]}, "failed", 1, "ValueError: bad batch"),
+        ({0: file("configuration", message="--data: no such file")}, {"status": 1}, "configuration", 0, "no such file"),
+        ({0: file("unhealthy")}, {"status": 1}, "unhealthy", 0, ""),
+        ({0: file("no-progress")}, {"status": 1}, "no-progress", 0, ""),
+        # Several did: who has a reason of its own explains the others.
+        ({0: LOST, 1: CRASH}, {"status": 1, "failures": [failure(0, 1)]}, "failed", 1, "ValueError"),
+        ({0: LOST, 1: LOST | {"time": 0.5}}, {"status": 1}, "peer", 1, "Connection closed by peer"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED, 9.0), failure(0, 1)]}, "failed", 1, "SIGKILL"),
+        ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),
+        ({0: CRASH, 1: file("failed", 9.0)}, {"status": 1, "failures": [failure(1, 1, 2.0)]}, "failed", 0, "ValueError"),
+        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
+        # The grace was over.
+        ({0: file("stopped")}, {"status": -9, "killed": True, **STOP}, "peer", 1, "SIGTERM: ranks 1 had not ended"),
+        ({}, {"status": -9, "killed": True, **STOP}, "peer", 0, "ranks 0, 1"),
+        # Something around the workers failed.
+        ({}, {"status": -9, "lost": "node 1"}, "peer", None, "because of node 1"),
+        ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
+        ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
+        ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),
+        ({}, {"status": 1, "started": False, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),
+    ],
+)  # fmt: skip
+def test_each_ending_has_its_word_and_evidence(
+    tmp_path: Path, files: dict[int, dict[str, Any]], facts: dict[str, Any], word: str, rank: int | None, says: str
+) -> None:
+    outcome = end(tmp_path, files, **facts)
+    assert (outcome.word, outcome.rank) == (word, rank)
+    assert says in outcome.evidence
+    assert (outcome.node_rank, outcome.host) == (0, "n0")
+
+
+def test_an_abort_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
+    """NCCL's watchdog aborts the ranks that lost another one (SIGABRT), later and without a word in a file."""
+    outcome = end(
+        tmp_path, {0: CRASH | {"time": 5.0}}, status=1, failures=[failure(0, 1, 5.1), failure(1, ABORTED, 9.0)]
+    )
+    assert (outcome.rank, outcome.evidence) == (0, "ValueError: bad batch")
+
+
+def test_a_launcher_that_ran_out_of_memory_says_so(tmp_path: Path) -> None:
+    assert "out of memory" in end(tmp_path, status=-9, ooms=1).evidence
+
+
+def test_a_worker_that_wrote_half_a_file_is_told_by_its_status(tmp_path: Path) -> None:
+    write_files(tmp_path, {"outcome/rank-0.json": '{"outcome": "fin'})
+    facts = Facts(0, "n0", True, (0,), started=True, status=1, failures=[failure(0, KILLED)])
+    assert "SIGKILL" in tell_ending(facts, tmp_path, NOW).evidence
+
+
+def test_the_time_and_place_of_the_first_cause_are_kept(tmp_path: Path) -> None:
+    outcome = end(tmp_path, {1: CRASH}, status=1, failures=[failure(1, 1, 6.0)])
+    assert (outcome.time, outcome.where) == (4.0, "train.py:12 in step")
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (["loss 1.0", "  ", ""], "exit code 3; it said last: loss 1.0"),
+        (["Traceback (most recent call last):", "ValueError: bad", "[W] destroying"], "exit code 3: ValueError: bad"),
+        (["[rank1]: torch.cuda.OutOfMemoryError: CUDA"], "exit code 3: torch.cuda.OutOfMemoryError: CUDA"),
+        ([], "exit code 3"),
+    ],
+)
+def test_what_a_script_said_last_is_evidence(tmp_path: Path, last: list[str], says: str) -> None:
+    assert end(tmp_path, own=False, status=1, failures=[failure(1, 3)], last={1: last}).evidence == says
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
+        ({"killed": True, **STOP}, "--grace-seconds"),
+        ({"failures": [failure(0, 3)]}, ""),
+    ],
+)
+def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, Any], advice: str) -> None:
+    told = end(tmp_path, status=1, **facts).advice
+    assert (advice in told) if advice else told == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, 0),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.events": "oom_kill 1\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a\n",
+                "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 4\n",
+            },
+            4,
+        ),
+        ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\n"}, 0),
+    ],
+)
+def test_out_of_memory_kills_are_counted(tmp_path: Path, files: dict[str, str], count: int) -> None:
+    assert count_ooms(write_files(tmp_path, files)) == count

@@ -1,0 +1,101 @@
+"""The processes below this one: in a made-up /proc, and in real trees whose middle was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import write_files
+
+from slipway.launch.family import descendants, send
+
+STAT = {
+    "1/stat": "1 (tini) S 0 1 1",
+    "10/stat": "10 (slipway) S 1 10 10",
+    "20/stat": "20 (python -m a) b)) R 10 20 20",  # a name may hold spaces and parentheses
+    "21/stat": "21 (pt_data_worker) Z 20 20 20",
+    "22/stat": "22 (x) S 21 22 22",
+    "30/stat": "30 (other) S 1 30 30",
+    "31/stat": "",
+    "32/stat": "32 (half",
+    "33/status": "no stat: it has ended meanwhile",
+    "self/stat": "20 (me) S 10 1 1",
+    "meminfo": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "found"), [(1, {10, 20, 21, 22, 30}), (10, {20, 21, 22}), (20, {21, 22}), (22, set()), (99, set())]
+)
+def test_everything_below_a_process_is_found(tmp_path: Path, of: int, found: set[int]) -> None:
+    below = descendants(of, write_files(tmp_path, STAT))
+    assert set(below) == found
+    assert len(below) == len(found)
+
+
+def test_signalling_those_that_have_ended_is_no_error() -> None:
+    with subprocess.Popen(["sleep", "60"]) as alive, subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        send([ended.pid, alive.pid], signal.SIGTERM)
+        assert alive.wait() == -signal.SIGTERM
+
+
+# A launcher with a child in a session of its own, which has a child in another session that ignores what can be ignored.
+FAMILY = """
+import json, os, signal, subprocess, sys, time
+from slipway.launch.family import adopt_orphans, descendants, end_all, send
+if "adopt" in sys.argv:
+    adopt_orphans()
+inner = "trap '' TERM INT HUP; sleep 60 & echo ready; wait; sleep 60"
+middle = f'''setsid sh -c "{inner}" & echo $!; wait'''
+child = subprocess.Popen(["sh", "-c", middle], stdout=subprocess.PIPE, text=True, start_new_session=True)
+lines = {child.stdout.readline().strip() for _ in range(2)}
+before = descendants(os.getpid())
+child.kill()
+child.wait()
+time.sleep(0.05)
+orphans = descendants(os.getpid())
+end_all(os.getpid())
+time.sleep(0.05)
+alive = []
+for pid in before:
+    try:
+        state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        continue
+    if state != "Z":
+        alive.append(pid)
+left = descendants(os.getpid())
+if "adopt" not in sys.argv:
+    send(alive, signal.SIGKILL)
+print(json.dumps([len(before), len(orphans), len(alive), len(left)]))
+"""
+
+
+def run_family(*words: str) -> tuple[int, int, int, int]:
+    command = [sys.executable, "-c", FAMILY, *words]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    before, orphans, alive, left = json.loads(ran.stdout)
+    return before, orphans, alive, left
+
+
+def test_orphans_are_adopted_and_ended_in_whatever_session_they_are() -> None:
+    before, orphans, alive, left = run_family("adopt")
+    assert before >= 3
+    assert orphans == before - 1
+    assert (alive, left) == (0, 0)
+
+
+def test_without_adoption_they_would_have_been_lost() -> None:
+    _, orphans, alive, _ = run_family()
+    assert orphans == 0
+    assert alive >= 1
+
+
+def test_our_own_children_are_seen_in_the_real_proc() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in descendants(os.getpid())
+        child.kill()

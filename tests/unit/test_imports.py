@@ -1,0 +1,92 @@
+"""House rules as tests: what the launcher may load, and who imports whom."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slipway
+
+PACKAGE = Path(slipway.__file__).parent
+ALLOWED = {"slipway", "click", "dotenv"}  # dotenv only where a file is read
+
+
+def loaded_by(code: str, **more: Any) -> set[str]:
+    """The top-level modules that a program loads; it prints sys.modules at its end."""
+    shown = f"{code}\nimport sys\nprint(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True, **more)
+    return {name.partition(".")[0] for name in process.stdout.split()}
+
+
+def third_party(loaded: set[str]) -> set[str]:
+    """Those that are not Python's own. What an empty program loads as well is the installation's doing."""
+    ours = loaded - loaded_by("") - sys.stdlib_module_names
+    return {name for name in ours if not name.startswith("_sysconfigdata")}
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import slipway.cli")
+    assert third_party(loaded) == {"slipway", "click"}
+    assert not {"asyncio", "torch", "numpy", "pynvml", "dotenv"} & loaded
+
+
+PLAN = """
+import os, sys
+from slipway.cli import main
+sys.argv = ["slipway", "plan", "gpt"]
+shown, sys.stdout = sys.stdout, open(os.devnull, "w")
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stdout = shown
+"""
+
+
+@pytest.mark.parametrize("environ", [{}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}])
+def test_a_plan_is_made_without_torch(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / ".env").write_text("NPROC_PER_NODE=1\n")
+    environ = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", **environ}
+    loaded = loaded_by(PLAN, cwd=tmp_path, env=environ)
+    assert third_party(loaded) - {"pynvml"} == ALLOWED  # pynvml only where there is a driver
+
+
+def imports(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide who imports whom"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files(folder: str) -> pytest.MarkDecorator:
+    found = sorted((PACKAGE / folder).rglob("*.py"))
+    assert found
+    return pytest.mark.parametrize("file", found, ids=lambda file: str(file.relative_to(PACKAGE)))
+
+
+@files("launch")
+def test_the_launcher_imports_no_training_code(file: Path) -> None:
+    heavy = ("slipway.train", "torch", "numpy", "safetensors", "tqdm")
+    assert [name for name in imports(file) if name.startswith(heavy)] == []
+
+
+@files("train")
+def test_training_code_imports_no_launcher(file: Path) -> None:
+    assert [name for name in imports(file) if name.startswith(("slipway.launch", "slipway.cli", "slipway.agent"))] == []
+
+
+@files(".")
+def test_everything_public_has_a_docstring(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or not tree.body, file
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{file}: {node.name}"

@@ -1,0 +1,138 @@
+"""The workers' output on its way to the console and to a log file per rank."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worker_output import MakeOutput
+
+from slipway.launch import relay as module
+
+Capture = pytest.CaptureFixture[bytes]
+
+
+def test_lines_of_several_carry_node_and_rank(make_output: MakeOutput, capfdbinary: Capture) -> None:
+    output = make_output(ranks=(6, 7), node_rank=3)
+    for stream, text in enumerate((b"out 6\n", b"err 6\n", b"out 7\n", b"err 7\n")):
+        output.write(text, stream)
+    output.end()
+    assert capfdbinary.readouterr() == (b"[3:6] out 6\n[3:7] out 7\n", b"[3:6] err 6\n[3:7] err 7\n")
+
+
+def test_who_is_alone_is_passed_through_plain(make_output: MakeOutput, capfdbinary: Capture) -> None:
+    output = make_output(ranks=(0,), alone=True)
+    output.write(b"plain\n")
+    output.end()
+    assert capfdbinary.readouterr() == (b"plain\n", b"")
+
+
+def test_each_rank_has_a_log_that_grows(make_output: MakeOutput, tmp_path: Path) -> None:
+    for texts in ((b"first\n",), (b"second\n", b"error\n", b"other\n")):
+        output = make_output()
+        for stream, text in enumerate(texts):
+            output.write(text, stream)
+        output.end()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first\nsecond\nerror\n"
+    assert (tmp_path / "rank-1.log").read_bytes() == b"other\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        ([b"a\nb\n"], b"a\nb\n"),
+        ([b"ha", b"lf\n"], b"half\n"),
+        ([b"no newline"], b"no newline\n"),
+        ([b"one\nno newline"], b"one\nno newline\n"),
+        ([b"\n\n"], b"\n\n"),
+        ([], b""),
+        ([b"\xff\xfe\n"], b"\xff\xfe\n"),
+        (["Grüße ".encode()[:3], "Grüße ".encode()[3:], b"\n"], "Grüße \n".encode()),
+        ([b"x" * 60_000, b"x" * 60_000, b"\n"], b"x" * 120_000 + b"\n"),
+    ],
+)
+def test_lines_come_out_whole(
+    make_output: MakeOutput, capfdbinary: Capture, tmp_path: Path, texts: list[bytes], shown: bytes
+) -> None:
+    output = make_output(ranks=(0,), alone=True)
+    for text in texts:
+        output.write(text)
+    output.end()
+    assert capfdbinary.readouterr().out == shown
+    assert (tmp_path / "rank-0.log").read_bytes() == shown
+
+
+def test_a_line_without_an_end_is_passed_on_in_pieces(
+    make_output: MakeOutput, capfdbinary: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE", 1000)
+    output = make_output(ranks=(0,), alone=True)
+    output.write(b"x" * 1500)
+    assert capfdbinary.readouterr().out == b"x" * 1500 + b"\n"
+    output.end()
+
+
+def test_the_newest_lines_of_stderr_are_kept_as_evidence(make_output: MakeOutput) -> None:
+    output = make_output()
+    output.write(b"from stdout\n", stream=0)
+    output.write(b"".join(b"%d\n" % number for number in range(100)) + b"\xff last", stream=1)
+    output.end()
+    last = output.relay.last
+    assert list(last) == [0, 1]
+    assert len(last[0]) == module.REMEMBERED
+    assert list(last[0])[-2:] == ["99", "\ufffd last"]
+    assert not last[1]
+
+
+def test_last_words_are_not_lost_when_a_leftover_process_holds_the_pipe(
+    make_output: MakeOutput, tmp_path: Path
+) -> None:
+    output = make_output(ranks=(0,), alone=True)
+    held = os.dup(output.relay.writers[0])
+    os.write(held, b"last words")
+    output.relay.close_writers()
+    output.relay.close()
+    os.close(held)
+    assert (tmp_path / "rank-0.log").read_bytes() == b"last words\n"
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from slipway.cli import open_streams
+open_streams()
+from worker_output import Output
+output = Output((0,), 0, True, Path(sys.argv[1]))
+for number in range(3):
+    output.write(b"line %d\\n" % number)
+    output.write(b"x" * 20_000 + b"\\n", stream=1)
+output.end()
+sys.exit(75)
+"""
+
+
+def run_program(folder: Path, *words: str, console: int | None = None) -> int:
+    """Run the program above in a process of its own, with this as its stdout and stderr."""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    command = [*words, sys.executable, "-c", PROGRAM, str(folder)]
+    return subprocess.run(command, env=environ, check=False, stdout=console, stderr=console).returncode
+
+
+def test_a_console_that_went_away_does_not_end_the_training(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    assert run_program(tmp_path, console=write) == 75
+    os.close(write)
+    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3
+
+
+def test_a_full_disk_behind_the_console_does_not_end_the_training(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert run_program(tmp_path, console=full.fileno()) == 75
+    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3
+
+
+def test_a_console_that_was_never_there_does_not_end_the_training(tmp_path: Path) -> None:
+    assert run_program(tmp_path, "sh", "-c", 'exec "$@" >&- 2>&-', "sh") == 75
+    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3

@@ -1,0 +1,225 @@
+"""Where a run lies, what it goes on from, and the files that the launcher keeps in it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASKS_PER_NODE
+from stand_ins import make_devices, make_host, make_sources
+
+from slipway.launch.catalog import find_workload
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.plan import Plan, make_plan
+from slipway.launch.rundir import (
+    AlreadyFinishedError,
+    Run,
+    choose_run,
+    newest_run,
+    newest_step,
+    prepare_run,
+    read_json,
+    write_json,
+)
+from slipway.launch.settings import Sources
+from slipway.launch.topology import resolve_topology
+
+NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my train.py").touch()
+
+
+def ask(
+    *words: str, resume: str = "", run_dir: str = "", environ: dict[str, str] | None = None, fqdn: str = "host"
+) -> tuple[Plan, Sources]:
+    options = {"SLIPWAY_RESUME": resume, "SLIPWAY_RUN_DIR": run_dir}
+    sources = make_sources(environ or {}, {name: value for name, value in options.items() if value})
+    topology = resolve_topology(sources, make_devices(8), make_host(fqdn))
+    workload, arguments = find_workload(words or ("linear",))
+    return make_plan(topology, workload, arguments, sources), sources
+
+
+def choose(*words: str, **more: Any) -> Run:
+    return choose_run(*ask(*words, **more), NOW)
+
+
+def record(name: str, workload: str = "linear", started: float = 1.0, word: str = "", **more: Any) -> Path:
+    folder = Path("runs", name).absolute()
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", {"workload": workload, "started": started, "arguments": [], **more})
+    if word:
+        write_json(folder / "outcome.json", {"word": word})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "fqdn", "name"),
+    [
+        (["linear"], {}, "host", "linear-20260102-030405"),
+        (["my train.py"], {}, "host", "my-train-20260102-030405"),
+        (["-m", "pkg.main"], {}, "host", "pkg.main-20260102-030405"),
+        (["linear"], BARE_SRUN, "host", "linear-7"),
+        (["linear"], INDEXED_JOB | {"NNODES": "3"}, "lm-2.lm.default.svc", "linear-lm"),
+        (["linear"], SKYPILOT, "host", "linear-sky-2026-11-21-06-50-00-000001_lm_1"),
+        (["linear"], SKYPILOT | {"SKYPILOT_TASK_ID": "../../etc/x y"}, "host", "linear-..-..-etc-x-y"),
+        (["linear"], SKYPILOT | {"SKYPILOT_TASK_ID": "x" * 300}, "host", "linear-" + "x" * 93),
+    ],
+)
+def test_a_run_is_named_after_its_job_or_the_time(
+    tmp_path: Path, words: list[str], environ: dict[str, str], fqdn: str, name: str
+) -> None:
+    assert choose(*words, environ=environ, fqdn=fqdn) == Run(tmp_path / "runs" / name, "none", 1)
+    assert not Path("runs").exists()
+
+
+def test_a_second_start_makes_a_new_run() -> None:
+    names = []
+    for _ in range(3):
+        run = choose()
+        names.append(run.path.name)
+        run.path.mkdir(parents=True)
+    assert names == ["linear-20260102-030405", "linear-20260102-030405-2", "linear-20260102-030405-3"]
+
+
+FIRST_TASK = TWO_TASKS_PER_NODE | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+def test_the_processes_of_a_job_choose_the_same_folder_without_talking(tmp_path: Path) -> None:
+    first = choose(environ=FIRST_TASK)
+    first.path.mkdir(parents=True)
+    write_json(first.path / "run.json", {"attempt": 1})  # process 0 was quicker
+    assert first.path == choose(environ=TWO_TASKS_PER_NODE).path == tmp_path / "runs/linear-7"
+    with pytest.raises(LaunchError, match="--resume auto"):
+        choose(environ=FIRST_TASK)
+
+
+@pytest.mark.parametrize("environ", [PER_PROCESS, PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}])
+def test_processes_that_nothing_names_a_job_for_have_to_be_told_the_folder(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    with pytest.raises(LaunchError, match="--run-dir DIR") as caught:
+        choose(environ=environ)
+    assert caught.value.code == CONFIGURATION
+    assert choose(environ=environ, run_dir="mine").path == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("given", ["mine", "deep/mine", "/tmp/mine-that-is-absent"])
+def test_a_folder_that_was_given_is_taken(tmp_path: Path, given: str) -> None:
+    assert choose(run_dir=given, environ=BARE_SRUN).path == tmp_path / given
+    Path("mine").mkdir()
+    assert choose(run_dir="mine").path == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("resume", ["", "none", "runs/old"])
+def test_a_folder_that_is_not_empty_is_refused(resume: str) -> None:
+    record("old")
+    with pytest.raises(LaunchError, match=r"runs/old is not empty.*--resume auto") as caught:
+        choose(run_dir="runs/old", resume=resume)
+    assert caught.value.code == CONFIGURATION
+
+
+def test_auto_goes_on_in_the_folder_that_was_given() -> None:
+    folder = record("old", attempt=4)
+    assert choose(run_dir="runs/old", resume="auto") == Run(folder, "auto", 5)
+
+
+def test_auto_takes_the_newest_run_of_the_workload_by_its_record() -> None:
+    newest = record("linear-a", started=30.0)
+    record("linear-b", started=20.0)  # written later
+    record("gpt-c", workload="gpt", started=40.0)
+    Path("runs/broken").mkdir()
+    Path("runs/broken/run.json").write_text("{")
+    assert choose(resume="auto").path == newest
+    assert newest_run(Path("runs"), "linear") == Path("runs/linear-a")
+    assert newest_run(Path("runs"), "vision") is None
+    assert newest_run(Path("absent"), "linear") is None
+
+
+def test_auto_without_a_run_starts_one(tmp_path: Path) -> None:
+    assert choose(resume="auto") == Run(tmp_path / "runs/linear-20260102-030405", "auto", 1)
+
+
+def test_auto_under_a_scheduler_goes_on_with_the_same_job(tmp_path: Path) -> None:
+    record("linear-newer", started=99.0)
+    assert choose(resume="auto", environ=BARE_SRUN).path == tmp_path / "runs/linear-7"
+
+
+def test_a_path_starts_a_new_run_from_it(tmp_path: Path) -> None:
+    old = record("old")
+    run = choose(resume="runs/old")
+    assert run == Run(tmp_path / "runs/linear-20260102-030405", str(old), 1)
+
+
+def test_a_path_that_is_absent_is_refused() -> None:
+    with pytest.raises(LaunchError, match="--resume runs/absent: there is no such run") as caught:
+        choose(resume="runs/absent")
+    assert caught.value.code == CONFIGURATION
+
+
+def test_a_finished_run_is_not_resumed_unless_more_is_asked() -> None:
+    record("linear-a", word="finished")
+    with pytest.raises(AlreadyFinishedError, match=r"linear-a is finished"):
+        choose(resume="auto")
+    assert choose("linear", "--steps", "9", resume="auto").path.name == "linear-a"
+    assert choose_run(*ask(resume="auto"), NOW, finished_is_fine=True).path.name == "linear-a"
+
+
+@pytest.mark.parametrize("word", ["stopped", "failed", "peer", ""])
+def test_a_run_that_did_not_finish_is_resumed(word: str) -> None:
+    record("linear-a", word=word)
+    assert choose(resume="auto").path.name == "linear-a"
+
+
+def test_the_attempt_only_grows() -> None:
+    attempts = []
+    for started in (5.0, 6.0, 7.0):
+        plan, sources = ask(resume="auto", run_dir="mine")
+        run = choose_run(plan, sources, NOW)
+        prepare_run(run, plan, "1.0", started)
+        attempts.append(run.attempt)
+    assert attempts == [1, 2, 3]
+    assert read_json(Path("mine/run.json")) == {
+        "workload": "linear", "arguments": [], "version": "1.0", "started": 5.0, "attempt": 3, "nodes": 1,
+        "processes_per_node": 8,
+    }  # fmt: skip
+
+
+def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
+    plan, _ = ask()
+    run = Run(Path("mine").absolute(), "auto", 2)
+    for name in (
+        "node-0/stop",
+        "node-0/honours-stop",
+        "node-0/outcome/rank-0.json",
+        "node-1/stop",
+        "node-0/logs/rank-0.log",
+    ):
+        (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / name).touch()
+    prepare_run(run, plan, "1.0", NOW)
+    left = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
+    assert left == {"run.json", "node-1/stop", "node-0/logs/rank-0.log"}
+    assert (run.node(0) / "outcome").is_dir()
+
+
+def test_only_node_0_writes_the_record() -> None:
+    plan, _ = ask(environ=BARE_SRUN)
+    prepare_run(Run(Path("mine"), "none", 1), plan, "1.0", NOW)
+    assert [file.name for file in Path("mine").iterdir()] == ["node-1"]
+
+
+def test_a_folder_that_cannot_be_made_says_what_to_choose() -> None:
+    Path("file").touch()
+    plan, _ = ask()
+    with pytest.raises(LaunchError, match="--run-dir or --runs"):
+        prepare_run(Run(Path("file/run"), "none", 1), plan, "1.0", NOW)
+
+
+def test_the_newest_snapshot_is_found_by_its_step() -> None:
+    for name in ("step-00000500", "step-00001500", "step-00001000", "step-00009999.tmp", "other"):
+        Path("mine/snapshots", name).mkdir(parents=True)
+    assert newest_step(Path("mine")) == 1500
+    assert newest_step(Path("absent")) is None

@@ -1,0 +1,151 @@
+"""Where values come from and which wins; the `.env` subset; the table against `.env.example` and the README."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from stand_ins import make_sources
+
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.settings import BY_NAME, SETTINGS, Claim, Setting, Sources, parse_claim, read_env_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def give(setting: Setting, option: str, variable: str, file: str) -> Sources:
+    """Sources with a value in each place; None leaves a place out."""
+    options = {setting.name: option} if option and setting.option else {}
+    return make_sources(
+        {setting.name: variable} if variable else {}, options, env_file={setting.name: file} if file else {}
+    )
+
+
+def each(table: tuple[Setting, ...] = SETTINGS) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("setting", table, ids=lambda setting: setting.name)
+
+
+@each()
+def test_command_line_beats_environment_beats_file_beats_default(setting: Setting) -> None:
+    order = [Claim("variable", f"environment ({setting.name})"), Claim("file", f".env ({setting.name})")]
+    if setting.option:
+        assert give(setting, "option", "variable", "file").claims(setting)[0] == Claim(
+            "option", f"command line ({setting.option})"
+        )
+    assert give(setting, "", "variable", "file").claims(setting)[0] == order[0]
+    assert give(setting, "", "", "file").claims(setting) == [order[1], Claim(setting.default, "default")]
+    assert give(setting, "", "", "").claims(setting) == [Claim(setting.default, "default")]
+
+
+def test_every_value_that_was_overruled_is_kept() -> None:
+    claims = give(BY_NAME["SLIPWAY_RUNS"], "option", "variable", "file").claims(BY_NAME["SLIPWAY_RUNS"])
+    assert [claim.value for claim in claims] == ["option", "variable", "file", "runs"]
+
+
+@each()
+def test_an_empty_variable_counts_as_unset(setting: Setting) -> None:
+    sources = make_sources({setting.name: ""}, env_file={setting.name: "file"})
+    assert sources.claims(setting)[0].value == "file"
+    assert make_sources({setting.name: ""}).claims(setting) == [Claim(setting.default, "default")]
+
+
+@each(tuple(setting for setting in SETTINGS if setting.aliases))
+def test_another_name_wins_within_its_place_only(setting: Setting) -> None:
+    alias = setting.aliases[0]
+    both = {alias: "alias", setting.name: "name"}
+    assert [claim.value for claim in make_sources(both).claims(setting)][:2] == ["alias", "name"]
+    assert make_sources({setting.name: "name"}, env_file={alias: "alias"}).claims(setting)[0].value == "name"
+
+
+@each()
+def test_a_default_is_read_by_its_own_parser(setting: Setting) -> None:
+    parse_claim(setting, Claim(setting.default, "default"))
+
+
+@each()
+def test_every_setting_is_described(setting: Setting) -> None:
+    assert setting.help.endswith(".")
+    assert setting.option == "" or re.fullmatch(r"--[a-z][a-z-]+", setting.option)
+    assert re.fullmatch(r"[A-Z][A-Z_]*", setting.name)
+
+
+def test_every_setting_of_our_own_carries_the_prefix() -> None:
+    contract = {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "WORKLOAD"}
+    assert {setting.name for setting in SETTINGS if not setting.name.startswith("SLIPWAY_")} == contract
+    assert len(BY_NAME) == len(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("WORLD_SIZE", "2", 2),
+        ("WORLD_SIZE", "3:3", 3),
+        ("RANK", "0", 0),
+        ("RANK", " 7 ", 7),
+        ("MASTER_PORT", "65534", 65_534),
+        ("NPROC_PER_NODE", "auto", "auto"),
+        ("NPROC_PER_NODE", "8", 8),
+        ("SLIPWAY_OVERSUBSCRIBE", "TRUE", True),
+        ("SLIPWAY_OVERSUBSCRIBE", "no", False),
+        ("SLIPWAY_BACKEND", "gloo", "gloo"),
+        ("WORLD_SIZE", "1:2", None),
+        ("WORLD_SIZE", "0", None),
+        ("WORLD_SIZE", "", None),
+        ("RANK", "-1", None),
+        ("RANK", "1e3", None),
+        ("RANK", "99999999999999999999", None),
+        ("MASTER_PORT", "65535", None),
+        ("NPROC_PER_NODE", "1025", None),
+        ("NPROC_PER_NODE", "AUTO ", None),
+        ("SLIPWAY_GRACE_SECONDS", "0", None),
+        ("SLIPWAY_GRACE_SECONDS", "2 minutes", None),
+        ("SLIPWAY_BACKEND", "NCCL", None),
+        ("SLIPWAY_OVERSUBSCRIBE", "2", None),
+    ],
+)
+def test_values_are_read_or_refused(name: str, text: str, value: object) -> None:
+    setting, claim = BY_NAME[name], Claim(text, f"environment ({name})")
+    if value is not None:
+        assert parse_claim(setting, claim) == value
+        return
+    with pytest.raises(LaunchError, match=r"allowed|needed|fixed") as caught:
+        parse_claim(setting, claim)
+    assert caught.value.code == CONFIGURATION
+    assert f"{name}={text} (from the environment)" in str(caught.value)
+    assert f"Type for example {setting.option} {setting.default}" in str(caught.value)
+
+
+def test_the_winning_value_is_checked() -> None:
+    assert make_sources({"SLIPWAY_GRACE_SECONDS": "30"}).value("SLIPWAY_GRACE_SECONDS") == "30"
+    with pytest.raises(LaunchError, match=r"SLIPWAY_GRACE_SECONDS=soon \(from \.env"):
+        make_sources({}, env_file={"SLIPWAY_GRACE_SECONDS": "soon"}).value("SLIPWAY_GRACE_SECONDS")
+
+
+def table_rows(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^\| `([A-Z_]+)` \| (?:`(--[a-z-]+)`|[^|]*) \|", text, flags=re.MULTILINE)
+
+
+def test_the_example_file_lists_every_setting_at_its_default() -> None:
+    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    listed = [match.groups() for line in lines if (match := re.fullmatch(r"# ([A-Z][A-Z_]*)=(.*)", line))]
+    assert listed == [(setting.name, setting.default) for setting in SETTINGS]
+    assert all(line.startswith("#") for line in lines if line)
+
+
+def test_the_example_file_can_be_read_when_everything_in_it_is_switched_on(tmp_path: Path) -> None:
+    text = (ROOT / ".env.example").read_text(encoding="utf-8")
+    file = tmp_path / ".env"
+    file.write_text(re.sub(r"^# ([A-Z][A-Z_]*=)", r"\1", text, flags=re.MULTILINE))
+    assert read_env_file(file) == {setting.name: setting.default for setting in SETTINGS if setting.default}
+
+
+def test_the_readme_lists_every_setting() -> None:
+    rows = table_rows((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert rows == [(setting.name, setting.option) for setting in SETTINGS]
+
+
+def test_reading_leaves_the_process_alone(tmp_path: Path) -> None:
+    file, before = tmp_path / ".env", dict(os.environ)
+    file.write_text("RANK=1\nFRESH_NAME=x\n")
+    read_env_file(file)
+    assert dict(os.environ) == before

@@ -1,0 +1,43 @@
+"""Workers that are no processes: what they would write goes through a real Relay."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from pathlib import Path
+
+from slipway.launch.relay import Relay
+
+
+class Output:
+    """A relay with its selector. Streams are numbered: stdout and stderr of the first rank, of the second, …"""
+
+    def __init__(self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.relay = Relay(list(ranks), node_rank, alone, folder, self.selector)
+
+    def write(self, text: bytes, stream: int = 0) -> None:
+        """Write into a worker's pipe, and let the relay read all that is there."""
+        os.write(self.relay.writers[stream], text)
+        self._read(0)
+
+    def end(self) -> None:
+        """The workers end."""
+        self.relay.close_writers()
+        while self.relay.open and self._read(5):
+            continue
+        self.relay.close()
+
+    def _read(self, seconds: float) -> bool:
+        came = False
+        while ready := self.selector.select(0 if came else seconds):
+            came = True
+            for key, _ in ready:
+                key.data()
+            if not self.relay.open:
+                break
+        return came
+
+
+MakeOutput = Callable[..., Output]
