@@ -1,6 +1,7 @@
 """The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -114,8 +115,8 @@ def _safe(name: str) -> str:
 
 
 def _unused(path: Path) -> Path:
-    candidates = (path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))
-    return next(candidate for candidate in (path, *candidates) if not candidate.exists())
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
 def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:

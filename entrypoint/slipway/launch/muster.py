@@ -1,0 +1,201 @@
+"""The muster: the launchers of a job find each other, compare, agree to start, and end with one verdict.
+
+A job with several nodes opens one `Muster` per launcher. It talks to the network in a thread of its own, so that the
+launcher's main thread stays free for signals and torchrun. The protocol is documented in docs/muster.md.
+"""
+
+import concurrent.futures
+import contextlib
+import resource
+import secrets
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from slipway.launch.errors import FAILED, LaunchError
+from slipway.launch.messages_card import Card, Go
+from slipway.launch.reach import BACKLOG, is_loopback, listen
+from slipway.launch.verdict import Outcome, Verdict, judge
+
+if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
+    import asyncio
+
+    from slipway.launch.muster_host import Host
+    from slipway.launch.muster_member import Member
+
+__all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
+T = TypeVar("T")
+GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
+FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
+
+
+class Muster:
+    """This launcher's part in the muster, as a context manager: `join` before each attempt, `report` after it."""
+
+    def __init__(
+        self,
+        *,
+        node_rank: int,
+        nodes: int,
+        address: str,
+        port: int,
+        timeout: float,
+        folder: Path,
+        say: Callable[[str], None],
+        token: str = "",
+        allow_uneven: bool = False,
+        patience: float = 150.0,
+    ) -> None:
+        """Nothing is opened yet.
+
+        `address` and `port` are MASTER_ADDR and MASTER_PORT; `timeout` (seconds) is how long launchers wait for each
+        other; `patience` (seconds) how long the verdict waits for the other nodes once one has failed: at least the
+        grace for stopping workers. `folder` holds the runs; `say` prints a line, from any thread; `token` is
+        SLIPWAY_TOKEN or empty.
+        """
+        self._node_rank, self._nodes, self._address, self._port = node_rank, nodes, address, port
+        self._timeout, self._patience, self._token = timeout, patience, token
+        self._folder, self._say, self._allow_uneven = folder, say, allow_uneven
+        self._process = secrets.token_hex(16)
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def __enter__(self) -> Self:
+        """Listen (on node 0) and start the thread. LaunchError (78) where MASTER_PORT is in use."""
+        self._socket = None
+        if self._node_rank == 0:
+            self._socket = listen(self._port, loopback=is_loopback(self._address))
+            _allow_files(self._nodes + FILES)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
+        self._thread.start()
+        self._ready.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Send what is queued and close all connections; takes at most a few seconds."""
+        with contextlib.suppress(RuntimeError):  # the thread ended before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout=5.0)
+
+    @property
+    def news(self) -> Outcome | None:
+        """The first node known to have failed or to be lost since go: this node's workers will not finish either."""
+        return self._member.news
+
+    def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+        """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
+
+        LaunchError: 76 where nodes are missing after the time-out, 78 where they do not fit together, cannot reach each
+        other, or this one is refused. May be called again for the next attempt, after `report`.
+        """
+        return self._wait(self._join(card), stopped)
+
+    def report(self, outcome: Outcome, stopped: Callable[[], bool] = lambda: False) -> Verdict:
+        """Tell how the run ended on this node, and wait for the verdict that all nodes share.
+
+        Where node 0 is lost, or `stopped` becomes true, the verdict is this node's own.
+        """
+        return self._wait(self._member.report(outcome), stopped) or judge((outcome,))
+
+    def _wait(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T | None:
+        """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`."""
+        import asyncio
+
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while not future.done():
+            concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
+            if not future.done() and stopped():
+                future.cancel()
+                return None
+            if not self._thread.is_alive():
+                raise LaunchError("the thread that talks to the other launchers ended unexpectedly.", FAILED)
+        return future.result()
+
+    def _run(self) -> None:
+        import asyncio
+
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        """The thread's life: the door on node 0, this launcher's own membership, until `__exit__`."""
+        import asyncio
+
+        from slipway.launch.messages_codec import LINE_BYTES
+
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._excuse)
+        self._conducting: asyncio.Task[None] | None = None
+        self._member, self._host = self._make_member(), self._make_host()
+        server = None
+        if self._socket:
+            # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
+            server = await asyncio.start_server(
+                self._host.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
+            )
+        self._ready.set_result(None)
+        await self._closing.wait()
+        if server:
+            server.close()
+            await asyncio.sleep(0.01)  # connections accepted this moment reach the host, which closes them
+        await self._host.close()
+        await self._member.leave()
+
+    async def _join(self, card: Card) -> Go:
+        if self._node_rank == 0:
+            from slipway.launch.muster_conduct import Conduct
+
+            if self._conducting:
+                self._conducting.cancel()
+            conduct = Conduct(
+                self._host,
+                card,
+                port=self._port,
+                timeout=self._timeout,
+                patience=self._patience,
+                allow_uneven=self._allow_uneven,
+                folder=self._folder,
+            )
+            self._conducting = self._loop.create_task(conduct.run())
+            self._conducting.add_done_callback(self._inspect)
+        return await self._member.join(card)
+
+    def _inspect(self, task: "asyncio.Task[None]") -> None:
+        """A conduct that breaks must not leave anybody waiting."""
+        if not task.cancelled() and (error := task.exception()):
+            self._say(f"the muster broke: {type(error).__name__}: {error}")
+            self._closing.set()
+
+    def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
+        """What asyncio would log with a traceback, such as running out of files, as one line."""
+        self._say(f"muster: {context.get('exception') or context['message']}")
+
+    def _make_member(self) -> "Member":
+        from slipway.launch.muster_member import Member
+
+        return Member(
+            address=self._address,
+            port=self._port,
+            timeout=self._timeout,
+            patience=self._patience,
+            token=self._token,
+            folder=self._folder,
+            say=self._say,
+            process=self._process,
+        )
+
+    def _make_host(self) -> "Host":
+        from slipway.launch.muster_host import Host
+
+        return Host(nodes=self._nodes, process=self._process, token=self._token, say=self._say)
+
+
+def _allow_files(needed: int) -> None:
+    """Raise the soft limit of open files where a connection per node needs it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < needed:
+        ceiling = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))

@@ -1,0 +1,200 @@
+"""Node 0's conduct of one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.launch import messages as wire
+from slipway.launch.compare import compress, draw_table, find_differences
+from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.messages_card import Card
+from slipway.launch.messages_codec import plain
+from slipway.launch.muster_host import Host
+from slipway.launch.muster_ring import PROBE_SECONDS
+from slipway.launch.reach import free_port
+from slipway.launch.reach_trouble import explain_ring
+from slipway.launch.roster import Roster
+from slipway.launch.verdict import Outcome, judge
+
+FIRST_LINE_SECONDS = 3.0
+LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
+SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
+TROUBLES = 8  # unreachable neighbours that are listed
+
+
+class Conduct:
+    """One attempt, from node 0's point of view."""
+
+    def __init__(
+        self,
+        host: Host,
+        card: Card,
+        *,
+        port: int,
+        timeout: float,
+        patience: float,
+        allow_uneven: bool,
+        folder: Path,
+    ) -> None:
+        """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
+        self._host, self._port, self._timeout, self._patience, self._folder = host, port, timeout, patience, folder
+        self._allow_uneven = allow_uneven
+        self._roster = Roster(own=card, nodes=host.nodes, process=host.process, allow_uneven=allow_uneven)
+
+    async def run(self) -> None:
+        """Conduct the attempt to its verdict, or tell all launchers why it cannot start."""
+        host, loop = self._host, asyncio.get_running_loop()
+        self._began = loop.time()
+        host.links.clear()
+        host.outcomes.clear()
+        host.running, host.odd_since, host.deadline = False, math.inf, self._began + self._timeout
+        host.roster = self._roster
+        host.wake()
+        try:
+            start = None
+            while start is None:
+                await self._gather()
+                notes = self._compare()
+                if self._roster.complete:
+                    start = await self._survey(notes)
+                else:  # who did not fit has left again
+                    host.odd_since = math.inf
+            host.running = True
+            host.broadcast(start)
+            await self._finish()
+        except LaunchError as error:
+            host.roster = None
+            host.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+
+    async def _gather(self) -> None:
+        """Wait for all launchers, saying who is missing. LaunchError (76) after the time-out."""
+        host, loop = self._host, asyncio.get_running_loop()
+        line = self._began + FIRST_LINE_SECONDS
+        while not self._settled():
+            if loop.time() >= host.deadline:
+                raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
+            if loop.time() >= line:
+                host.broadcast(wire.Waiting(self._describe()))
+                if hint := self._roster.hint():
+                    host.broadcast(wire.Waiting(hint))
+                line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
+            await host.until(self._settled, min(line, host.deadline, max(host.odd_since + SETTLE_SECONDS, loop.time())))
+
+    def _settled(self) -> bool:
+        """Whether there is nobody left to wait for before the cards are compared."""
+        since = self._host.odd_since
+        if since == math.inf:
+            return self._roster.complete
+        return self._roster.everyone or asyncio.get_running_loop().time() >= since + SETTLE_SECONDS
+
+    def _describe(self) -> str:
+        return self._roster.describe(asyncio.get_running_loop().time() - self._began)
+
+    def _compare(self) -> tuple[str, ...]:
+        """Warnings about what should agree; LaunchError (78) with the table where something that must does not."""
+        problems = [
+            f"node {rank} ({card.host}): {card.problem}" for rank, card in self._roster.cards.items() if card.problem
+        ]
+        if problems:
+            raise LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
+        offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
+        differences = find_differences(self._roster.cards, offsets, self._allow_uneven)
+        table = draw_table(differences, self._roster.hosts) if differences else ()
+        if any(difference.must for difference in differences):
+            names = ", ".join(difference.name for difference in differences if difference.must)
+            raise LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
+        return ("warning: the nodes of this job are not alike:", *table) if table else ()
+
+    async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
+        """Let every launcher visit its neighbour; None where one left or came meanwhile. LaunchError (78) where one fails."""
+        host, loop = self._host, asyncio.get_running_loop()
+        host.round += 1
+        arrivals = host.arrivals
+        host.probed = {}
+        with self._shared_file() as name:
+            for node_rank, link in host.links.items():
+                seat = self._roster.seats[(node_rank + 1) % host.nodes]
+                hello, neighbour = seat.hello, seat.card
+                link.send(
+                    wire.Probe(
+                        host.round, neighbour.node_rank, neighbour.host, seat.address, hello.port, hello.key, name
+                    )
+                )
+            await host.until(
+                lambda: len(host.probed) == host.nodes or not self._roster.complete or host.arrivals != arrivals,
+                loop.time() + 2 * PROBE_SECONDS,
+            )
+        if not self._roster.complete or host.arrivals != arrivals:
+            return None
+        if troubles := [self._trouble(rank) for rank in range(host.nodes) if self._answer(rank).trouble]:
+            more = [f"… and {len(troubles) - TROUBLES} more"] if len(troubles) > TROUBLES else []
+            advice = explain_ring(self._roster.own.runtime)
+            raise LaunchError("\n".join((*troubles[:TROUBLES], *more, advice)), CONFIGURATION)
+        return self._start(notes)
+
+    def _answer(self, node_rank: int) -> wire.Probed:
+        return self._host.probed.get(node_rank, wire.Probed(self._host.round, "its launcher did not answer", False))
+
+    def _trouble(self, node_rank: int) -> str:
+        here, there = (self._roster.seats[rank] for rank in (node_rank, (node_rank + 1) % self._host.nodes))
+        address = there.address or "MASTER_ADDR"
+        return (
+            f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
+            f"at {address}, port {there.hello.port}: {self._answer(node_rank).trouble}."
+        )
+
+    def _start(self, notes: tuple[str, ...]) -> wire.Start:
+        seats = self._roster.seats
+        seeing = [rank for rank in seats if self._answer(rank).sees]
+        if 1 < len(seeing) < len(seats):
+            notes += (f"warning: only nodes {compress(seeing)} share a run directory; each keeps its own snapshots.",)
+        return wire.Start(
+            attempt=max(seat.card.attempt for seat in seats.values()) + 1,
+            run=self._roster.own.run,
+            nodes=self._host.nodes,
+            processes=min(seat.card.processes for seat in seats.values()),
+            port=free_port(self._port + 1),
+            shared=len(seeing) == len(seats),
+            one_machine=all(seat.address is None for seat in seats.values()),
+            notes=tuple(plain(note, 200) for note in notes),
+        )
+
+    @contextlib.contextmanager
+    def _shared_file(self) -> Iterator[str]:
+        """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
+        path = self._folder / f".slipway-muster-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        try:
+            yield path.name
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    async def _finish(self) -> None:
+        """Gather the outcomes, judge, and tell all. A node that stays silent too long counts as lost."""
+        host, loop = self._host, asyncio.get_running_loop()
+        await host.until(lambda: bool(host.outcomes), math.inf)
+        deadline = loop.time() + self._timeout
+        await host.until(lambda: self._all_told() or self._failed(), deadline)
+        if self._failed():
+            deadline = loop.time() + self._patience
+        await host.until(self._all_told, deadline)
+        for rank, seat in self._roster.seats.items():
+            if rank not in host.outcomes:
+                silence = "its launcher did not say in time how it ended"
+                host.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
+        verdict = judge(host.outcomes.values())
+        host.roster, host.running = None, False
+        host.broadcast(wire.Ending(verdict))
+
+    def _all_told(self) -> bool:
+        return len(self._host.outcomes) == self._host.nodes
+
+    def _failed(self) -> bool:
+        return any(not outcome.good for outcome in self._host.outcomes.values())

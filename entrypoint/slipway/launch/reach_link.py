@@ -1,0 +1,111 @@
+"""One connection that carries the muster's messages, and how to open it."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import Any
+
+from slipway.launch.messages_codec import LINE_BYTES, MalformedError, encode, parse
+
+DIAL_SECONDS = 5.0  # to resolve a name, and to connect
+BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
+# A peer whose machine is gone is noticed after 15 + 4 × 5 s without traffic, and after 30 s with.
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+
+
+class Link:
+    """A connection with messages instead of bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Wrap a stream pair; the reader's limit bounds the memory an unread line can take."""
+        self._reader = reader
+        self._writer = writer
+        for option in KEEPALIVE:
+            with contextlib.suppress(OSError):  # a peer that is gone already
+                writer.get_extra_info("socket").setsockopt(*option)
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end, without the notation for IPv4 in IPv6."""
+        name = self._writer.get_extra_info("peername")
+        return str(name[0]).removeprefix("::ffff:") if name else "an unknown address"
+
+    def send(self, message: Any) -> None:
+        """Queue a message. A peer that lets a megabyte pile up unread is cut off."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(encode(message))
+        if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
+            self.cut()
+
+    async def receive(self) -> Any:
+        """The next message. OSError where the connection ended; MalformedError where it holds anything else."""
+        try:
+            return parse(await self._reader.readuntil(b"\n"))
+        except asyncio.IncompleteReadError as end:
+            if end.partial:
+                raise MalformedError("half a message, then the end of the connection") from None
+            raise ConnectionResetError("the connection was closed") from None
+        except asyncio.LimitOverrunError:
+            raise MalformedError(f"more than {LINE_BYTES} bytes in one line") from None
+
+    async def close(self, seconds: float = 2.0) -> None:
+        """Send what is queued, then close; after `seconds` cut it off."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._writer.wait_closed()
+        except OSError:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
+
+
+async def dial(address: str, port: int) -> Link:
+    """Connect to a name or address. OSError (socket.gaierror, TimeoutError and their kin) says what failed."""
+    error: OSError = OSError("no address")
+    async with asyncio.timeout(DIAL_SECONDS):
+        candidates = await _resolve(address, port)
+    for family, _, _, _, target in candidates[:4]:
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                return Link(*await asyncio.open_connection(target[0], port, family=family, limit=LINE_BYTES))
+        except OSError as failure:
+            error = failure
+    raise error
+
+
+async def _resolve(address: str, port: int) -> list[Any]:
+    """getaddrinfo in a daemon thread: asyncio's own threads would keep a launcher from ending while DNS hangs."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[Any]] = loop.create_future()
+
+    def settle(found: list[Any] | OSError) -> None:
+        if answer.done():
+            return
+        if isinstance(found, OSError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def ask() -> None:
+        try:
+            found: list[Any] | OSError = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            found = error
+        except UnicodeError:
+            found = socket.gaierror(socket.EAI_NONAME, "not a valid name")
+        with contextlib.suppress(RuntimeError):  # the loop ended while DNS was thinking
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=ask, daemon=True, name="resolve").start()
+    return await answer

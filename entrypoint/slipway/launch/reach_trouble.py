@@ -1,0 +1,101 @@
+"""What a failed connection means, in plain words, with what usually causes it where this launcher runs. Pure."""
+
+import errno
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
+CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "does not resolve": {
+            "docker": "containers know each other's names only on a user-defined network; between machines use "
+            "--network host and the machine's own name or address",
+            "kubernetes": "MASTER_ADDR is <pod>.<subdomain>: a headless Service of that name, with "
+            "publishNotReadyAddresses: true, must select the pods; DNS may lag a few seconds behind the pod",
+            "slurm": "the container does not use the node's /etc/hosts or DNS; mount /etc/hosts or give an address",
+            "host": "a typing mistake, or a name that only some of the nodes know; an IP address always works",
+        },
+        "refused": {
+            "docker": "node 0 has not started yet, or sits in a bridge network of its own: use --network host on all",
+            "kubernetes": "node 0's pod is not running yet, or listens on another MASTER_PORT",
+            "slurm": "node 0's task has not started yet, or MASTER_PORT differs between the nodes",
+            "host": "node 0 has not started yet, has already ended, or listens on another MASTER_PORT",
+        },
+        "unreachable": {
+            "docker": "the container has no route there: --network none, or another bridge network; use --network host",
+            "kubernetes": "a NetworkPolicy or the pod network forbids it",
+            "slurm": "the nodes have no common network; take a host name of the network that they share",
+            "host": "the nodes have no common network, or MASTER_ADDR is an address of another one",
+        },
+        "timed out": {
+            "docker": f"{FIREWALL}, or MASTER_ADDR is an address inside another machine's bridge network",
+            "kubernetes": f"a NetworkPolicy drops the packets, or {FIREWALL}",
+            "slurm": FIREWALL,
+            "host": FIREWALL,
+        },
+        "hung up": dict.fromkeys(
+            ("docker", "kubernetes", "slurm", "host"),
+            "something else listens there, node 0 is just ending, or a proxy stands in between",
+        ),
+    }
+)
+RING = {
+    "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
+    "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
+    "slurm": "Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
+    "host": "Open all TCP ports between the nodes; in containers use docker run --network host on every node.",
+}
+
+
+class TryLaterError(ConnectionError):
+    """Node 0 answered, but has no seat at the moment; the text says why."""
+
+
+def detect_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> str:
+    """Where this launcher runs: `kubernetes`, `slurm`, `docker` or `host`."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return "kubernetes"
+    if "SLURM_JOB_ID" in environment:
+        return "slurm"
+    marks = (".dockerenv", "run/.containerenv")
+    return "docker" if any((root / mark).exists() for mark in marks) else "host"
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """The kind of a failed connection (a key of CAUSES) and the system's own words for it."""
+    if isinstance(error, socket.gaierror):
+        return "does not resolve", error.strerror or "unknown name"
+    if isinstance(error, TryLaterError):
+        return "not now", str(error)
+    if isinstance(error, ConnectionRefusedError):
+        return "refused", "connection refused"
+    if isinstance(error, TimeoutError) or getattr(error, "errno", None) == errno.ETIMEDOUT:
+        return "timed out", "no answer"
+    if getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        return "unreachable", os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else ""
+    return "hung up", str(error) or "the connection was closed"
+
+
+def explain(kind: str, words: str, address: str, port: int, runtime: str) -> str:
+    """One line about a failed connection to node 0, with the usual cause."""
+    if kind not in CAUSES:
+        return f"node 0 at {address}:{port} says: {words}"
+    subjects = {
+        "does not resolve": f"MASTER_ADDR={address} does not resolve ({words})",
+        "refused": f"nothing listens at {address}:{port} (connection refused)",
+        "unreachable": f"{address}:{port} cannot be reached ({words})",
+        "timed out": f"{address}:{port} does not answer",
+        "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
+    }
+    return f"{subjects[kind]}; usually: {CAUSES[kind].get(runtime, CAUSES[kind]['host'])}."
+
+
+def explain_ring(runtime: str) -> str:
+    """What to do where nodes cannot connect to each other."""
+    return (
+        "NCCL and gloo open ports of their own between all nodes, so every node must reach every other at the address "
+        f"its connection comes from. {RING.get(runtime, RING['host'])}"
+    )

@@ -1,0 +1,122 @@
+"""Node 0's bookkeeping of a muster: who is here, who is missing, who is turned away. It knows no network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.launch.compare import compress, fit
+from slipway.launch.messages import Hello
+from slipway.launch.messages_card import Card
+
+STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
+RANKS = 1_000_000  # a node rank above this is nonsense
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A launcher that is here. `address` is where its connection came from, None where it is on node 0's machine.
+
+    `offset` is its clock in seconds ahead of node 0's.
+    """
+
+    hello: Hello
+    address: str | None
+    offset: float
+
+    @property
+    def card(self) -> Card:
+        """What the launcher said of itself."""
+        return self.hello.card
+
+
+class Roster:
+    """The seats of one muster, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
+
+    def __init__(self, *, own: Card, nodes: int, process: str, allow_uneven: bool) -> None:
+        """A roster with `nodes` empty seats."""
+        self.own = own
+        self.nodes = nodes
+        self.seats: dict[int, Seat] = {}
+        self._here = 0  # seats taken among the expected ones; thousands of launchers ask for it
+        self._process = process
+        self._allow_uneven = allow_uneven
+
+    def objection(self, hello: Hello) -> str | None:
+        """Why this launcher can never have a seat (its fault alone: the muster goes on), or None."""
+        card, own = hello.card, self.own
+        if card.node_rank == 0 and hello.process != self._process:
+            return f"RANK=0 is taken by {own.host}, which MASTER_ADDR names; every node needs a RANK of its own."
+        if card.job is not None and own.job is not None and card.job != own.job:
+            return (
+                f"this is job {card.job}, but the launcher at this address belongs to job {own.job}. "
+                "Give each job a MASTER_PORT of its own."
+            )
+        if 0 <= card.node_rank < self.nodes:
+            return None
+        # A node that counts the nodes differently is part of the job: the table will show it.
+        strays = sum(rank >= self.nodes for rank in self.seats)
+        if card.nodes != own.nodes and 0 <= card.node_rank < RANKS and strays < STRAYS:
+            return None
+        return f"RANK={card.node_rank}, but WORLD_SIZE={self.nodes} allows 0 to {self.nodes - 1}. RANK counts nodes."
+
+    def rival(self, hello: Hello) -> Seat | None:
+        """Another launcher's seat for the same node rank; a launcher's own older connection is no rival."""
+        seat = self.seats.get(hello.card.node_rank)
+        return seat if seat and seat.hello.process != hello.process else None
+
+    def admit(self, seat: Seat) -> None:
+        """Give a launcher its seat."""
+        self.vacate(seat.card.node_rank)
+        self.seats[seat.card.node_rank] = seat
+        self._here += seat.card.node_rank < self.nodes
+
+    def vacate(self, node_rank: int) -> None:
+        """Forget who had this seat."""
+        if self.seats.pop(node_rank, None):
+            self._here -= node_rank < self.nodes
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The node ranks that nobody has claimed."""
+        return tuple(rank for rank in range(self.nodes) if rank not in self.seats)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everyone that node 0 expects is here."""
+        return self._here == self.nodes
+
+    @property
+    def everyone(self) -> bool:
+        """Whether everyone that any of those present expects is here."""
+        if not self.complete:
+            return False
+        texts = {seat.card.nodes for seat in self.seats.values()}
+        return len(self.seats) >= max((int(text) for text in texts if text.isdecimal() and len(text) < 8), default=0)
+
+    def fits(self, seat: Seat) -> bool:
+        """Whether a launcher agrees with node 0 in all that must agree."""
+        return fit(seat.card, self.own, self._allow_uneven)
+
+    @property
+    def cards(self) -> Mapping[int, Card]:
+        """The cards of those present, by node rank."""
+        return {rank: seat.card for rank, seat in self.seats.items()}
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host names of those present, by node rank."""
+        return {rank: seat.card.host for rank, seat in self.seats.items()}
+
+    def describe(self, seconds: float) -> str:
+        """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
+        ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {compress(self.missing)}"
+        return f"waiting for nodes: {self._here} of {self.nodes} after {seconds:.0f} s; missing {ranks}"
+
+    def hint(self) -> str | None:
+        """What to say where WORLD_SIZE seems to count the processes of this one machine."""
+        if len(self.seats) > 1 or self.nodes not in (self.own.processes, len(self.own.gpus)):
+            return None
+        kind = "GPUs" if len(self.own.gpus) == self.nodes else "processes"
+        return (
+            f"WORLD_SIZE={self.nodes} counts nodes, and this node alone has {self.nodes} {kind}; "
+            "for one machine unset WORLD_SIZE."
+        )

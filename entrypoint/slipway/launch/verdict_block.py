@@ -1,0 +1,88 @@
+"""How a verdict reads: the block that every node prints, `outcome.json`, the termination message of a pod. Pure."""
+
+import dataclasses
+import datetime
+import json
+from typing import Any
+
+from slipway.launch.errors import EXITS, PEER, UNHEALTHY
+from slipway.launch.verdict import CODES, Outcome, Verdict
+
+ENDINGS = {
+    "finished": "finished",
+    "stopped": "stopped by the system",
+    "cancelled": "stopped by its user",
+    "failed": "the workload failed",
+    "configuration": "wrong configuration",
+    "peer": "a peer went away, and no node says why",
+    "lost": "a node was lost",
+    "unhealthy": "a node is unhealthy",
+    "no-progress": "no progress",
+}
+TALLIES = {**{word: word for word in CODES}, "peer": "ended because a peer went away"}
+TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
+
+
+def block(verdict: Verdict) -> tuple[str, ...]:
+    """The lines that every node prints at the end."""
+    nodes = sum(tally.nodes for tally in verdict.tallies)
+    if verdict.word == "finished":
+        return (f"finished on {_count(nodes)}",)
+    lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}"]
+    lines += [f"  evidence    {verdict.first.evidence}"] if verdict.first.evidence else []
+    lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
+    lines += [f"  when        {_utc(verdict.first.time)}"]
+    lines += [f"  then        {place(other)}: {other.evidence or other.word}" for other in verdict.others]
+    lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
+    lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
+    return (*lines, f"  exit code   {_codes(verdict)}")
+
+
+def place(outcome: Outcome) -> str:
+    """Where an outcome happened: `node 1 (gpu08), rank 9`."""
+    rank = "" if outcome.rank is None else f", rank {outcome.rank}"
+    return f"node {outcome.node_rank} ({outcome.host}){rank}"
+
+
+def as_json(verdict: Verdict, node_rank: int) -> dict[str, Any]:
+    """The content of `outcome.json` on one node."""
+    return {"code": verdict.code(node_rank), **dataclasses.asdict(verdict)}
+
+
+def termination_message(verdict: Verdict, node_rank: int) -> bytes:
+    """The verdict for `/dev/termination-log`: one JSON object of at most 4096 bytes."""
+    fields = as_json(verdict, node_rank)
+    trims: tuple[dict[str, Any], ...] = ({}, {"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)})
+    for less in trims:
+        fields |= less
+        text = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
+        if len(text) <= TERMINATION_BYTES:
+            break
+    return text
+
+
+def _shortened(outcome: Outcome) -> dict[str, Any]:
+    texts = {"evidence": outcome.evidence[:200], "where": (outcome.where or "")[:200], "advice": outcome.advice[:200]}
+    return dataclasses.asdict(outcome) | {"host": outcome.host[:100]} | texts
+
+
+def _summary(verdict: Verdict) -> str:
+    return ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
+
+
+def _codes(verdict: Verdict) -> str:
+    if verdict.word != "unhealthy":
+        return f"{CODES[verdict.word]} ({EXITS[CODES[verdict.word]].meaning})"
+    ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
+    return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def _utc(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"at {seconds:.0f} s"

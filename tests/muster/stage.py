@@ -1,0 +1,156 @@
+"""A stage for musters: launchers as threads, a bare client that may misbehave, and what each of them saw."""
+
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.messages import Hello
+from slipway.launch.messages_card import Card, Go
+from slipway.launch.messages_codec import encode, parse
+from slipway.launch.muster import Muster
+from slipway.launch.verdict import Outcome, Verdict
+
+LOOPBACK = "127.0.0.1"
+
+
+def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
+    """A plausible launcher's card."""
+    fields: dict[str, Any] = {
+        "node_rank": node_rank,
+        "nodes": str(nodes),
+        "host": f"host{node_rank}",
+        "workload": "linear",
+        "arguments": ("--epochs", "2"),
+        "processes": 2,
+        "backend": "gloo",
+        "version": "0.1.0",
+        "torch": "2.10.0+cu128",
+        "run": f"linear-of-{node_rank}",
+    }
+    return Card(**fields | changes)
+
+
+def make_outcome(node_rank: int, word: str = "finished", **changes: Any) -> Outcome:
+    fields: dict[str, Any] = {"node_rank": node_rank, "host": f"host{node_rank}", "word": word, "time": time.time()}
+    return Outcome(**fields | changes)
+
+
+@dataclass
+class Launcher(threading.Thread):
+    """One launcher: joins, does `work` (which returns its outcome), reports. Everything it saw is kept."""
+
+    card: Card
+    nodes: int
+    port: int
+    folder: Path
+    address: str = LOOPBACK
+    timeout: float = 20.0
+    patience: float = 20.0
+    token: str = ""
+    allow_uneven: bool = False
+    work: Callable[[Muster], Outcome | None] | None = None
+    stopped: Callable[[], bool] = lambda: False
+    go: Go | None = None
+    verdict: Verdict | None = None
+    error: LaunchError | None = None
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+
+    __hash__ = threading.Thread.__hash__
+
+    def run(self) -> None:
+        try:
+            with self.open() as muster:
+                self.go = muster.join(self.card, self.stopped)
+                if self.go:
+                    rank = self.card.node_rank
+                    outcome = self.work(muster) if self.work else make_outcome(rank)
+                    self.verdict = muster.report(outcome) if outcome else None
+        except LaunchError as error:
+            self.error = error
+
+    def open(self) -> Muster:
+        return Muster(
+            node_rank=self.card.node_rank,
+            nodes=self.nodes,
+            address=self.address,
+            port=self.port,
+            timeout=self.timeout,
+            patience=self.patience,
+            folder=self.folder,
+            say=self.lines.append,
+            token=self.token,
+            allow_uneven=self.allow_uneven,
+        )
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of a real launcher."""
+        if self.error:
+            return self.error.code
+        return self.verdict.code(self.card.node_rank) if self.verdict else None
+
+    @property
+    def log(self) -> str:
+        return "\n".join([*self.lines, str(self.error or "")])
+
+
+def play(*launchers: Launcher, seconds: float = 40.0) -> None:
+    """Start all launchers and wait for their end."""
+    for launcher in launchers:
+        launcher.start()
+    deadline = time.monotonic() + seconds
+    for launcher in launchers:
+        launcher.join(max(0.0, deadline - time.monotonic()))
+        assert not launcher.is_alive(), f"node {launcher.card.node_rank} hangs; it said {launcher.lines}"
+
+
+class Client:
+    """A bare connection to node 0 that speaks as much of the protocol as a test wants."""
+
+    def __init__(self, port: int) -> None:
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                self.socket = socket.create_connection((LOOPBACK, port), timeout=15)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        self._file = self.socket.makefile("rb")
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def receive(self) -> Any:
+        """The next message; None at the end of the connection."""
+        line = self._file.readline()
+        return parse(line) if line else None
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(encode(message))
+
+    def introduce(self, card: Card, *, process: str = "p", token: str = "", clock: float = 0.0) -> Any:
+        """Greeting, hello, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
+        challenge = self.receive().challenge
+        proof = hmac.digest(token.encode(), challenge.encode(), "sha256").hex()
+        self.send(Hello(proof, process, time.time() + clock, 1, "k", card))
+        return self.receive()
+
+    def wait_for(self, kind: type) -> Any:
+        """The next message of a type."""
+        while not isinstance(message := self.receive(), kind):
+            assert message is not None, f"node 0 closed the connection before any {kind.__name__}"
+        return message

@@ -1,0 +1,55 @@
+"""A launcher without torchrun, as a process: `python stub.py JSON`. It prints what a launcher says and one last JSON line.
+
+The job after go is a sleep of `seconds`, cut short by news of another node; `fail` is the evidence of a failure.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from stage import make_card, make_outcome
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.muster import Go, Muster
+from slipway.launch.verdict import Outcome
+from slipway.launch.verdict_block import block
+
+
+def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **more: object) -> int:
+    """The exit code of a launcher."""
+    card = make_card(node_rank, nodes, runtime=more.get("runtime", "host"))
+    timeout = float(str(more.get("timeout", 20.0)))
+    try:
+        with Muster(
+            node_rank=node_rank,
+            nodes=nodes,
+            address=address,
+            port=port,
+            timeout=timeout,
+            folder=Path(folder),
+            say=lambda line: print(line, flush=True),
+        ) as muster:
+            go = muster.join(card)
+            assert go is not None
+            print(json.dumps({"go": vars(go)}), flush=True)
+            verdict = muster.report(work(muster, go, float(str(more.get("seconds", 0.0))), str(more.get("fail", ""))))
+            print("\n".join(block(verdict)), flush=True)
+            return verdict.code(node_rank)
+    except LaunchError as error:
+        print(error, flush=True)
+        return error.code
+
+
+def work(muster: Muster, go: Go, seconds: float, fail: str) -> Outcome:
+    """Stands in for torchrun."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if news := muster.news:
+            return make_outcome(go.node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
+        time.sleep(0.02)
+    return make_outcome(go.node_rank, "failed" if fail else "finished", evidence=fail)
+
+
+if __name__ == "__main__":
+    sys.exit(main(**json.loads(sys.argv[1])))

@@ -1,0 +1,195 @@
+"""One verdict on all nodes, whoever fails or vanishes."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from stage import Client, Launcher, make_card, make_outcome, play
+
+from slipway.launch import messages as wire
+from slipway.launch.muster import Muster
+from slipway.launch.verdict import Outcome
+from slipway.launch.verdict_block import block
+
+Make = Callable[..., Launcher]
+
+
+def end_with(node_rank: int, word: str, **changes: object) -> Callable[[Muster], Outcome]:
+    return lambda muster: make_outcome(node_rank, word, **changes)
+
+
+def hear_of_others(node_rank: int) -> Callable[[Muster], Outcome]:
+    """A survivor: its workers run until the muster has news, and then count as ended by a peer."""
+
+    def work(muster: Muster) -> Outcome:
+        deadline = time.monotonic() + 15
+        while muster.news is None:
+            assert time.monotonic() < deadline, "no news"
+            time.sleep(0.02)
+        return make_outcome(node_rank, "peer", evidence=f"ended because of node {muster.news.node_rank}")
+
+    return work
+
+
+def test_all_nodes_print_the_same_first_cause_and_exit_1(launcher: Make) -> None:
+    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    crew[1].work = end_with(1, "failed", rank=3, evidence="ValueError: bad label")
+    play(*crew)
+    blocks = {block(one.verdict) for one in crew if one.verdict}
+    assert [one.code for one in crew] == [1, 1, 1]
+    assert len(blocks) == 1
+    assert blocks.pop()[:2] == ("the workload failed: node 1 (host1), rank 3", "  evidence    ValueError: bad label")
+
+
+def test_the_sick_node_exits_77_and_its_peers_76(launcher: Make) -> None:
+    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    crew[2].work = end_with(2, "unhealthy", evidence="GPU 3 fell off the bus")
+    play(*crew)
+    assert [one.code for one in crew] == [76, 76, 77]
+
+
+@pytest.mark.parametrize(("word", "code"), [("stopped", 75), ("cancelled", 79), ("finished", 0)])
+def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) -> None:
+    crew = [launcher(rank, 2, patience=0.1) for rank in range(2)]
+    crew[0].work = end_with(0, word)
+
+    def slow(muster: Muster) -> Outcome:
+        time.sleep(1.0)
+        assert muster.news is None
+        return make_outcome(1, word)
+
+    crew[1].work = slow
+    play(*crew)
+    assert [one.code for one in crew] == [code, code]
+    assert crew[0].verdict == crew[1].verdict
+
+
+def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:
+    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    crew[2].work = lambda muster: None  # leaves without a word, as a killed container does
+    play(*crew)
+    assert [one.code for one in crew] == [76, 76, None]
+    assert crew[0].verdict == crew[1].verdict
+    assert crew[0].verdict is not None
+    assert (crew[0].verdict.word, crew[0].verdict.first.node_rank) == ("lost", 2)
+
+
+def test_a_lost_node_0_is_known_to_all(launcher: Make) -> None:
+    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    crew[0].work = lambda muster: None
+    play(*crew)
+    for one in crew[1:]:
+        assert one.code == 76
+        assert one.verdict is not None
+        assert block(one.verdict)[0] == "a node was lost: node 0 (host0)"
+
+
+def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -> None:
+    gone = threading.Event()
+    crew = [launcher(rank, 2) for rank in range(2)]
+
+    def leave(muster: Muster) -> None:
+        gone.wait(10)
+
+    crew[0].work = leave
+    crew[1].work = end_with(1, "failed", evidence="exit code 3")
+    threading.Timer(1.0, gone.set).start()
+    play(*crew)
+    assert crew[1].code == 1
+    assert crew[1].verdict is not None
+    assert crew[1].verdict.first.evidence == "exit code 3"
+
+
+def test_a_node_that_stays_silent_after_a_failure_is_waited_for_only_so_long(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, patience=1.0, work=end_with(0, "failed", evidence="exit code 3"))
+    node0.start()
+    with Client(port) as silent:
+        _start(silent)
+        assert silent.wait_for(wire.News).outcome.evidence == "exit code 3"
+        verdict = silent.wait_for(wire.Ending).verdict
+    node0.join(10)
+    assert node0.code == 1
+    assert [(tally.word, tally.nodes) for tally in verdict.tallies] == [("failed", 1), ("lost", 1)]
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_the_earliest_failure_counts_by_one_clock(launcher: Make, port: int, ahead: float) -> None:
+    node0 = launcher(0, 2, work=end_with(0, "failed", evidence="second"))
+    node0.start()
+    with Client(port) as astray:
+        _start(astray, clock=ahead)
+        failed = make_outcome(1, "failed", evidence="first", time=time.time() - 5 + ahead)
+        astray.send(wire.Report(failed))
+        verdict = astray.wait_for(wire.Ending).verdict
+    node0.join(10)
+    assert verdict.first.evidence == "first"
+    assert node0.go is not None
+    assert "clock" in "\n".join(node0.go.notes)
+
+
+def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, work=end_with(0, "peer"))
+    node0.start()
+    with Client(port) as liar:
+        _start(liar)
+        liar.send(wire.Report(make_outcome(0, "failed", host="host0")))
+        verdict = liar.wait_for(wire.Ending).verdict
+    node0.join(10)
+    assert (verdict.first.node_rank, verdict.first.host) == (1, "host1")
+
+
+def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Make, port: int) -> None:
+    running = threading.Event()
+    node0 = launcher(0, 2)
+
+    def work(muster: Muster) -> Outcome:
+        running.set()
+        while muster.news is None:
+            time.sleep(0.02)
+        with Client(port) as back:
+            answer = back.introduce(make_card(1, 2), process="new")
+        return make_outcome(0, "peer", evidence=f"{answer.again} {answer.reason}")
+
+    node0.work = work
+    node0.start()
+    with Client(port) as first:
+        _start(first)
+        assert running.wait(5)
+    node0.join(10)
+    assert node0.verdict is not None
+    assert node0.verdict.word == "lost"
+    assert node0.code == 76
+
+
+def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: int) -> None:
+    answers = []
+
+    def work(muster: Muster) -> Outcome:
+        with Client(port) as second:
+            answers.append(second.introduce(make_card(1, 2), process="second"))
+        return make_outcome(0)
+
+    crew = [launcher(0, 2, work=work), launcher(1, 2)]
+    crew[1].work = lambda muster: time.sleep(1.0) or make_outcome(1)
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0]
+    assert "RANK=1 is taken by host1" in answers[0].reason
+    assert not answers[0].again
+
+
+def _start(client: Client, clock: float = 0.0) -> None:
+    """Take part as node 1 of 2 until go, with an honest ring port."""
+    import hmac
+    import socket
+
+    door = socket.create_server(("127.0.0.1", 0))
+    challenge = client.receive().challenge
+    proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
+    client.send(wire.Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", make_card(1, 2)))
+    probe = client.wait_for(wire.Probe)
+    with door, door.accept()[0] as visitor:
+        visitor.recv(1000)
+        visitor.sendall(b'{"muster":1,"type":"here","node_rank":1}\n')
+    client.send(wire.Probed(probe.round, "", True))
+    client.wait_for(wire.Start)

@@ -1,0 +1,372 @@
+"""Real musters on 127.0.0.1: who comes together, who does not, and what everybody is told."""
+
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
+
+from slipway.launch import messages as wire
+from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.muster import Muster
+from slipway.launch.reach import listen
+
+Make = Callable[..., Launcher]
+
+
+def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: int, tmp_path: Path) -> None:
+    crew = [launcher(rank, 4, card={"attempt": rank}) for rank in range(4)]
+    play(*crew)
+    for rank, one in enumerate(crew):
+        assert one.go is not None, one.log
+        assert (one.go.node_rank, one.go.nodes, one.go.attempt, one.go.run) == (rank, 4, 4, "linear-of-0")
+        assert (one.go.address, one.go.port, one.go.processes) == (LOOPBACK, port + 1, 2)
+        assert (one.go.shared, one.go.interface, one.go.notes) == (True, "lo", ())
+        assert one.code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_either_node_may_start_first(launcher: Make, late: int) -> None:
+    crew = [launcher(rank, 2) for rank in range(2)]
+    crew[1 - late].start()
+    time.sleep(0.7)
+    play(crew[late])
+    crew[1 - late].join(10)
+    assert [one.code for one in crew] == [0, 0]
+
+
+def test_a_folder_that_is_not_shared_is_noticed(launcher: Make, tmp_path: Path) -> None:
+    crew = [launcher(rank, 2, folder=tmp_path / str(rank)) for rank in range(2)]
+    play(*crew)
+    assert [one.go and one.go.shared for one in crew] == [False, False]
+
+
+def test_a_folder_that_some_share_is_named(launcher: Make, tmp_path: Path) -> None:
+    crew = [launcher(rank, 3, folder=tmp_path / str(rank // 2)) for rank in range(3)]
+    play(*crew)
+    assert crew[2].go is not None
+    assert not crew[2].go.shared
+    assert "only nodes 0, 1 share a run directory" in crew[2].go.notes[0]
+
+
+def test_a_store_port_in_use_is_replaced(launcher: Make, port: int) -> None:
+    crew = [launcher(rank, 2) for rank in range(2)]
+    with listen(port + 1):
+        play(*crew)
+    assert crew[0].go is not None
+    assert crew[1].go is not None
+    assert crew[0].go.port == crew[1].go.port != port + 1
+
+
+def test_every_log_names_the_missing_rank_and_all_end_with_76(launcher: Make) -> None:
+    crew = [launcher(rank, 4, timeout=4.5) for rank in (0, 1, 3)]
+    play(*crew)
+    for one in crew:
+        assert one.lines[0] == "waiting for nodes: 3 of 4 after 3 s; missing node rank 2"
+        assert one.code == PEER
+        assert "missing node rank 2" in str(one.error)
+
+
+def test_without_node_0_the_others_end_with_76_and_say_what_usually_causes_it(launcher: Make, port: int) -> None:
+    alone = launcher(1, 2, timeout=4.0)
+    play(alone)
+    assert alone.code == PEER
+    assert (
+        f"nothing listens at 127.0.0.1:{port} (connection refused); usually: node 0 has not started" in alone.lines[0]
+    )
+    assert re.search(r"connection refused after \d s; missing node rank 0$", alone.lines[1])
+    assert str(alone.error).startswith("gave up after 4 s; missing node rank 0: nothing listens at 127.0.0.1")
+
+
+def test_an_address_that_does_not_resolve_ends_with_76_and_its_name(launcher: Make) -> None:
+    alone = launcher(1, 2, address="no-such-host.invalid", timeout=4.0, card={"runtime": "kubernetes"})
+    play(alone)
+    assert alone.code == PEER
+    assert "MASTER_ADDR=no-such-host.invalid does not resolve" in alone.lines[0]
+    assert "publishNotReadyAddresses" in alone.lines[0]
+    assert "no-such-host.invalid" in str(alone.error)
+
+
+def test_something_else_behind_the_port_is_told_apart(launcher: Make, port: int) -> None:
+    def hang_up() -> None:
+        while True:
+            try:
+                door.accept()[0].close()
+            except OSError:
+                return
+
+    with listen(port) as door:
+        threading.Thread(target=hang_up, daemon=True).start()
+        alone = launcher(1, 2, timeout=4.0)
+        play(alone)
+        door.shutdown(socket.SHUT_RDWR)
+    assert alone.code == PEER
+    assert "answers, but not as a Slipway launcher" in alone.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "nodes", "said"),
+    [
+        ({"arguments": ("--epochs", "3")}, 2, "--epochs 3                    1 (host1)"),
+        ({"workload": "gpt"}, 2, "differ in workload"),
+        ({"nodes": "3"}, 3, "WORLD_SIZE (nodes)      2                             0 (host0)"),
+        ({"processes": 4}, 2, "--allow-uneven"),
+    ],
+)
+def test_nodes_that_differ_all_get_78_and_the_same_table(
+    launcher: Make, change: dict[str, Any], nodes: int, said: str
+) -> None:
+    crew = [launcher(0, 2), Launcher(make_card(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
+    play(*crew)
+    assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
+    assert said in str(crew[0].error)
+    assert str(crew[0].error) == str(crew[1].error)
+
+
+def _where(launcher: Make) -> dict[str, Any]:
+    template = launcher(0, 1)
+    return {"port": template.port, "folder": template.folder}
+
+
+def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) -> None:
+    crew = [launcher(0, 4), launcher(1, 4, card={"arguments": ()})]
+    started = time.monotonic()
+    play(*crew)
+    assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("later", [0.2, 1.0])
+def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
+    launcher: Make, port: int, later: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.launch.muster_conduct.SETTLE_SECONDS", 0.6)
+    crew = [launcher(rank, 3) for rank in range(3)]
+    crew[0].start()
+    with Client(port) as wrong:
+        assert isinstance(wrong.introduce(make_card(1, 3, arguments=())), wire.Welcome)
+    time.sleep(later)
+    play(crew[1], crew[2])
+    crew[0].join(10)
+    assert [one.code for one in crew] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("here", [2, 3])
+def test_a_node_with_a_problem_of_its_own_ends_all_that_are_here_in_its_words(launcher: Make, here: int) -> None:
+    crew = [launcher(rank, 3) for rank in range(here)]
+    crew[0].card = make_card(0, 3, problem="no snapshot in runs/gpt-1 verifies. " + "x" * 200)
+    play(*crew)
+    assert [one.code for one in crew] == [CONFIGURATION] * here
+    assert {str(one.error) for one in crew} == {f"node 0 (host0): {crew[0].card.problem}"}
+
+
+def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) -> None:
+    crew = [launcher(rank, 2, card={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
+    play(*crew)
+    for one in crew:
+        assert one.go is not None, one.log
+        assert one.go.processes == 6
+        assert "processes per node" in "\n".join(one.go.notes)
+
+
+def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
+    crew = [launcher(rank, 2, card={"driver": f"58{rank}"}) for rank in range(2)]
+    play(*crew)
+    for one in crew:
+        assert one.code == 0
+        assert one.go is not None
+        assert one.go.notes[0].startswith("warning:")
+        assert "581" in "\n".join(one.go.notes)
+
+
+@pytest.mark.parametrize(
+    ("card", "fields", "said"),
+    [
+        ({"node_rank": 1}, {}, "RANK=1 is taken by host1"),
+        ({"node_rank": 7}, {}, "RANK=7, but WORLD_SIZE=3 allows 0 to 2"),
+        ({"job": "42"}, {}, "this is job 42, but the launcher at this address belongs to job 41"),
+        ({}, {"token": "wrong"}, "SLIPWAY_TOKEN differs"),
+        ({}, {"token": ""}, "SLIPWAY_TOKEN differs"),
+    ],
+)
+def test_who_does_not_belong_gets_78_and_the_muster_goes_on(
+    launcher: Make, card: dict[str, Any], fields: dict[str, Any], said: str
+) -> None:
+    secret = "c0rrect-horse"
+    crew = [launcher(rank, 3, card={"job": "41"}, token=secret) for rank in range(3)]
+    crew[0].start()
+    crew[1].start()
+    time.sleep(0.5)
+    where = _where(launcher) | {"token": secret} | fields
+    stranger = Launcher(make_card(**{"node_rank": 2, "nodes": 3, "job": "41", "host": "stranger"} | card), 3, **where)
+    play(stranger)
+    assert stranger.code == CONFIGURATION
+    assert said in stranger.log
+    play(crew[2])
+    crew[0].join(10)
+    crew[1].join(10)
+    assert [one.code for one in crew] == [0, 0, 0]
+    assert said in crew[0].log
+    assert all(secret not in one.log for one in [*crew, stranger])
+
+
+def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make, port: int) -> None:
+    crew = [launcher(rank, 2) for rank in range(2)]
+    crew[0].start()
+    with Client(port) as second:
+        refused = second.introduce(make_card(0, 2, host="elsewhere"))
+        assert isinstance(refused, wire.Refused)
+        assert "RANK=0 is taken by host0" in refused.reason
+    play(crew[1])
+    crew[0].join(10)
+    assert crew[0].code == 0
+
+
+def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Make, port: int) -> None:
+    stop = threading.Event()
+    node0 = launcher(0, 3, stopped=stop.is_set)
+    node0.start()
+    with Client(port) as first, Client(port) as again:
+        assert isinstance(first.introduce(make_card(1, 3), process="same"), wire.Welcome)
+        assert isinstance(again.introduce(make_card(1, 3), process="same"), wire.Welcome)
+        with pytest.raises(AssertionError, match="closed the connection"):
+            first.wait_for(wire.Start)
+        assert node0.is_alive()
+        assert again.wait_for(wire.Waiting).line.endswith("missing node rank 2")
+    stop.set()
+    node0.join(10)
+
+
+def test_a_seat_whose_holder_is_frozen_goes_to_the_newcomer(launcher: Make, port: int) -> None:
+    crew = [launcher(rank, 3) for rank in range(3)]
+    crew[0].start()
+    with Client(port) as frozen:
+        assert isinstance(frozen.introduce(make_card(1, 3), process="frozen"), wire.Welcome)
+        play(crew[1], crew[2])
+    crew[0].join(10)
+    assert [one.code for one in crew] == [0, 0, 0]
+
+
+def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
+    def greet() -> None:
+        with door.accept()[0] as visitor:
+            visitor.sendall(b'{"muster":2,"type":"greeting","challenge":"00"}\n')
+            visitor.recv(1)  # until the launcher hangs up
+
+    with listen(port) as door:
+        threading.Thread(target=greet, daemon=True).start()
+        alone = launcher(1, 2)
+        play(alone)
+    assert alone.code == CONFIGURATION
+    assert "another version's launcher: protocol 2 there, 1 here" in str(alone.error)
+
+
+def test_a_port_in_use_ends_node_0_with_78_and_the_holder(launcher: Make, port: int) -> None:
+    with listen(port):
+        alone = launcher(0, 2)
+        play(alone)
+    assert alone.code == CONFIGURATION
+    assert f"MASTER_PORT={port} is in use on this node by process" in str(alone.error)
+    assert Path(sys.executable).name in str(alone.error)
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_a_stop_while_waiting_ends_the_wait(launcher: Make, node_rank: int) -> None:
+    stop = threading.Event()
+    alone = launcher(node_rank, 2, timeout=60.0, stopped=stop.is_set)
+    alone.start()
+    time.sleep(0.4)
+    assert alone.is_alive()
+    stop.set()
+    alone.join(5)
+    assert not alone.is_alive()
+    assert (alone.go, alone.error) == (None, None)
+
+
+def test_a_node_that_leaves_while_waiting_is_missing_again(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, timeout=4.0)
+    node0.start()
+    with Client(port) as brief:
+        assert isinstance(brief.introduce(make_card(1, 2)), wire.Welcome)
+        # A hello is not enough: node 1 never answers the probe.
+        assert isinstance(brief.wait_for(wire.Probe), wire.Probe)
+    node0.join(10)
+    assert node0.code == PEER
+    assert "missing node rank 1" in node0.log
+
+
+def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> None:
+    stop = threading.Event()
+    first = launcher(0, 3, stopped=stop.is_set)
+    crew = [launcher(rank, 3) for rank in range(3)]
+    first.start()
+    crew[1].start()
+    time.sleep(0.5)
+    stop.set()
+    first.join(5)
+    assert not first.is_alive()
+    play(crew[0], crew[2])
+    crew[1].join(10)
+    assert [one.code for one in crew] == [0, 0, 0]
+
+
+def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, card={"runtime": "docker"})
+    node0.start()
+    with Client(port) as behind_nat:
+        behind_nat.introduce(make_card(1, 2))  # its ring port is 1, where nothing listens
+        probe = behind_nat.wait_for(wire.Probe)
+        behind_nat.send(wire.Probed(probe.round, "", True))
+        end = behind_nat.wait_for(wire.End)
+    node0.join(10)
+    assert (end.code, node0.code) == (CONFIGURATION, CONFIGURATION)
+    text = "\n".join(end.lines)
+    assert "node 0 (host0) cannot connect to node 1 (host1)" in text
+    assert "connection refused" in text
+    assert "--network host" in text
+    assert text == str(node0.error)
+
+
+def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
+    crew = [launcher(rank, 2, card={"run": "../../etc"}) for rank in range(2)]
+    play(*crew)
+    assert crew[1].code == CONFIGURATION
+    assert "cannot be a folder" in str(crew[1].error)
+
+
+def test_the_same_muster_takes_a_second_attempt(launcher: Make) -> None:
+    codes: dict[int, list[int]] = {0: [], 1: []}
+
+    def run(one: Launcher) -> None:
+        rank = one.card.node_rank
+        with one.open() as muster:
+            for attempt in (1, 2, 3):
+                go = muster.join(make_card(rank, 2, attempt=attempt - 1))
+                assert go is not None
+                assert (go.attempt, muster.news) == (attempt, None)
+                time.sleep(0.2 * rank)
+                word = "finished" if attempt == 3 else "failed" if rank else "peer"
+                codes[rank].append(muster.report(make_outcome(rank, word)).code(rank))
+
+    threads = [threading.Thread(target=run, args=(launcher(rank, 2),)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert codes == {0: [1, 1, 0], 1: [1, 1, 0]}
+
+
+def test_opening_and_closing_without_joining_is_quick_and_quiet(launcher: Make) -> None:
+    one = launcher(0, 2)
+    with one.open() as muster:
+        assert isinstance(muster, Muster)
+    assert one.lines == []
+    with pytest.raises(LaunchError), listen(one.port), one.open():
+        pass

@@ -1,0 +1,144 @@
+"""What arrives from the network becomes a message or a MalformedError, whatever it is."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stage import make_card, make_outcome
+
+from slipway.launch import messages as wire
+from slipway.launch.messages_card import Card
+from slipway.launch.messages_codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
+from slipway.launch.verdict import judge
+
+HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
+EXAMPLES = (
+    wire.Greeting("c0ffee"),
+    HELLO,
+    wire.Welcome(600.0, "host0"),
+    wire.Refused(78, "no"),
+    wire.Waiting("waiting for nodes"),
+    wire.Probe(1, 2, "host2", None, 4242, "key", "file"),
+    wire.Probed(1, "", True),
+    wire.Knock("key"),
+    wire.Here(3),
+    wire.Start(1, "run", 4, 8, 29501, False, False, ("a note",)),
+    wire.End(76, ("line",)),
+    wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
+    wire.News(make_outcome(2, "lost")),
+    wire.Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")])),
+    wire.Ping(),
+    wire.Pong(),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def test_every_kind_of_message_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(wire.KINDS.values())
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: object) -> None:
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert parse(line) == message
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_malformed(line: bytes) -> None:
+    with pytest.raises(MalformedError):
+        parse(line)
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_a_truncated_message_is_malformed(message: object, data: st.DataObject) -> None:
+    line = encode(message).rstrip()
+    with pytest.raises(MalformedError):
+        parse(line[: data.draw(st.integers(0, len(line) - 1))])
+
+
+@given(st.sampled_from(EXAMPLES), st.data(), JSON)
+@settings(max_examples=300)
+def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
+    message: object, data: st.DataObject, value: object
+) -> None:
+    fields = json.loads(encode(message))
+    where = fields
+    while isinstance(where, dict) and where:
+        name = data.draw(st.sampled_from(sorted(where)))
+        if not isinstance(where[name], dict) or data.draw(st.booleans()):
+            where[name] = value
+            break
+        where = where[name]
+    try:
+        parsed = parse(json.dumps(fields).encode())
+    except MalformedError:
+        return
+    assert parse(encode(parsed)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"[" * 60_000, "not a line of JSON"),
+        (b'{"muster":1,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
+        (b'{"muster":1,"type":"here","node_rank":99999999999999999}', "out of range"),
+        (b'{"muster":1,"type":"here","node_rank":true}', "not of type int"),
+        (b'{"muster":1,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
+        (b'{"muster":1,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
+        (b'{"muster":1,"type":"__class__"}', "unknown type"),
+        (b'{"muster":1,"type":["hello"]}', "unknown type"),
+        (b'{"muster":1,"type":"hello"}', "proof is missing"),
+        (b'{"muster":1,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
+        (b"GET / HTTP/1.1", "not a line of JSON"),
+        (b'"muster"', "not a message of Slipway"),
+    ],
+)
+def test_hostile_lines_are_named(line: bytes, said: str) -> None:
+    with pytest.raises(MalformedError, match=said):
+        parse(line)
+
+
+def test_another_version_of_the_protocol_is_told_apart() -> None:
+    with pytest.raises(OtherProtocolError, match="protocol 2 there, 1 here"):
+        parse(b'{"muster":2,"type":"greeting","challenge":"x"}')
+
+
+def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
+    waiting = parse(b'{"muster":1,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
+    assert waiting.line == "?[2J?red?"
+    waiting.line.encode()
+
+
+def test_a_message_above_the_limit_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="exceeds the limit"):
+        encode(wire.Waiting("x" * LINE_BYTES))
+
+
+def test_a_card_with_endless_arguments_still_fits_and_still_tells_them_apart() -> None:
+    cards = [make_card(0, 2, arguments=("x" * 100_000, tail), gpus=("g" * 9_999,) * 999) for tail in "ab"]
+    assert all(len(encode(wire.Hello("p", "p", 0.0, 1, "k", card))) < LINE_BYTES for card in cards)
+    assert cards[0].arguments != cards[1].arguments
+
+
+def test_unknown_fields_of_a_known_message_are_ignored() -> None:
+    assert parse(b'{"muster":1,"type":"ping","later":[1]}') == wire.Ping()
+
+
+def test_a_launcher_that_imports_the_muster_has_not_paid_for_asyncio() -> None:
+    heavy = "{'asyncio', 'torch', 'numpy', 'ssl'}"
+    program = f"import sys, slipway.launch.muster; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_card_needs_nothing_but_what_every_launcher_knows() -> None:
+    card = make_card(0, 1)
+    assert isinstance(card, Card)
+    assert (card.driver, card.snapshot, card.attempt) == (None, None, 0)

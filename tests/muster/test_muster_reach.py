@@ -1,0 +1,115 @@
+"""Ports, interfaces, and the words for failed connections."""
+
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.reach import free_port, interface_towards, is_loopback, listen, port_holder
+from slipway.launch.reach_trouble import CAUSES, RING, TryLaterError, classify, detect_runtime, explain, explain_ring
+
+
+def test_a_listener_takes_both_families() -> None:
+    with listen(0) as door:
+        port = door.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        if socket.has_dualstack_ipv6():
+            socket.create_connection(("::1", port), timeout=5).close()
+
+
+def test_a_port_in_use_is_a_wrong_configuration_that_names_its_holder() -> None:
+    with listen(0) as door, pytest.raises(LaunchError, match=r"is in use on this node by process \d+ \(") as caught:
+        listen(door.getsockname()[1])
+    assert caught.value.code == CONFIGURATION
+
+
+def test_a_holder_that_cannot_be_seen_is_none(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text("header\n 0: 00000000:733C 00000000:0000 0A 0:0 0:0 0 0 0 4242 1\n")
+    assert port_holder(29500, tmp_path) is None
+    (tmp_path / "17" / "fd").mkdir(parents=True)
+    (tmp_path / "17" / "fd" / "3").symlink_to("socket:[4242]")
+    (tmp_path / "17" / "cmdline").write_bytes(b"python\0-m\0http.server\0")
+    assert port_holder(29500, tmp_path) == "process 17 (python -m http.server)"
+    assert port_holder(29501, tmp_path) is None
+
+
+def test_the_preferred_port_is_taken_only_where_it_is_free() -> None:
+    with listen(0) as door:
+        taken = door.getsockname()[1]
+        assert free_port(taken) != taken
+    assert free_port(taken) == taken
+    assert 0 < free_port(65_536) < 65_536
+
+
+@pytest.mark.parametrize(
+    ("address", "one_machine", "interface"),
+    [("127.0.0.1", True, "lo"), ("127.0.0.1", False, None), ("localhost", True, "lo"), ("256.0.0.1", True, None)],
+)
+def test_loopback_is_an_interface_for_one_machine_only(address: str, one_machine: bool, interface: str | None) -> None:
+    assert interface_towards(address, one_machine=one_machine) == interface
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("gpu07", False),
+    ],
+)
+def test_what_means_this_machine_alone(address: str, answer: bool) -> None:
+    assert is_loopback(address) == answer
+
+
+@pytest.mark.parametrize(
+    ("environment", "marks", "runtime"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (), "kubernetes"),
+        ({"SLURM_JOB_ID": "7"}, (".dockerenv",), "slurm"),
+        ({}, (".dockerenv",), "docker"),
+        ({}, ("run/.containerenv",), "docker"),
+        ({}, (), "host"),
+    ],
+)
+def test_the_runtime_is_known(
+    environment: dict[str, str], marks: tuple[str, ...], runtime: str, tmp_path: Path
+) -> None:
+    for mark in marks:
+        (tmp_path / mark).parent.mkdir(exist_ok=True)
+        (tmp_path / mark).touch()
+    assert detect_runtime(environment, tmp_path) == runtime
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "does not resolve"),
+        (ConnectionRefusedError(), "refused"),
+        (TimeoutError(), "timed out"),
+        (OSError(errno.ETIMEDOUT, "x"), "timed out"),
+        (OSError(errno.EHOSTUNREACH, "x"), "unreachable"),
+        (OSError(errno.ENETUNREACH, "x"), "unreachable"),
+        (ConnectionResetError(), "hung up"),
+        (ValueError("odd"), "hung up"),
+        (TryLaterError("later"), "not now"),
+    ],
+)
+def test_failed_connections_have_kinds(error: BaseException, kind: str) -> None:
+    assert classify(error)[0] == kind
+
+
+@pytest.mark.parametrize("runtime", ["docker", "kubernetes", "slurm", "host", "a new one"])
+def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
+    for kind in CAUSES:
+        line = explain(kind, "words", "gpu07", 29500, runtime)
+        assert "gpu07" in line
+        assert "; usually: " in line
+        assert "\n" not in line
+    assert "every node must reach every other" in explain_ring(runtime)
+    assert set(CAUSES["refused"]) == set(RING)

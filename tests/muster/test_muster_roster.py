@@ -1,0 +1,115 @@
+"""Who is here, who is missing, who is turned away."""
+
+from typing import Any
+
+import pytest
+from stage import make_card
+
+from slipway.launch.messages import Hello
+from slipway.launch.roster import Roster, Seat
+
+
+def make_roster(nodes: int, **own: Any) -> Roster:
+    return Roster(own=make_card(0, nodes, **own), nodes=nodes, process="node 0's", allow_uneven=False)
+
+
+def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: Any) -> Hello:
+    return Hello("", process, 0.0, 1, "key", make_card(node_rank, nodes, **changes))
+
+
+def admit(roster: Roster, *hellos: Hello) -> None:
+    for hello in hellos:
+        roster.admit(Seat(hello, None, 0.0))
+
+
+def test_the_missing_are_named() -> None:
+    roster = make_roster(8)
+    admit(roster, *(make_hello(rank, 8) for rank in (0, 1, 2, 4, 5)))
+    assert roster.describe(20.4) == "waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7"
+    assert not roster.complete
+
+
+def test_one_missing_node_is_a_rank_not_ranks() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(0, 2))
+    assert roster.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
+
+
+def test_a_seat_taken_twice_and_left_counts_right() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(0, 2), make_hello(1, 2), make_hello(1, 2))
+    assert roster.complete
+    roster.vacate(1)
+    roster.vacate(1)
+    assert roster.missing == (1,)
+    assert not roster.complete
+
+
+def test_a_node_that_counts_more_nodes_is_waited_for_by_nobody_but_seen_by_all() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(0, 2), make_hello(1, 3))
+    assert (roster.complete, roster.everyone) == (True, False)
+    admit(roster, make_hello(2, 3))
+    assert (roster.complete, roster.everyone) == (True, True)
+
+
+def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
+    roster = make_roster(1)
+    admit(roster, make_hello(0, "9" * 5_000))
+    assert roster.everyone
+
+
+@pytest.mark.parametrize(
+    ("hello", "own", "said"),
+    [
+        (make_hello(1, 2), {}, None),
+        (make_hello(0, 2, process="node 0's"), {}, None),
+        (make_hello(0, 2), {}, "RANK=0 is taken by host0"),
+        (make_hello(2, 2), {}, "RANK=2, but WORLD_SIZE=2 allows 0 to 1"),
+        (make_hello(-1, 2), {}, "RANK=-1"),
+        (make_hello(2, 3), {}, None),  # WORLD_SIZE differs: that belongs into the table
+        (make_hello(-1, 3), {}, "RANK=-1"),
+        (make_hello(1_000_000, 3), {}, "RANK=1000000"),
+        (
+            make_hello(1, 2, job="42"),
+            {"job": "41"},
+            "this is job 42, but the launcher at this address belongs to job 41",
+        ),
+        (make_hello(1, 2, job="42"), {"job": "42"}, None),
+        (make_hello(1, 2, job="42"), {}, None),
+    ],
+)
+def test_who_can_never_have_a_seat(hello: Hello, own: dict[str, Any], said: str | None) -> None:
+    objection = make_roster(2, **own).objection(hello)
+    assert (objection is None) if said is None else (objection is not None and said in objection)
+
+
+def test_strays_are_bounded() -> None:
+    roster = make_roster(2)
+    admit(roster, *(make_hello(rank, 1000) for rank in range(2, 66)))
+    assert roster.objection(make_hello(66, 1000)) is not None
+
+
+def test_a_rival_is_another_process_on_the_same_seat() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(1, 2, process="first"))
+    assert roster.rival(make_hello(1, 2, process="first")) is None
+    assert roster.rival(make_hello(1, 2, process="second")) is not None
+    assert roster.rival(make_hello(0, 2, process="second")) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"processes": 4}, "WORLD_SIZE=4 counts nodes, and this node alone has 4 processes"),
+        ({"processes": 2, "gpus": ("H200",) * 4}, "this node alone has 4 GPUs"),
+        ({"processes": 2}, None),
+    ],
+)
+def test_a_world_size_that_counts_processes_is_noticed(own: dict[str, Any], said: str | None) -> None:
+    roster = make_roster(4, **own)
+    admit(roster, make_hello(0, 4, **own))
+    hint = roster.hint()
+    assert (hint is None) if said is None else (hint is not None and said in hint)
+    admit(roster, make_hello(1, 4))
+    assert roster.hint() is None

@@ -1,0 +1,198 @@
+"""Whatever connects to node 0's port during a muster: it completes all the same, and memory stays bounded."""
+
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from stage import LOOPBACK, Client, Launcher, make_card, play
+
+from slipway.launch import messages as wire
+from slipway.launch.messages_codec import LINE_BYTES, encode
+
+Make = Callable[..., Launcher]
+HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))
+
+
+@contextmanager
+def mustering(launcher: Make) -> Iterator[Launcher]:
+    """Node 0 of two waits inside the block; afterwards node 1 comes, and both must agree and finish."""
+    crew = [launcher(rank, 2, timeout=120.0) for rank in range(2)]
+    crew[0].start()
+    Client(crew[0].port).socket.close()
+    yield crew[0]
+    play(crew[1])
+    crew[0].join(10)
+    assert [one.code for one in crew] == [0, 0], crew[0].log
+
+
+def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
+    """What node 0 says to somebody who sends these bytes, until it hangs up."""
+    with Client(port) as client:
+        try:
+            client.socket.sendall(data)
+            if hang_up:
+                client.socket.shutdown(socket.SHUT_WR)
+            messages = []
+            while message := client.receive():
+                messages.append(message)
+        except ConnectionError:  # node 0 hung up on a sender that was still sending
+            pass
+        return messages
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not a line of JSON"),
+        (b"\x16\x03\x01\x02\x00\x01\n", "not a line of JSON"),
+        (b"{}\n", "not a message of Slipway"),
+        (b'{"muster":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 1 here"),
+        (HELLO[:-20] + b"\n", "not a line of JSON"),
+        (encode(wire.Ping()), "not a hello"),
+        (b"x" * (LINE_BYTES * 2), f"more than {LINE_BYTES} bytes in one line"),
+        (HELLO, "SLIPWAY_TOKEN differs"),
+    ],
+)
+def test_garbage_is_answered_in_words(launcher: Make, data: bytes, said: str) -> None:
+    with mustering(launcher) as node0:
+        answers = answer_to(node0.port, data)
+        assert (
+            any(isinstance(answer, wire.Refused) and said in answer.reason for answer in answers) or len(data) > 99_999
+        )
+        deadline = time.monotonic() + 5
+        while said not in node0.log:
+            assert time.monotonic() < deadline, node0.log
+            time.sleep(0.02)
+
+
+def test_half_a_message_is_answered_too(launcher: Make) -> None:
+    with mustering(launcher) as node0:
+        refused = answer_to(node0.port, HELLO[:30], hang_up=True)[-1]
+        assert isinstance(refused, wire.Refused)
+        assert refused.reason.startswith("half a message")
+
+
+def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_muster(launcher: Make) -> None:
+    with mustering(launcher) as node0, Client(node0.port) as turncoat:
+        assert isinstance(turncoat.introduce(make_card(1, 2)), wire.Welcome)
+        turncoat.socket.sendall(b"\0" * 100 + b"\n")
+        assert turncoat.wait_for(wire.Refused).reason.startswith("not a line of JSON")
+
+
+def test_a_hello_that_comes_drop_by_drop_is_cut_off(launcher: Make) -> None:
+    with mustering(launcher) as node0, Client(node0.port) as drip:
+        started = time.monotonic()
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            drip_for(20, drip.socket)
+        assert 9 < time.monotonic() - started < 15
+
+
+def drip_for(seconds: float, connection: socket.socket) -> None:
+    """A byte twice a second, for as long as the other side takes it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection.sendall(b"{")
+        time.sleep(0.5)
+
+
+def test_strangers_leave_a_bounded_number_of_lines(launcher: Make) -> None:
+    with mustering(launcher) as node0:
+        for number in range(60):
+            answer_to(node0.port, b'{"muster":1,"type":"%d"}\n' % number)
+            answer_to(node0.port, b'{"muster":%d,"type":"hello"}\n' % (number + 2))
+        assert len(node0.lines) < 40
+
+
+def test_ten_thousand_connections_and_two_hundred_idle_ones(launcher: Make) -> None:
+    with mustering(launcher) as node0, ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection((LOOPBACK, node0.port), timeout=5))
+        knock(node0.port, 1_000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        knock(node0.port, 9_000)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 16 * 1024, f"{grown} KiB more after 9,000 connections"
+
+
+# In a process of its own: two threads of one interpreter hand it over only every 5 ms.
+KNOCK = """
+import random, socket, sys
+port, times, hello = int(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer.read()
+chance = random.Random(7)
+for _ in range(times):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+        kind = chance.randrange(4)
+        if kind == 1:
+            stranger.sendall(chance.randbytes(chance.randrange(1, 300)))
+        elif kind == 2:
+            stranger.sendall(hello[: chance.randrange(len(hello))])
+        elif kind == 3 and chance.randrange(20) == 0:
+            stranger.sendall(b"[" * 60_000 + b"\\n")
+"""
+
+
+def knock(port: int, times: int) -> None:
+    """Connections one after another: some silent, some with random bytes, some with half a hello or a long line."""
+    subprocess.run([sys.executable, "-c", KNOCK, str(port), str(times)], input=HELLO, check=True, timeout=120)
+
+
+def test_thousands_of_open_strangers_hold_a_bounded_number_of_places(launcher: Make) -> None:
+    """The oldest give way, so that a launcher gets in at any time."""
+    with mustering(launcher) as node0, ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection((LOOPBACK, node0.port), timeout=5)) for _ in range(600)
+        ]
+        time.sleep(0.5)
+        cut = sum(_is_closed(stranger) for stranger in strangers)
+        assert cut >= 600 - 2 - 256
+        with Client(node0.port) as member:
+            assert isinstance(member.introduce(make_card(1, 2)), wire.Welcome)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        while data := connection.recv(4096):
+            if not data.endswith(b"\n"):
+                return False
+            connection.settimeout(0.0)
+        return True
+    except (BlockingIOError, TimeoutError):
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: int) -> None:
+    with mustering(launcher) as node0, Client(node0.port) as insider:
+        insider.introduce(make_card(1, 2))
+        probe = insider.wait_for(wire.Probe)
+        for line in (encode(wire.Knock("wrong")), b"x" * 9_999, b"", encode(wire.Ping())):
+            with Client(probe.port) as visitor:
+                visitor.socket.sendall(line)
+                visitor.socket.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    assert visitor.receive() is None
+        with Client(probe.port) as visitor:
+            visitor.send(wire.Knock(probe.key))
+            assert visitor.receive() == wire.Here(0)
+
+
+def test_a_launcher_that_reads_nothing_does_not_hold_up_the_others(launcher: Make) -> None:
+    idle = threading.Event()
+    crew = [launcher(rank, 3) for rank in range(3)]
+    crew[0].start()
+    with Client(crew[0].port) as deaf:
+        deaf.introduce(make_card(2, 3))
+        crew[1].start()
+        idle.wait(0.5)
+    play(crew[2])
+    for one in crew[:2]:
+        one.join(20)
+    assert [one.code for one in crew] == [0, 0, 0]

@@ -1,0 +1,109 @@
+"""Outcomes -> first cause, exit codes, block."""
+
+import json
+from itertools import permutations
+from typing import Any
+
+import pytest
+from stage import make_outcome
+
+from slipway.launch.verdict import CODES, Outcome, judge
+from slipway.launch.verdict_block import TERMINATION_BYTES, as_json, block, termination_message
+
+
+def ended(*words: str | tuple[str, dict[str, Any]]) -> list[Outcome]:
+    """Outcomes of nodes 0, 1, …, one second apart in this order."""
+    pairs = [(word, {}) if isinstance(word, str) else word for word in words]
+    return [make_outcome(rank, word, time=1000.0 + rank, **more) for rank, (word, more) in enumerate(pairs)]
+
+
+GLOO = {"evidence": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"}
+TIMEOUT = {"evidence": "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "first", "codes"),
+    [
+        (ended("finished", "finished"), 0, (0, 0)),
+        (ended("finished", "failed"), 1, (1, 1)),
+        (ended("peer", "failed"), 1, (1, 1)),
+        (ended("peer", "peer", "failed"), 2, (1, 1, 1)),
+        (ended("peer", "failed", "failed"), 1, (1, 1, 1)),
+        (ended("peer", "peer"), 0, (76, 76)),
+        (ended("finished", "peer"), 1, (76, 76)),
+        (ended("peer", "lost"), 1, (76, 76)),
+        (ended("failed", "lost"), 0, (1, 1)),
+        (ended("lost", "failed"), 0, (76, 76)),
+        (ended(("failed", GLOO), "lost"), 1, (76, 76)),
+        (ended(("failed", TIMEOUT), ("failed", {"evidence": "ValueError: mine"})), 1, (1, 1)),
+        (ended(("failed", GLOO), ("failed", GLOO)), 0, (1, 1)),
+        (ended("peer", "unhealthy", "peer"), 1, (76, 77, 76)),
+        (ended("unhealthy", "unhealthy", "peer"), 0, (77, 77, 76)),
+        (ended("failed", "unhealthy"), 0, (1, 1)),
+        (ended("peer", "configuration"), 1, (78, 78)),
+        (ended("no-progress", "peer"), 0, (93, 93)),
+        (ended("stopped", "stopped"), 0, (75, 75)),
+        (ended("finished", "stopped"), 1, (75, 75)),
+        (ended("stopped", "cancelled"), 1, (79, 79)),
+        (ended("stopped", "failed"), 1, (1, 1)),
+    ],
+    ids=lambda value: "-".join(o.word for o in value) if isinstance(value, list) else None,
+)
+def test_the_first_cause_and_the_codes(outcomes: list[Outcome], first: int, codes: tuple[int, ...]) -> None:
+    for order in permutations(outcomes):
+        verdict = judge(order)
+        assert verdict.first.node_rank == first
+        assert tuple(verdict.code(rank) for rank in range(len(codes))) == codes
+
+
+def test_the_block_names_node_rank_and_exception() -> None:
+    outcomes = ended(
+        "peer",
+        (
+            "failed",
+            {
+                "rank": 9,
+                "evidence": "ValueError: bad label",
+                "where": "train.py:12 in step",
+                "advice": "look at the log",
+            },
+        ),
+    )
+    assert block(judge(outcomes)) == (
+        "the workload failed: node 1 (host1), rank 9",
+        "  evidence    ValueError: bad label",
+        "  where       train.py:12 in step",
+        "  when        1970-01-01 00:16:41 UTC",
+        "  nodes       2: 1 failed, 1 ended because a peer went away",
+        "  what to do  look at the log",
+        "  exit code   1 (the workload failed for a reason of its own)",
+    )
+
+
+def test_the_block_is_the_same_on_the_sick_node_and_says_who_exits_how() -> None:
+    assert block(judge(ended("peer", "unhealthy")))[-1] == "  exit code   77 on node 1, 76 on the others"
+
+
+def test_a_finished_job_needs_one_line() -> None:
+    assert block(judge(ended("finished", "finished"))) == ("finished on 2 nodes",)
+    assert block(judge(ended("finished"))) == ("finished on 1 node",)
+
+
+@pytest.mark.parametrize("word", [word for word in CODES if word != "finished"])
+@pytest.mark.parametrize("moment", [1e9, 0.0, -1.0, 1e300])
+def test_every_word_has_a_block_and_a_code_at_any_time(word: str, moment: float) -> None:
+    verdict = judge([make_outcome(0, word, time=moment)])
+    assert block(verdict)[0].endswith("node 0 (host0)")
+    assert as_json(verdict, 0)["code"] in {1, 75, 76, 77, 78, 79, 93}
+
+
+def test_the_termination_message_fits_and_keeps_the_first_cause() -> None:
+    long = {"evidence": "✗" * 9_999, "where": '"' * 9_999, "advice": "\\" * 9_999, "host": "h" * 9_999}
+    message = termination_message(judge(ended(*[("failed", long)] * 40)), 3)
+    assert len(message) <= TERMINATION_BYTES
+    assert json.loads(message)["first"]["evidence"].startswith("✗✗✗")
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown outcome 'gone'"):
+        make_outcome(0, "gone")
