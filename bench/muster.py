@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
 
-from slipway.launch import reach_link
-from slipway.launch.messages_card import Card
-from slipway.launch.muster import Muster, Outcome
+from slipway.launch.muster import link
+from slipway.launch.muster.card import Card
+from slipway.launch.muster.muster import Muster, Outcome
 from slipway.launch.reach import free_port
 
 TARGETS = {16: 0.2, 256: 2.0}  # seconds to agreement
@@ -68,7 +68,7 @@ def wait_for_start() -> float:
 def count_bytes() -> dict[str, int]:
     """Count the messages' bytes in this process from now on."""
     counts = {"in": 0, "out": 0}
-    encode, parse = reach_link.encode, reach_link.parse
+    encode, parse = link.encode, link.parse
 
     def counting_encode(message: Any) -> bytes:
         line = encode(message)
@@ -79,15 +79,15 @@ def count_bytes() -> dict[str, int]:
         counts["in"] += len(line)
         return parse(line)
 
-    reach_link.encode, reach_link.parse = counting_encode, counting_parse
+    link.encode, link.parse = counting_encode, counting_parse
     return counts
 
 
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Node 0 with its real Muster; what it cost."""
-    import slipway.launch.muster_conduct
-    import slipway.launch.muster_host
-    import slipway.launch.muster_member  # noqa: F401
+    import slipway.launch.muster.conduct
+    import slipway.launch.muster.host
+    import slipway.launch.muster.member  # noqa: F401
 
     counts = count_bytes()
     start = wait_for_start()
@@ -117,7 +117,7 @@ def synchronise(start: float) -> None:
 
 async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Many launchers in one event loop; when the last of them had go and verdict."""
-    from slipway.launch.muster_member import Member
+    from slipway.launch.muster.member import Member
 
     def make_member() -> Member:
         return Member(

@@ -4,6 +4,7 @@ The launcher's options are understood before a workload's name and behind it; be
 that program's.
 """
 
+import dataclasses
 import difflib
 import os
 import shlex
@@ -20,8 +21,8 @@ from slipway.launch.devices import read_devices
 from slipway.launch.errors import LaunchError
 from slipway.launch.host import read_host
 from slipway.launch.job import Job
-from slipway.launch.plan import make_plan
-from slipway.launch.reach import is_loopback, listen
+from slipway.launch.plan import Plan, interfaces, make_plan
+from slipway.launch.reach import interface_towards, is_loopback, listen
 from slipway.launch.settings import SETTINGS, Sources, parse_claim, read_env_file
 from slipway.launch.topology import TOPOLOGICAL, resolve_topology
 
@@ -100,6 +101,15 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
     data = _hash_stdlib if workload.embedded_text else None
     return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data)
+
+
+def foresee_interfaces(job: Job) -> Plan:
+    """The plan with the network interface that several nodes will most likely use; the muster knows for sure."""
+    topology = job.plan.topology
+    if topology.nodes == 1 or topology.process:
+        return job.plan
+    name = interface_towards(topology.master_addr, one_machine=is_loopback(topology.master_addr))
+    return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
 
 
 def _take_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from slipway import __version__
-from slipway.arguments import CONTEXT, Launching, launcher_options, read_job
+from slipway.arguments import CONTEXT, Launching, foresee_interfaces, launcher_options, read_job
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.job import run_job, tell_pod
@@ -64,11 +64,12 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if job.plan.topology.rank == 0:
         with contextlib.suppress(AlreadyFinishedError):
             choose_run(job.plan, job.sources, time.time())  # creates nothing, but fails where run would
+    made = foresee_interfaces(job)
     values = resolved_values(job.plan.topology, job.sources)
     if as_json:
-        click.echo(json.dumps(plan_json(job.plan, values), indent=1))
+        click.echo(json.dumps(plan_json(made, values), indent=1))
     else:
-        click.echo("\n".join(plan_lines(job.plan, values)))
+        click.echo("\n".join(plan_lines(made, values)))
 
 
 _EXAMPLE = "Example: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.errors import LaunchError
-from slipway.launch.messages import Hello
-from slipway.launch.messages_card import Card, Go
-from slipway.launch.messages_codec import encode, parse
-from slipway.launch.muster import Muster
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.codec import encode, parse
+from slipway.launch.muster.messages import Hello
+from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome, Verdict
 
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from stage import make_card, make_outcome
 
 from slipway.launch.errors import LaunchError
-from slipway.launch.muster import Go, Muster
+from slipway.launch.muster.muster import Go, Muster
 from slipway.launch.verdict import Outcome
 from slipway.launch.verdict_block import block
 

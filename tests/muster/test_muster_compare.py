@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from stage import make_card
 
-from slipway.launch.compare import ROWS, compress, draw_table, find_differences
+from slipway.launch.muster.compare import ROWS, compress, draw_table, find_differences
 
 
 def compare(*changes: dict[str, Any], offsets: dict[int, float] | None = None, allow_uneven: bool = False) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 
-from slipway.launch import messages as wire
 from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
-from slipway.launch.muster import Muster
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.muster import Muster
 from slipway.launch.reach import listen
 
 Make = Callable[..., Launcher]
@@ -147,7 +147,7 @@ def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) 
 def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
     launcher: Make, port: int, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipway.launch.muster_conduct.SETTLE_SECONDS", 0.6)
+    monkeypatch.setattr("slipway.launch.muster.conduct.SETTLE_SECONDS", 0.6)
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(port) as wrong:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage import make_card, make_outcome
 
-from slipway.launch import messages as wire
-from slipway.launch.messages_card import Card
-from slipway.launch.messages_codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.card import Card
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
 from slipway.launch.verdict import judge
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))

@@ -33,7 +33,7 @@ def test_a_failure_on_one_node_ends_all_with_the_same_block(crew: Any) -> None:
     assert [process.finish() for process in processes] == [1, 1, 1]
     blocks = {process.log.partition("the workload failed")[2] for process in processes}
     assert len(blocks) == 1
-    assert ": node 2 (host2)\n  evidence    exit code 3\n" in blocks.pop()
+    assert ": node 2 (host2): exit code 3\n" in blocks.pop()
 
 
 @pytest.mark.parametrize("victim", [0, 2])

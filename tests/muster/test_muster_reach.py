@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.host import detect_runtime
+from slipway.launch.muster.trouble import CAUSES, RING, TryLaterError, classify, explain, explain_ring
 from slipway.launch.reach import free_port, interface_towards, is_loopback, listen, port_holder
-from slipway.launch.reach_trouble import CAUSES, RING, TryLaterError, classify, detect_runtime, explain, explain_ring
 
 
 def test_a_listener_takes_both_families() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from stage import make_card
 
-from slipway.launch.messages import Hello
-from slipway.launch.roster import Roster, Seat
+from slipway.launch.muster.messages import Hello
+from slipway.launch.muster.roster import Roster, Seat
 
 
 def make_roster(nodes: int, **own: Any) -> Roster:

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, play
 
-from slipway.launch import messages as wire
-from slipway.launch.messages_codec import LINE_BYTES, encode
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.codec import LINE_BYTES, encode
 
 Make = Callable[..., Launcher]
 HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))

@@ -70,13 +70,12 @@ def test_the_block_names_node_rank_and_exception() -> None:
         ),
     )
     assert block(judge(outcomes)) == (
-        "the workload failed: node 1 (host1), rank 9",
-        "  evidence    ValueError: bad label",
+        "the workload failed: node 1 (host1), rank 9: ValueError: bad label",
         "  where       train.py:12 in step",
         "  when        1970-01-01 00:16:41 UTC",
         "  nodes       2: 1 failed, 1 ended because a peer went away",
         "  what to do  look at the log",
-        "  exit code   1 (the workload failed for a reason of its own)",
+        "  exit code   1 (a scheduler should retry within its limit)",
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.launch.reach import free_port
-from slipway.launch.reach_trouble import detect_runtime
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,16 @@ def mend_environment(environ: Mapping[str, str], home_writable: bool, user_known
         }
         mended |= {name: value for name, value in caches.items() if name == "HOME" or not environ.get(name)}
     return mended
+
+
+def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
+    """Where this launcher runs: `kubernetes`, `slurm`, `docker` or `host`."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    if "SLURM_JOB_ID" in environ:
+        return "slurm"
+    marks = (".dockerenv", "run/.containerenv")
+    return "docker" if any((root / mark).exists() for mark in marks) else "host"
 
 
 def _user_known() -> bool:

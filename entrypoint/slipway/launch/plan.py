@@ -42,6 +42,11 @@ def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], 
     )
 
 
+def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep NCCL and gloo on one network interface, where the user named none."""
+    return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
+
+
 # These would reach the workers with another meaning than torchrun's own; it sets them for each worker.
 _OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"})
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from slipway import __version__
 from slipway.launch.errors import LaunchError
 from slipway.launch.job import Job, attempt, conclude, say, stop_word
-from slipway.launch.muster import Card, Go, Muster
-from slipway.launch.plan import make_plan
+from slipway.launch.muster.muster import Card, Go, Muster
+from slipway.launch.plan import interfaces, make_plan
 from slipway.launch.rundir import Run, choose_run, newest_step
 from slipway.launch.settings import BY_NAME, parse_claim
 from slipway.launch.supervise import Stops
@@ -94,10 +94,8 @@ def agree(job: Job, run: Run, go: Go, runs: Path) -> tuple[Job, Run]:
         job.plan.topology, processes_per_node=go.processes, master_addr=go.address, store_port=go.port
     )
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
-    named = job.environ.get("NCCL_SOCKET_IFNAME"), job.environ.get("GLOO_SOCKET_IFNAME")
-    if go.interface and not any(named):
-        interface = {"NCCL_SOCKET_IFNAME": go.interface, "GLOO_SOCKET_IFNAME": go.interface}
-        plan = dataclasses.replace(plan, env={**plan.env, **interface})
+    if go.interface:
+        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
     return dataclasses.replace(job, plan=plan), dataclasses.replace(run, path=path, attempt=go.attempt)
 
 

@@ -26,10 +26,10 @@ TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 def block(verdict: Verdict) -> tuple[str, ...]:
     """The lines that every node prints at the end."""
     nodes = sum(tally.nodes for tally in verdict.tallies)
+    evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
     if verdict.word == "finished":
-        return (f"finished on {_count(nodes)}",)
-    lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}"]
-    lines += [f"  evidence    {verdict.first.evidence}"] if verdict.first.evidence else []
+        return (f"finished on {_count(nodes)}{evidence}",)
+    lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
     lines += [f"  when        {_utc(verdict.first.time)}"]
     lines += [f"  then        {place(other)}: {other.evidence or other.word}" for other in verdict.others]
@@ -72,7 +72,7 @@ def _summary(verdict: Verdict) -> str:
 
 def _codes(verdict: Verdict) -> str:
     if verdict.word != "unhealthy":
-        return f"{CODES[verdict.word]} ({EXITS[CODES[verdict.word]].meaning})"
+        return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
     return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
 

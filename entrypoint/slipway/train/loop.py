@@ -337,6 +337,6 @@ def conclude(training: Training, outcome: str) -> None:
     context.wait_for_all()
     if outcome == "finished":
         shown = "  ".join(f"{name} {value:.4f}" for name, value in training.evaluation.items())
-        context.conclude(outcome, f"finished {training.step} steps  {shown}")
+        context.conclude(outcome, f"{training.step} steps  {shown}")
     else:
         context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

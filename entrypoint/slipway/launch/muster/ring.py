@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slipway.launch import messages as wire
-from slipway.launch.messages_codec import MalformedError
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.codec import MalformedError
+from slipway.launch.muster.link import Link, dial
+from slipway.launch.muster.trouble import classify
 from slipway.launch.reach import is_loopback, listen
-from slipway.launch.reach_link import Link, dial
-from slipway.launch.reach_trouble import classify
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
 RETRY_SECONDS = 0.5

@@ -10,7 +10,7 @@ import math
 import types
 from typing import Any, get_args, get_origin
 
-from slipway.launch.messages import KINDS
+from slipway.launch.muster.messages import KINDS
 
 PROTOCOL = 1
 LINE_BYTES = 65_536

@@ -1,12 +1,12 @@
 """The muster's messages, each a frozen dataclass. docs/muster.md describes who sends which and when.
 
-Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what messages_codec.py
+Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what codec.py
 knows how to check.
 """
 
 from dataclasses import dataclass
 
-from slipway.launch.messages_card import Card
+from slipway.launch.muster.card import Card
 from slipway.launch.verdict import Outcome, Verdict
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from slipway.launch.messages_card import Card
+from slipway.launch.muster.card import Card
 
 CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of several nodes hard to read together
 WIDTH = 72  # characters of a value in the table

@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.errors import FAILED, LaunchError
-from slipway.launch.messages_card import Card, Go
+from slipway.launch.muster.card import Card, Go
 from slipway.launch.reach import BACKLOG, is_loopback, listen
 from slipway.launch.verdict import Outcome, Verdict, judge
 
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster_host import Host
-    from slipway.launch.muster_member import Member
+    from slipway.launch.muster.host import Host
+    from slipway.launch.muster.member import Member
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class Muster:
         """The thread's life: the door on node 0, this launcher's own membership, until `__exit__`."""
         import asyncio
 
-        from slipway.launch.messages_codec import LINE_BYTES
+        from slipway.launch.muster.codec import LINE_BYTES
 
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
@@ -145,7 +145,7 @@ class Muster:
 
     async def _join(self, card: Card) -> Go:
         if self._node_rank == 0:
-            from slipway.launch.muster_conduct import Conduct
+            from slipway.launch.muster.conduct import Conduct
 
             if self._conducting:
                 self._conducting.cancel()
@@ -173,7 +173,7 @@ class Muster:
         self._say(f"muster: {context.get('exception') or context['message']}")
 
     def _make_member(self) -> "Member":
-        from slipway.launch.muster_member import Member
+        from slipway.launch.muster.member import Member
 
         return Member(
             address=self._address,
@@ -187,7 +187,7 @@ class Muster:
         )
 
     def _make_host(self) -> "Host":
-        from slipway.launch.muster_host import Host
+        from slipway.launch.muster.host import Host
 
         return Host(nodes=self._nodes, process=self._process, token=self._token, say=self._say)
 

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
@@ -52,16 +51,6 @@ RING = {
 
 class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
-
-
-def detect_runtime(environment: Mapping[str, str], root: Path = Path("/")) -> str:
-    """Where this launcher runs: `kubernetes`, `slurm`, `docker` or `host`."""
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return "kubernetes"
-    if "SLURM_JOB_ID" in environment:
-        return "slurm"
-    marks = (".dockerenv", "run/.containerenv")
-    return "docker" if any((root / mark).exists() for mark in marks) else "host"
 
 
 def classify(error: BaseException) -> tuple[str, str]:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipway.launch.compare import compress, fit
-from slipway.launch.messages import Hello
-from slipway.launch.messages_card import Card
+from slipway.launch.muster.card import Card
+from slipway.launch.muster.compare import compress, fit
+from slipway.launch.muster.messages import Hello
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
 RANKS = 1_000_000  # a node rank above this is nonsense
@@ -108,6 +108,8 @@ class Roster:
 
     def describe(self, seconds: float) -> str:
         """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
+        if not self.missing:
+            return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
         ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {compress(self.missing)}"
         return f"waiting for nodes: {self._here} of {self.nodes} after {seconds:.0f} s; missing {ranks}"
 

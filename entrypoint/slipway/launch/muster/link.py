@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import Any
 
-from slipway.launch.messages_codec import LINE_BYTES, MalformedError, encode, parse
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read

@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.launch import messages as wire
-from slipway.launch.compare import compress, draw_table, find_differences
 from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
-from slipway.launch.messages_card import Card
-from slipway.launch.messages_codec import plain
-from slipway.launch.muster_host import Host
-from slipway.launch.muster_ring import PROBE_SECONDS
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.card import Card
+from slipway.launch.muster.codec import plain
+from slipway.launch.muster.compare import compress, draw_table, find_differences
+from slipway.launch.muster.host import Host
+from slipway.launch.muster.ring import PROBE_SECONDS
+from slipway.launch.muster.roster import Roster
+from slipway.launch.muster.trouble import explain_ring
 from slipway.launch.reach import free_port
-from slipway.launch.reach_trouble import explain_ring
-from slipway.launch.roster import Roster
 from slipway.launch.verdict import Outcome, judge
 
 FIRST_LINE_SECONDS = 3.0

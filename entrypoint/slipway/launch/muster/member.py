@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slipway.launch import messages as wire
 from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
-from slipway.launch.messages_card import Card, Go
-from slipway.launch.messages_codec import MalformedError, OtherProtocolError
-from slipway.launch.muster_ring import Ring
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.codec import MalformedError, OtherProtocolError
+from slipway.launch.muster.link import Link, dial
+from slipway.launch.muster.ring import Ring
+from slipway.launch.muster.trouble import TryLaterError, classify, explain
 from slipway.launch.reach import interface_towards
-from slipway.launch.reach_link import Link, dial
-from slipway.launch.reach_trouble import TryLaterError, classify, explain
 from slipway.launch.verdict import Outcome, Verdict, judge
 
 GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is silent longer is something else

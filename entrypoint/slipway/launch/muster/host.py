@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slipway.launch import messages as wire
 from slipway.launch.errors import CONFIGURATION, PEER
-from slipway.launch.messages_codec import MalformedError
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.codec import MalformedError
+from slipway.launch.muster.link import Link
+from slipway.launch.muster.roster import Roster, Seat
 from slipway.launch.reach import is_loopback
-from slipway.launch.reach_link import Link
-from slipway.launch.roster import Roster, Seat
 from slipway.launch.verdict import Outcome
 
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
@@ -23,7 +23,7 @@ NOTES = 20  # different lines about strangers
 
 
 class Host:
-    """The state that connections share. The phases of an attempt (muster_conduct.py) read and change it."""
+    """The state that connections share. The phases of an attempt (conduct.py) read and change it."""
 
     def __init__(self, *, nodes: int, process: str, token: str, say: Callable[[str], None]) -> None:
         """`process` names node 0's own launcher; the rest as in Muster."""
