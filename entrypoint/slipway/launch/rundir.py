@@ -1,5 +1,6 @@
 """The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -42,12 +43,24 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
     Raises LaunchError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
     there is nothing left to do; with several nodes that is for the workers to see, on all of them.
     """
+    run = place_run(plan, sources, now)
+    if run.resume not in ("auto", "none") and not Path(run.resume).exists():
+        given = sources.value("SLIPWAY_RESUME")
+        raise LaunchError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
+    if run.resume == "auto":
+        if not finished_is_fine:
+            _refuse_finished(run.path, plan)
+    elif sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
+        _refuse_used(run.path, plan)
+    else:
+        run = dataclasses.replace(run, path=_unused(run.path))
+    return run
+
+
+def place_run(plan: Plan, sources: Sources, now: float) -> Run:
+    """Where the settings, the job and the time put a run; for nodes other than 0 that is a guess until node 0 says."""
     resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")
     runs = Path(sources.value("SLIPWAY_RUNS")).absolute()
-    if resume not in ("auto", "none"):
-        if not Path(resume).exists():
-            raise LaunchError(f"--resume {resume}: there is no such run or snapshot. Give its path, auto or none.")
-        resume = str(Path(resume).absolute())
     if given:
         path = Path(given).absolute()
     elif plan.topology.job:
@@ -61,13 +74,7 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         path = newest
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
-    if resume == "auto":
-        if not finished_is_fine:
-            _refuse_finished(path, plan)
-    elif given or plan.topology.process:
-        _refuse_used(path, plan)
-    else:
-        path = _unused(path)
+    resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
     return Run(path, resume, attempt=int(_number(read_json(path / RUN_FILE).get("attempt"))) + 1)
 
 

@@ -181,7 +181,11 @@ class Attempt:
             self.facts.stop, self.facts.signal = STOP_WORDS[number], number.name
             self.deadline = min(self.deadline, time.monotonic() + self.grace)
             self.say(f"{number.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
-            write_json(self.node_dir / "stop", {"outcome": self.facts.stop, "signal": number.name})
+            try:
+                write_json(self.node_dir / "stop", {"outcome": self.facts.stop, "signal": number.name})
+            except OSError as error:  # then a snapshot could not be written either
+                self.say(f"the stop flag cannot be written, so there is no snapshot: {error}")
+                self.deadline = time.monotonic()
         by_flag = self.plan.workload.honours_stop or (self.node_dir / "honours-stop").exists()
         ready = self.workers or self.plan.topology.process
         if not by_flag and not self._stop_passed_on and ready:

@@ -11,7 +11,7 @@ from slipway.launch.errors import LaunchError
 from slipway.launch.job import Job, attempt, conclude, say, stop_word
 from slipway.launch.muster.muster import Card, Go, Muster
 from slipway.launch.plan import interfaces, make_plan
-from slipway.launch.rundir import Run, choose_run, newest_step
+from slipway.launch.rundir import Run, choose_run, newest_step, place_run
 from slipway.launch.settings import BY_NAME, parse_claim
 from slipway.launch.supervise import Stops
 from slipway.launch.verdict import Outcome, judge
@@ -21,7 +21,7 @@ def run_together(job: Job, stops: Stops) -> int:
     """The same for a node among several: nothing starts before all are here and agree, and all share one verdict."""
     topology = job.plan.topology
     allow_uneven = BY_NAME["SLIPWAY_ALLOW_UNEVEN"]
-    run, problem = Run(Path(), "none", 1), ""
+    run, problem = place_run(job.plan, job.sources, time.time()), ""
     if topology.node_rank == 0:
         try:
             run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
@@ -71,7 +71,7 @@ def make_card(job: Job, run: Run, problem: str) -> Card:
         nccl=installed("nvidia-nccl-cu12"),
         job=topology.job,
         data=job.data() if job.data else None,
-        snapshot=newest_step(run.path),
+        snapshot=newest_step(run.path) if run.resume == "auto" else None,
         attempt=run.attempt - 1,
         runtime=topology.runtime,
         problem=problem,

@@ -1,0 +1,73 @@
+"""entrypoint/setup.sh on machines that lack something: it says what, and what to type, before it fetches anything."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A checkout on a machine that has coreutils, and only those programs that a test puts into its `bin`."""
+    (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
+    shutil.copy(ROOT / "entrypoint" / "setup.sh", tmp_path / "checkout" / "entrypoint")
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    return tmp_path
+
+
+def add(machine: Path, name: str, script: str) -> None:
+    program = machine / "bin" / name
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!{shutil.which('sh')}\n{script}\n")
+    program.chmod(0o755)
+
+
+def set_up(machine: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [machine / "checkout/entrypoint/setup.sh", "requirements.lock"],
+        env={"PATH": str(machine / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_python_it_names_the_packages(machine: Path) -> None:
+    answer = set_up(machine)
+    assert answer.returncode == 78
+    assert "apt-get install python3 python3-venv" in answer.stderr
+
+
+def test_a_python_of_another_version_is_not_taken(machine: Path) -> None:
+    add(machine, "python3", "exit 1  # not 3.11 to 3.13")
+    assert "no Python 3.11, 3.12 or 3.13 was found" in set_up(machine).stderr
+
+
+def test_a_python_without_venv_is_named_with_its_package(machine: Path) -> None:
+    add(machine, "python3", 'case "$2" in *ensurepip*) exit 1;; esac')
+    answer = set_up(machine)
+    assert answer.returncode == 78
+    assert "apt-get install python3-venv" in answer.stderr
+
+
+def test_any_python_that_fits_is_taken_and_a_shim_that_does_not_start_is_passed_over(machine: Path) -> None:
+    add(machine, "python3", "exit 127")
+    add(machine, "python3.12", 'case "$1" in -m) echo "makes $3"; exit 1;; --version) echo "Python 3.12.1";; esac')
+    answer = set_up(machine)
+    assert "making .venv with Python 3.12.1" in answer.stdout
+    assert "makes .venv" in answer.stdout
+
+
+def test_too_little_disk_is_told_before_anything_is_fetched(machine: Path) -> None:
+    add(machine, "df", "echo Avail; echo 2048")
+    answer = set_up(machine)
+    assert answer.returncode == 77
+    assert "12 GB of free disk are needed here, 2 GB are free" in answer.stderr
+    assert not (machine / "checkout" / ".venv").exists()
