@@ -11,6 +11,7 @@ from slipway import __version__
 from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
 from slipway.launch.plan import Plan
+from slipway.launch.relay import write_out
 from slipway.launch.rundir import (
     OUTCOME_FILE,
     AlreadyFinishedError,
@@ -29,8 +30,7 @@ TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminatio
 
 def say(line: str) -> None:
     """Print a line of the launcher's own."""
-    with suppress(OSError):
-        print(f"slipway: {line}", file=sys.stderr, flush=True)
+    write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ newline) is shown on a terminal only, below everything else, and kept out of the
 """
 
 import os
+import select
 import selectors
 import sys
 from collections import deque
@@ -24,33 +25,38 @@ class Console:
         self.terminal = terminal
         self._bar = b""
 
-    def line(self, text: bytes, stream: BinaryIO) -> None:
-        """Write a whole line, above the progress bar where one is shown."""
-        if not self._bar:
-            self._write(text, stream)
-        elif stream.isatty():
-            self._write(ERASE_LINE + text + self._bar, stream)
-        else:  # the bar's terminal is another place
-            self._write(text, stream)
+    def line(self, text: bytes, out: int) -> None:
+        """Write a whole line to a file descriptor, above the progress bar where one is shown."""
+        if self._bar and os.isatty(out):
+            text = ERASE_LINE + text + self._bar
+        write_out(text, out)
 
     def bar(self, text: bytes) -> None:
         """Show the newest state of the progress bar; empty text ends it."""
         if self.terminal and text != self._bar:
             self._bar = text
-            self._write(text or ERASE_LINE, sys.stderr.buffer)
+            write_out(text or ERASE_LINE, sys.stderr.fileno())
 
-    def _write(self, text: bytes, stream: BinaryIO) -> None:
+
+def write_out(text: bytes, out: int) -> None:
+    """Write to our stdout or stderr; where its reader is gone or its disk full the text is lost, and nothing else.
+
+    Not through Python's streams: what they could not write they try again at exit, which makes the exit code 120.
+    """
+    rest = memoryview(text)
+    while rest:
         try:
-            stream.write(text)
-            stream.flush()
-        except OSError:  # our reader is gone or its disk is full; the log files still have it
+            rest = rest[os.write(out, rest) :]
+        except BlockingIOError:  # a pipe whose other end made it non-blocking
+            select.select([], [out], [], 1.0)
+        except OSError:
             return
 
 
 class Stream:
     """One worker's stdout or stderr: a pipe, split into lines."""
 
-    def __init__(self, prefix: bytes, console: Console, out: BinaryIO, log: BinaryIO, last: deque[str]) -> None:
+    def __init__(self, prefix: bytes, console: Console, out: int, log: BinaryIO, last: deque[str]) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self._prefix, self._console, self._out, self._log, self._last = prefix, console, out, log, last
@@ -108,7 +114,7 @@ class Relay:
             prefix = b"" if alone else f"[{node_rank}:{rank}] ".encode()
             self._logs.append(log)
             self.last[rank] = deque(maxlen=REMEMBERED)
-            for out, last in ((sys.stdout.buffer, deque[str](maxlen=1)), (sys.stderr.buffer, self.last[rank])):
+            for out, last in ((sys.stdout.fileno(), deque[str](maxlen=1)), (sys.stderr.fileno(), self.last[rank])):
                 self._add(Stream(prefix, self.console, out, log, last))
 
     def _add(self, stream: Stream) -> None:
