@@ -142,7 +142,9 @@ def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, script: 
 
 
 def test_a_reader_that_goes_away_changes_neither_the_job_nor_its_exit_code(start: Run, script: Path) -> None:
-    job = start("own.py", "--then", "exit-3", NPROC_PER_NODE="2", before=("sh", "-c", '("$@"; echo $? > code) | true', "sh"))
+    job = start(
+        "own.py", "--then", "exit-3", NPROC_PER_NODE="2", before=("sh", "-c", '("$@"; echo $? > code) | true', "sh")
+    )
     job.end()
     until = time.monotonic() + 60
     while not (script.parent / "code").exists() and time.monotonic() < until:

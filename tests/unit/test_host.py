@@ -1,39 +1,55 @@
 """What images lack for arbitrary user ids is made good, and nothing that a user set is touched."""
 
+import os
+import pwd
 import socket
 from pathlib import Path
 
 import pytest
 
-from slipway.launch.host import mend_environment, read_host
+from slipway.launch.host import private_folder, read_host, replace_home
 
 CACHES = {"XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
-def test_a_complete_host_needs_nothing() -> None:
-    assert mend_environment({"HOME": "/home/me", "USER": "me"}, True, True, 1000) == {}
-    assert mend_environment({}, True, True, 1000) == {}
+HOME = Path("/tmp/slipway-7")
 
 
-def test_a_user_without_a_name_gets_one() -> None:
-    assert mend_environment({}, True, False, 12345) == {"USER": "uid-12345", "LOGNAME": "uid-12345"}
-    assert mend_environment({"USER": "me"}, True, False, 12345) == {}
+def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    assert "USER" not in read_host({}).mended
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert read_host({}).mended["USER"] == read_host({}).mended["LOGNAME"] == f"uid-{os.getuid()}"
+    assert "USER" not in read_host({"USER": "me"}).mended
 
 
-def test_a_home_that_cannot_be_written_is_replaced_with_caches_below_it() -> None:
-    mended = mend_environment({"HOME": "/", "USER": "me"}, False, True, 12345)
+def test_a_home_that_is_none_is_replaced_with_caches_below_it() -> None:
+    mended = replace_home({"HOME": "/"}, False, HOME)
     assert set(mended) == {"HOME", *CACHES}
-    assert mended["HOME"].endswith("12345")
-    assert all(mended[name].startswith(mended["HOME"]) for name in CACHES)
+    assert all(Path(mended[name]).is_relative_to(HOME) for name in mended)
 
 
-def test_two_users_of_a_host_do_not_share_a_home() -> None:
-    assert mend_environment({}, False, True, 1)["HOME"] != mend_environment({}, False, True, 2)["HOME"]
+def test_a_real_home_stays_though_it_cannot_be_written() -> None:
+    assert set(replace_home({"HOME": "/home/me"}, True, HOME)) == CACHES
 
 
 @pytest.mark.parametrize("name", sorted(CACHES))
 def test_a_cache_that_the_user_chose_stays(name: str) -> None:
-    assert name not in mend_environment({name: "/scratch"}, False, True, 12345)
+    assert name not in replace_home({name: "/scratch"}, False, HOME)
+
+
+def test_the_replacement_is_this_users_own(tmp_path: Path) -> None:
+    own = private_folder(tmp_path)
+    assert own == tmp_path / f"slipway-{os.getuid()}"
+    own.mkdir(mode=0o700)
+    assert private_folder(tmp_path) == own
+    own.chmod(0o777)
+    assert private_folder(tmp_path) != own, "others can put code into it"
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    assert private_folder(tmp_path) != own, "somebody else decides where it leads"
 
 
 def test_a_free_port_is_free() -> None:

@@ -72,6 +72,8 @@ def run_job(job: Job) -> int:
 
 def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
     """One start of the workload on this node, and how it ended."""
+    if home := job.plan.topology.mended.get("XDG_CACHE_HOME"):
+        Path(home).parent.mkdir(mode=0o700, exist_ok=True)
     prepare_run(run, job.plan, __version__, time.time())
     say(f"{job.plan.workload.name}: run directory {shown(run.path)}")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), say, stops)
