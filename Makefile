@@ -50,6 +50,10 @@ test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, seve
 test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
 	$(call section,train,$(PYTEST) tests/train $(ARGS))
 
+.PHONY: bench-muster
+bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
+	@.venv/bin/python bench/muster.py $(ARGS)
+
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
 	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; \

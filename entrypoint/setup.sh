@@ -5,7 +5,10 @@ cd "$(dirname "$0")/.."
 
 lock="$1"
 needed_gb=1
-[[ "$lock" == requirements.lock ]] && needed_gb=12 # wheels, their unpacked files and .venv (8 GB) side by side
+has_torch() { compgen -G ".venv/lib/python3.*/site-packages/torch/version.py" >/dev/null; }
+if [[ "$lock" == requirements.lock ]] && ! has_torch; then
+    needed_gb=12 # wheels, their unpacked files and .venv (8 GB) side by side
+fi
 
 # Debian's python3 comes without venv; a pyenv shim is found but does not start. So each is tried.
 find_python() {
@@ -37,8 +40,10 @@ if [[ ! -x .venv/bin/pip ]]; then
     echo "setup: making .venv with $("$python" --version)"
     "$python" -m venv .venv
 fi
-[[ "$lock" == requirements.lock ]] && echo "setup: fetching about 3.5 GB of packages (torch and CUDA 12); .venv takes" \
-    "about 8 GB, $free_gb GB are free. This happens once."
+if ((needed_gb > 1)); then
+    echo "setup: fetching about 3.5 GB of packages (torch and CUDA 12); .venv takes about 8 GB, $free_gb GB are free." \
+        "This happens once."
+fi
 mkdir -p .tmp # pip unpacks here, not in a /tmp that may be small
 TMPDIR="$PWD/.tmp" .venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock"
 .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .

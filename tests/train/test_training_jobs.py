@@ -154,7 +154,6 @@ def test_gpt_learns_from_the_standard_library(train: Start, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "bits per byte" in printed
     assert "def " in printed
-    assert str(run.folder) in printed
 
 
 def test_the_schedule_and_the_epochs_are_written_down(train: Start) -> None:
