@@ -147,7 +147,8 @@ def click_command(workload: str) -> click.Command:
         )
     # Users mix hyphens and underscores; torchrun takes both as well.
     settings = {"token_normalize_func": lambda token: token.replace("_", "-"), "max_content_width": 120}
-    return click.Command(workload, params=parameters, help=kind.__doc__, context_settings=settings)
+    epilog = "The launcher's options, such as --nproc-per-node and --resume, may stand among these: slipway run --help"
+    return click.Command(workload, params=parameters, help=kind.__doc__, epilog=epilog, context_settings=settings)
 
 
 def parse(workload: str, args: Sequence[str]) -> Common:
