@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    stop = Path(errors).with_name("stop")
     pipes = [f"/dev/fd/{number}" for number in logs.split(",")]
 
     def tell(**event: Any) -> None:
@@ -68,6 +69,10 @@ def main(argv: list[str]) -> int:
             if self._failures and not self.told:
                 self.told = True
                 tell(event="failed", failures=[_failure(self.envs, failure) for failure in self._failures.values()])
+            # After a stop some ranks may still be saving when the first is gone: the launcher's grace bounds that, and
+            # torchrun must neither signal them again nor kill them after its 30 s.
+            while stop.exists() and any(handler.proc.poll() is None for handler in self.subprocess_handlers.values()):
+                time.sleep(0.1)
             super().close(death_sig, timeout)
 
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up

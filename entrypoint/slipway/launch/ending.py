@@ -14,6 +14,7 @@ from slipway.launch.devices import cgroup_folders
 from slipway.launch.rundir import read_json
 from slipway.launch.verdict import CODES, PEER_TEXTS, Outcome
 
+DISK_FULL = re.compile(r"\[Errno (5|28|30|122)\]|No space left on device")  # as outcome files tell them
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 GOOD = ("finished", "stopped", "cancelled")
 
@@ -28,7 +29,9 @@ class Facts:
     ranks: tuple[int, ...]
     stop: str = ""
     signal: str = ""
-    killed: bool = False  # the grace ran out
+    killed: bool = False  # the grace ran out, or
+    impatient: bool = False  # Ctrl-C came again
+    disk: str = ""  # why the stop flag could not be written
     started: bool = False  # torchrun told that its workers run
     lost: str = ""  # which other node failed first
     status: int = 0  # torchrun's return code, negative for a signal
@@ -46,6 +49,10 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
 
     bad = [(rank, record) for rank, record in files.items() if record.get("outcome") not in GOOD]
+    if facts.disk:
+        return outcome("unhealthy", facts.disk, advice="free some space; the newest snapshot stands")
+    if facts.killed and facts.impatient:
+        return outcome("cancelled", "killed at the second Ctrl-C; what was not in a snapshot is lost")
     if facts.killed:
         late = [rank for rank in facts.ranks if rank not in files] or list(facts.ranks)
         return outcome(
@@ -82,7 +89,10 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
             evidence = str(record.get("exception") or record.get("message") or "")
         else:
             evidence = _status_text(int(failure["exitcode"]), facts, rank)
-        if not record and facts.stop and failure.get("exitcode") == -getattr(signal, facts.signal, 0):
+        if not record and facts.own and DISK_FULL.search(evidence):
+            word = "unhealthy"  # so full that the worker could not write down how it ended
+        number = getattr(signal, facts.signal, 0)
+        if not record and facts.stop and failure.get("exitcode") in (-number, 128 + number):  # as shells count signals
             word, evidence = facts.stop, f"the script ended by {facts.signal}, as asked"
         # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
         # gloo aborts where something else went wrong before.

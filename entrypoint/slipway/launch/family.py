@@ -31,6 +31,15 @@ def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
     return found
 
 
+def ignores(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process ignores a signal at the moment; False for one that is gone."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+        mask = next(line.split()[1] for line in lines if line.startswith("SigIgn:"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
+
+
 def send(pids: list[int], number: int) -> None:
     """Signal each process that is still there."""
     for pid in pids:

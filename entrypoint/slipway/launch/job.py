@@ -10,6 +10,7 @@ from pathlib import Path
 from slipway import __version__
 from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
+from slipway.launch.errors import LaunchError
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
 from slipway.launch.rundir import (
@@ -17,6 +18,8 @@ from slipway.launch.rundir import (
     AlreadyFinishedError,
     Run,
     choose_run,
+    code_of,
+    newest_step,
     prepare_run,
     write_json,
 )
@@ -71,13 +74,16 @@ def run_job(job: Job) -> int:
 
 
 def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
-    """One start of the workload on this node, and how it ended."""
+    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
     if home := job.plan.topology.mended.get("XDG_CACHE_HOME"):
         Path(home).parent.mkdir(mode=0o700, exist_ok=True)
     prepare_run(run, job.plan, __version__, time.time())
     say(f"{job.plan.workload.name}: run directory {shown(run.path)}")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), say, stops)
-    facts = under_way.supervise(job.plan.environment(job.environ), lost)
+    try:
+        facts = under_way.supervise(job.plan.environment(job.environ), lost)
+    except OSError as error:
+        raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
     return tell_ending(facts, under_way.node_dir, time.time())
 
 
@@ -99,7 +105,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None) -> int:
         say(line)
     if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
         say(f"the run lies in {shown(run.path)}")
-        for command in job.plan.workload.next:
+        for command in job.plan.workload.next if newest_step(run.path) is not None else ():
             say(f"  next: {command.format(run=shown(run.path))}")
     tell_pod(termination_message(verdict, node_rank))
     return verdict.code(node_rank)

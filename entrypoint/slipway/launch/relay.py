@@ -9,48 +9,62 @@ import select
 import selectors
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
 REMEMBERED = 40  # lines per rank, for the evidence in the closing line
+PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
 ERASE_LINE = b"\r\x1b[2K"
 
 
 class Console:
     """Where lines of all ranks meet. Nothing that goes wrong with writing them may stop the training."""
 
-    def __init__(self, terminal: bool) -> None:
+    def __init__(self, terminal: bool, give_up: Callable[[], bool]) -> None:
         self.terminal = terminal
+        self._give_up = give_up
+        self._stalled = False
         self._bar = b""
 
     def line(self, text: bytes, out: int) -> None:
         """Write a whole line to a file descriptor, above the progress bar where one is shown."""
         if self._bar and os.isatty(out):
             text = ERASE_LINE + text + self._bar
-        write_out(text, out)
+        self._write(text, out)
 
     def bar(self, text: bytes) -> None:
         """Show the newest state of the progress bar; empty text ends it."""
         if self.terminal and text != self._bar:
             self._bar = text
-            write_out(text or ERASE_LINE, sys.stderr.fileno())
+            self._write(text or ERASE_LINE, sys.stderr.fileno())
+
+    def _write(self, text: bytes, out: int) -> None:
+        # A reader that we gave up once is not waited for with every line again.
+        self._stalled = not write_out(text, out, self._give_up, 0 if self._stalled else PAUSE)
 
 
-def write_out(text: bytes, out: int) -> None:
+def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True, pause: float = PAUSE) -> bool:
     """Write to our stdout or stderr; where its reader is gone or its disk full the text is lost, and nothing else.
 
-    Not through Python's streams: what they could not write they try again at exit, which makes the exit code 120.
+    A reader that pauses (`| less`) makes us wait, until `give_up` is true: a launcher that was asked to stop must not hang
+    on its output; then the answer is False. Not through Python's streams: what they could not write they try again at
+    exit, and make the exit code 120.
     """
     rest = memoryview(text)
     while rest:
         try:
-            rest = rest[os.write(out, rest) :]
-        except BlockingIOError:  # a pipe whose other end made it non-blocking
-            select.select([], [out], [], 1.0)
+            if select.select([], [out], [], pause)[1]:
+                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # so much fits where select says that it does
+            elif give_up():
+                return False
+        except BlockingIOError:
+            continue
         except OSError:
-            return
+            return True
+    return True
 
 
 class Stream:
@@ -98,15 +112,24 @@ class Stream:
 
 
 class Relay:
-    """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank."""
+    """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank.
+
+    `give_up`: whether to drop what our own reader does not take rather than wait for it.
+    """
 
     def __init__(
-        self, ranks: list[int], node_rank: int, alone: bool, folder: Path, selector: selectors.BaseSelector
+        self,
+        ranks: list[int],
+        node_rank: int,
+        alone: bool,
+        folder: Path,
+        selector: selectors.BaseSelector,
+        give_up: Callable[[], bool],
     ) -> None:
         self._selector = selector
         self._streams: list[Stream] = []
         self._logs: list[BinaryIO] = []
-        self.console = Console(sys.stderr.isatty())
+        self.console = Console(sys.stderr.isatty(), give_up)
         self.last: dict[int, deque[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for rank in ranks:

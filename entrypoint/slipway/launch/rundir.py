@@ -146,9 +146,13 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
             }
             write_json(run.path / RUN_FILE, record)
     except OSError as error:
-        code = UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
         message = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
-        raise LaunchError(message, code) from None
+        raise LaunchError(message, code_of(error)) from None
+
+
+def code_of(error: OSError) -> int:
+    """The exit code for a file that cannot be written: a full or broken disk is the node's, all else the user's."""
+    return UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
 
 
 def _left_behind(node: Path, plan: Plan) -> list[Path]:
@@ -170,9 +174,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that is either the old one or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

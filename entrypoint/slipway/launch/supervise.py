@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from slipway.launch.ending import Facts, count_ooms
-from slipway.launch.family import adopt_orphans, descendants, end_all, send
+from slipway.launch.family import adopt_orphans, descendants, end_all, ignores, send
 from slipway.launch.plan import Plan
 from slipway.launch.relay import Relay
 from slipway.launch.rundir import Run, write_json
@@ -85,7 +85,7 @@ class Attempt:
         self.workers: list[int] = []
         self.selector = selectors.DefaultSelector()
         self.deadline = float("inf")
-        self._stop_passed_on = False
+        self._signalled: set[int] = set()
         self._events = b""
 
     def supervise(self, environ: dict[str, str], lost: Callable[[], str]) -> Facts:
@@ -93,7 +93,10 @@ class Attempt:
         ooms = count_ooms()
         adopt_orphans()
         logs = self.node_dir / "logs"
-        relay = Relay(self.ranks, self.plan.topology.node_rank, self.plan.topology.world_size == 1, logs, self.selector)
+        alone = self.plan.topology.world_size == 1
+        relay = Relay(
+            self.ranks, self.plan.topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came)
+        )
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self._drain_wakeups)
         child = self._start(environ, relay, logs)
         ended = os.pidfd_open(child.pid)
@@ -104,8 +107,9 @@ class Attempt:
             self._look_at_stops()
             if not self.facts.lost and (news := lost()):
                 self.facts.lost = news
-                self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
+                self._hurry()
             if time.monotonic() > self.deadline or self.stops.impatient:
+                self.facts.impatient = self.stops.impatient
                 self.facts.killed = bool(self.facts.stop) and not (self.facts.failures or self.facts.lost)
                 send(descendants(os.getpid()), signal.SIGKILL)
         self.facts.status = child.returncode
@@ -122,13 +126,15 @@ class Attempt:
             "SLIPWAY_PROGRESS": "bar" if relay.console.terminal else "lines",
         }
         if self.plan.topology.process:
-            return subprocess.Popen(
+            worker = subprocess.Popen(
                 [*IGNORING, *self.plan.argv],
                 env=environ,
                 stdout=relay.writers[0],
                 stderr=relay.writers[1],
                 start_new_session=True,
             )
+            self.workers = [worker.pid]
+            return worker
         events, told = os.pipe()
         os.set_blocking(events, False)
         self.selector.register(events, selectors.EVENT_READ, lambda: self._read_events(events))
@@ -171,6 +177,11 @@ class Attempt:
             self.workers = list(event["pids"].values())
         else:
             self.facts.failures = event["failures"]
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """Give the other workers little time, unless they were asked to stop and may be saving: the grace bounds that."""
+        if not self.facts.stop:
             self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
 
     def _look_at_stops(self) -> None:
@@ -183,14 +194,21 @@ class Attempt:
             self.say(f"{number.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
             try:
                 write_json(self.node_dir / "stop", {"outcome": self.facts.stop, "signal": number.name})
-            except OSError as error:  # then a snapshot could not be written either
-                self.say(f"the stop flag cannot be written, so there is no snapshot: {error}")
-                self.deadline = time.monotonic()
-        by_flag = self.plan.workload.honours_stop or (self.node_dir / "honours-stop").exists()
-        ready = self.workers or self.plan.topology.process
-        if not by_flag and not self._stop_passed_on and ready:
-            send(self.workers or descendants(os.getpid()), number)
-            self._stop_passed_on = True
+            except OSError as error:
+                self._raise_empty_flag(error)
+        if not self.plan.workload.honours_stop and not (self.node_dir / "honours-stop").exists():
+            # A worker that is just being started still ignores the signal, and it would be lost.
+            ready = [pid for pid in self.workers if pid not in self._signalled and not ignores(pid, number)]
+            send(ready, number)
+            self._signalled.update(ready)
+
+    def _raise_empty_flag(self, error: OSError) -> None:
+        """On a full disk an empty flag often still fits, and means `stopped`; else there is no snapshot to wait for."""
+        try:
+            (self.node_dir / "stop").touch()
+        except OSError:
+            self.facts.disk = f"the stop flag cannot be written, so no snapshot can be: {error}"
+            self.deadline = time.monotonic()
 
     def _finish(self, relay: Relay, logs: Path, ooms: int) -> None:
         end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from slipway import __version__
-from slipway.launch.errors import LaunchError
+from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.job import Job, attempt, conclude, say, stop_word
 from slipway.launch.muster.muster import Card, Go, Muster
 from slipway.launch.plan import interfaces, make_plan
@@ -47,7 +47,11 @@ def run_together(job: Job, stops: Stops) -> int:
         for note in go.notes:
             say(note)
         job, run = agree(job, run, go, runs)
-        outcome = attempt(job, run, stops, lambda: lost_node(muster))
+        try:
+            outcome = attempt(job, run, stops, lambda: lost_node(muster))
+        except LaunchError as error:
+            word, host = EXITS[error.code].word, socket.gethostname()
+            outcome = Outcome(topology.node_rank, host, word, time.time(), evidence=str(error))
         verdict = muster.report(outcome, lambda: stops.impatient)
     return conclude(verdict, job, None if go.shared and topology.node_rank else run)
 

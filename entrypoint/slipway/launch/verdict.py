@@ -99,9 +99,16 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
     bad = [outcome for outcome in ordered if not outcome.good]
     own = [outcome for outcome in bad if outcome.own]
-    ranking = own or bad or sorted(ordered, key=lambda o: ("cancelled", "stopped", "finished").index(o.word))
+    # Where all bad outcomes only echo another node's end, a stop explains them.
+    asked = [outcome for outcome in ordered if outcome.word in ("cancelled", "stopped")]
+    ranking = (
+        own
+        or (asked if bad else [])
+        or bad
+        or sorted(ordered, key=lambda o: ("cancelled", "stopped", "finished").index(o.word))
+    )
     first = ranking[0]
-    counted = Counter(outcome.word for outcome in ordered)
+    counted = Counter(outcome.word if outcome.good or outcome.own else "peer" for outcome in ordered)
     return Verdict(
         word=first.word,
         first=first,

@@ -14,7 +14,7 @@ ENDINGS = {
     "cancelled": "stopped by its user",
     "failed": "the workload failed",
     "configuration": "wrong configuration",
-    "peer": "a peer went away, and no node says why",
+    "peer": "a peer was lost, or workers hang",
     "lost": "a node was lost",
     "unhealthy": "a node is unhealthy",
     "no-progress": "no progress",

@@ -124,11 +124,14 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     except BaseException as error:
         so_far = context.outcome if context else Outcome("failed", "")
         outcome = describe_failure(error, so_far.step, so_far.snapshot)
-        write_outcome(outcomes, place.rank, outcome)
         if outcome.outcome == "failed":
             traceback.print_exception(error)
         elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
             print(outcome.message, file=sys.stderr, flush=True)
+        try:
+            write_outcome(outcomes, place.rank, outcome)
+        except OSError as full:
+            print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
         traceback.clear_frames(error.__traceback__)  # they hold the model
         leave_group()
         raise SystemExit(1) from None

@@ -308,6 +308,10 @@ def resume(training: Training) -> bool:
     snapshot = share_snapshot(training.context)
     if snapshot is None:
         return False
+    if snapshot.state["workload"] != training.task.name:
+        raise ConfigurationError(
+            f"The snapshot to resume from is of the workload {snapshot.state['workload']}, and this is {training.task.name}."
+        )
     load_model(training.task.model, snapshot, training.task.description)
     if snapshot.state["data"] != training.task.data:
         training.context.say(f"note: so far it was trained on {snapshot.state['data']}, now on {training.task.data}")

@@ -46,7 +46,7 @@ def find_snapshot(context: Context) -> tuple[Path, Snapshot] | None:
     if (path / SNAPSHOTS).is_dir():
         found = load_newest(path / SNAPSHOTS, context.warn)
     else:
-        found = (path, load_snapshot(path)) if path.is_dir() else None
+        found = (path, load_snapshot(path)) if path.name.startswith("step-") and path.is_dir() else None
     if found is None:
         raise ConfigurationError(
             f"--resume {resume} is neither a snapshot nor a run directory with one that can be loaded."

@@ -64,8 +64,12 @@ def save_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         shutil.rmtree(leftover)
     final = folder / snapshot_name(snapshot.step)
     temporary = folder / f".{final.name}.writing"
-    temporary.mkdir()
-    write_files(temporary, snapshot)
+    try:
+        temporary.mkdir()
+        write_files(temporary, snapshot)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
+        raise
     if final.exists():
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)

@@ -1,0 +1,137 @@
+"""Endings that are easy to get wrong: slow saves, early signals, full disks, stalled readers, impatient users."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+from test_several_nodes import node
+
+__all__ = ["node"]  # a fixture
+Start = Callable[..., Launcher]
+Node = Callable[..., Launcher]
+
+
+def write(tmp_path: Path, body: str) -> str:
+    (tmp_path / "script.py").write_text(f"import os, signal, sys, time\n{body}")
+    return "script.py"
+
+
+def test_a_rank_that_saves_slowly_is_not_killed_because_another_is_gone(start: Start, tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "count = []\n"
+        "def save(*_):\n"
+        "    count.append(1); time.sleep(8); open('saved', 'w').write(str(len(count))); sys.exit(0)\n"
+        "if os.environ['RANK'] == '0': signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True); time.sleep(300)\n",
+    )
+    job = start(script, NPROC_PER_NODE="2")
+    job.wait_for("[0:0] ready")
+    job.wait_for("[0:1] ready")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert (tmp_path / "saved").read_text() == "1", "and torchrun did not signal it again"
+
+
+def test_a_stop_while_a_script_is_being_started_is_not_lost(start: Start, tmp_path: Path) -> None:
+    job = start(write(tmp_path, "time.sleep(300)"), NPROC_PER_NODE="1")
+    job.wait_for("run directory")
+    job.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert job.end() == 75, job.text
+    assert time.monotonic() - began < 100, "not only when the grace was over"
+
+
+def test_a_script_that_turns_a_signal_into_128_and_its_number_was_stopped(start: Start, tmp_path: Path) -> None:
+    job = start(
+        write(tmp_path, "signal.signal(15, lambda *_: sys.exit(143))\nprint('ready', flush=True)\ntime.sleep(300)")
+    )
+    job.wait_for("[0:0] ready")
+    job.wait_for("[0:1] ready")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+
+
+def test_when_the_grace_is_over_everything_is_killed(start: Start, tmp_path: Path) -> None:
+    body = "signal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(300)"
+    job = start("run", "--grace-seconds", "2", write(tmp_path, body), NPROC_PER_NODE="1")
+    job.wait_for("ready")
+    job.signal(signal.SIGTERM)
+    assert job.end() == 76, job.text
+    assert any("--grace-seconds" in line for line in job.closing)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_for_good(start: Start, tmp_path: Path) -> None:
+    job = start(
+        write(tmp_path, "signal.signal(2, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(300)"),
+        NPROC_PER_NODE="1",
+    )
+    job.wait_for("ready")
+    job.signal(signal.SIGINT)
+    time.sleep(6)  # later than the 5 s within which signals count as one
+    job.signal(signal.SIGINT)
+    assert job.end(30) == 79, job.text
+    assert any("second Ctrl-C" in line for line in job.closing)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB: less than one snapshot of the tiny GPT."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_the_nodes_fault_and_leaves_no_half_snapshot(start: Start, small_disk: Path) -> None:
+    job = start("gpt", "--steps", "20", "--save-every", "10", "--runs", str(small_disk), NPROC_PER_NODE="2")
+    assert job.end() == 77, job.text
+    assert any("No space left on device" in line for line in job.closing), job.closing
+    assert not list(small_disk.glob("*/snapshots/*"))
+
+
+def test_a_reader_that_stalls_does_not_keep_the_launcher_from_stopping(start: Start, tmp_path: Path) -> None:
+    script = write(
+        tmp_path, "print('ready', flush=True)\nopen('up', 'w').close()\nwhile True: print('x' * 1000, flush=True)"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDWR)
+    job = start(script, before=("sh", "-c", 'exec "$@" >fifo', "sh"), NPROC_PER_NODE="1")
+    until = time.monotonic() + 60
+    while not (tmp_path / "up").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1)  # by now the pipe is full
+    job.signal(signal.SIGTERM)
+    assert job.end(30) == 75, job.text
+    os.close(reader)
+
+
+def test_a_stop_on_one_node_explains_a_script_that_lost_its_peer(node: Node, tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "ones = torch.ones(1)\n"
+        "print('ready', flush=True)\n"
+        "while True: dist.all_reduce(ones); time.sleep(0.05)\n",
+    )
+    jobs = [node(rank, 2, script) for rank in (0, 1)]
+    for rank, job in enumerate(jobs):
+        job.wait_for(f"[{rank}:{rank}] ready")
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+
+
+def test_a_node_that_cannot_start_tells_the_others_why(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    jobs = [node(0, 2, "linear"), node(1, 2, "linear", SLIPWAY_RUNS="file/runs")]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
+    assert all("The run directory cannot be made" in job.text for job in jobs)
