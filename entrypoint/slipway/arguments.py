@@ -23,7 +23,7 @@ from slipway.launch.host import read_host
 from slipway.launch.job import Job
 from slipway.launch.plan import Plan, interfaces, make_plan
 from slipway.launch.reach import interface_towards, is_loopback, listen
-from slipway.launch.settings import SETTINGS, Sources, parse_claim, read_env_file
+from slipway.launch.settings import SETTINGS, Sources, read_env_file
 from slipway.launch.topology import TOPOLOGICAL, resolve_topology
 
 RDZV = {
@@ -132,7 +132,7 @@ def _read_sources(options: dict[str, Any]) -> Sources:
     sources = Sources(given, dict(os.environ), env_file, path.name)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
-            parse_claim(setting, sources.claims(setting)[0])
+            sources.parsed(setting.name)
     return sources
 
 

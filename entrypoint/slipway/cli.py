@@ -20,10 +20,11 @@ from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 
+TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
 EXIT_CODES = "Exit codes: " + "; ".join(f"{code} {row.meaning}" for code, row in EXITS.items()) + "."
 
 
-@click.group(context_settings=CONTEXT, epilog=EXIT_CODES)
+@click.group(context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}")
 @click.version_option(__version__, prog_name="slipway")
 def slipway() -> None:
     """Launch PyTorch data-parallel training the same way everywhere.

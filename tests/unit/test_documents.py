@@ -9,6 +9,7 @@ import pytest
 
 from slipway.launch.catalog import WORKLOADS
 from slipway.launch.errors import EXITS
+from slipway.train import options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -22,6 +23,10 @@ def test_the_readme_lists_the_exit_codes_of_the_code() -> None:
 def test_the_readme_lists_the_workloads() -> None:
     table = README.partition("## Workloads")[2].partition("##")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(WORKLOADS)
+
+
+def test_launcher_and_workers_know_the_same_workloads() -> None:
+    assert set(options.WORKLOADS) == set(WORKLOADS)
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

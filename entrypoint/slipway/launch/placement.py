@@ -32,18 +32,12 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
     if not gpus:
         # Two show data parallelism on any machine; more would only share the same cores.
         return "cpu", wish if isinstance(wish, int) else min(2, cores)
-    if isinstance(wish, int) and wish > gpus and not parse_switch(sources):
+    if isinstance(wish, int) and wish > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
         raise LaunchError(
             f"{asked.about('NPROC_PER_NODE')}, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
             f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
         )
     return "cuda", wish if isinstance(wish, int) else gpus
-
-
-def parse_switch(sources: Sources) -> bool:
-    """Whether more processes than GPUs were asked for."""
-    setting = BY_NAME["SLIPWAY_OVERSUBSCRIBE"]
-    return bool(parse_claim(setting, sources.claims(setting)[0]))
 
 
 def _refuse_old_gpus(devices: Devices) -> None:

@@ -240,11 +240,14 @@ class Sources:
         given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
         return [*given, Claim(setting.default, "default")]
 
+    def parsed(self, name: str) -> object:
+        """The winning value of such a setting, as its parser reads it. Raises LaunchError."""
+        return parse_claim(BY_NAME[name], self.claims(BY_NAME[name])[0])
+
     def value(self, name: str) -> str:
         """The winning text of such a setting, checked by its parser. Raises LaunchError."""
-        claim = self.claims(BY_NAME[name])[0]
-        parse_claim(BY_NAME[name], claim)
-        return claim.value
+        self.parsed(name)
+        return self.claims(BY_NAME[name])[0].value
 
 
 def parse_claim(setting: Setting, claim: Claim) -> object:

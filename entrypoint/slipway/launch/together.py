@@ -12,7 +12,6 @@ from slipway.launch.job import Job, attempt, conclude, say, stop_word
 from slipway.launch.muster.muster import Card, Go, Muster
 from slipway.launch.plan import interfaces, make_plan
 from slipway.launch.rundir import Run, choose_run, newest_step, place_run
-from slipway.launch.settings import BY_NAME, parse_claim
 from slipway.launch.supervise import Stops
 from slipway.launch.verdict import Outcome, judge
 
@@ -20,7 +19,6 @@ from slipway.launch.verdict import Outcome, judge
 def run_together(job: Job, stops: Stops) -> int:
     """The same for a node among several: nothing starts before all are here and agree, and all share one verdict."""
     topology = job.plan.topology
-    allow_uneven = BY_NAME["SLIPWAY_ALLOW_UNEVEN"]
     run, problem = place_run(job.plan, job.sources, time.time()), ""
     if topology.node_rank == 0:
         try:
@@ -38,7 +36,7 @@ def run_together(job: Job, stops: Stops) -> int:
         folder=runs,
         say=say,
         token=job.sources.value("SLIPWAY_TOKEN"),
-        allow_uneven=bool(parse_claim(allow_uneven, job.sources.claims(allow_uneven)[0])),
+        allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
     ) as muster:
         go = muster.join(make_card(job, run, problem), lambda: stops.first is not None)
         if go is None:
