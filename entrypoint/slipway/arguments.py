@@ -24,6 +24,7 @@ from slipway.launch.job import Job
 from slipway.launch.plan import Plan, interfaces, make_plan
 from slipway.launch.reach import interface_towards, is_loopback, listen
 from slipway.launch.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.surroundings import default_runs, results_folder, warnings
 from slipway.launch.topology import TOPOLOGICAL, resolve_topology
 
 RDZV = {
@@ -88,19 +89,23 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     if words and words[0] in WORKLOADS:
         late, rest = _take_options(words[1:])
         options, words = options | late, [words[0], *rest]
-    sources = _read_sources(options)
+    environ = dict(os.environ)
+    host = read_host(environ)
+    sources = _read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
     workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
     if workload.own:
         _check_arguments(workload.name, arguments)
-    environ = dict(os.environ)
     devices = read_devices(environ)
-    topology = resolve_topology(sources, devices, read_host(environ))
+    topology = resolve_topology(sources, devices, host)
+    topology = dataclasses.replace(
+        topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
+    )
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
     data = _hash_stdlib if workload.embedded_text else None
-    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data)
+    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data, host)
 
 
 def foresee_interfaces(job: Job) -> Plan:
@@ -120,7 +125,7 @@ def _take_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in context.params.items() if value}, context.args
 
 
-def _read_sources(options: dict[str, Any]) -> Sources:
+def _read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     names = {setting.name for setting in SETTINGS}
     given = {name: str(value) for name, value in options.items() if name in names and value is not None}
     if options.get("standalone"):
@@ -129,7 +134,7 @@ def _read_sources(options: dict[str, Any]) -> Sources:
     if options.get("env_file") and not path.is_file():
         raise LaunchError(f"--env-file {path}: there is no such file.")
     env_file = read_env_file(path) if path.is_file() else {}
-    sources = Sources(given, dict(os.environ), env_file, path.name)
+    sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)

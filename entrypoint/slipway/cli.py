@@ -19,13 +19,24 @@ from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
+from slipway.launch.surroundings import require_writable, results_folder
 
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
 EXIT_CODES = "Exit codes: " + "; ".join(f"{code} {row.meaning}" for code, row in EXITS.items()) + "."
 
 
+def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    """Print the version, and which image this is."""
+    if wanted:
+        image = os.environ.get("SLIPWAY_IMAGE")
+        click.echo(f"slipway, version {__version__}{f' (image {image})' if image else ''}")
+        context.exit()
+
+
 @click.group(context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}")
-@click.version_option(__version__, prog_name="slipway")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Print the version."
+)
 def slipway() -> None:
     """Launch PyTorch data-parallel training the same way everywhere.
 
@@ -62,6 +73,7 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if words and words[0] in WORKLOADS and "--json" in words:
         as_json, words = True, tuple(word for word in words if word != "--json")
     job = read_job(words, options)
+    require_writable(job.host, results_folder(job.sources))
     if job.plan.topology.rank == 0:
         with contextlib.suppress(AlreadyFinishedError):
             choose_run(job.plan, job.sources, time.time())  # creates nothing, but fails where run would

@@ -30,7 +30,7 @@ def test_nodes_that_fit_have_no_differences() -> None:
         ({"torch": None}, "torch", True),
         ({"nccl": "2.28.9"}, "NCCL", True),
         ({"data": "5eed"}, "embedded data", True),
-        ({"image": "sha256:1"}, "image", False),
+        ({"image": "0.1.0-abc"}, "image", True),
         ({"driver": "580.1"}, "driver", False),
         ({"gpus": ("NVIDIA H200",)}, "GPUs", False),
         ({"snapshot": 1500}, "newest snapshot", False),

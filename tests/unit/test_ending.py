@@ -134,12 +134,17 @@ def test_what_a_script_said_last_is_evidence(tmp_path: Path, last: list[str], sa
     assert end(tmp_path, own=False, status=1, failures=[failure(1, 3)], last={1: last}).evidence == says
 
 
+# As torch's data loader ends where /dev/shm is full.
+SHM = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."
+
+
 @pytest.mark.parametrize(
     ("facts", "advice"),
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
         ({"failures": [failure(0, 3)]}, ""),
+        ({"own": False, "failures": [failure(0, 1)], "last": {0: [SHM]}}, "--shm-size 1g"),
     ],
 )
 def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, Any], advice: str) -> None:

@@ -3,16 +3,13 @@
 import os
 import pwd
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from slipway.launch.host import private_folder, read_host, replace_home
-
-CACHES = {"XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-
-
-HOME = Path("/tmp/slipway-7")
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.host import read_host
 
 
 def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,36 +22,25 @@ def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert "USER" not in read_host({"USER": "me"}).mended
 
 
-def test_a_home_that_is_none_is_replaced_with_caches_below_it() -> None:
-    mended = replace_home({"HOME": "/"}, False, HOME)
-    assert set(mended) == {"HOME", *CACHES}
-    assert all(Path(mended[name]).is_relative_to(HOME) for name in mended)
-
-
-def test_a_real_home_stays_though_it_cannot_be_written() -> None:
-    assert set(replace_home({"HOME": "/home/me"}, True, HOME)) == CACHES
-
-
-@pytest.mark.parametrize("name", sorted(CACHES))
-def test_a_cache_that_the_user_chose_stays(name: str) -> None:
-    assert name not in replace_home({name: "/scratch"}, False, HOME)
-
-
-def test_the_replacement_is_this_users_own(tmp_path: Path) -> None:
-    own = private_folder(tmp_path)
-    assert own == tmp_path / f"slipway-{os.getuid()}"
-    own.mkdir(mode=0o700)
-    assert private_folder(tmp_path) == own
-    own.chmod(0o777)
-    assert private_folder(tmp_path) != own, "others can put code into it"
-    own.rmdir()
-    own.symlink_to(tmp_path)
-    assert private_folder(tmp_path) != own, "somebody else decides where it leads"
-
-
 def test_a_free_port_is_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", read_host({}).free_port))
+
+
+def test_the_image_names_itself_in_the_environment() -> None:
+    assert read_host({}).image is None
+    assert read_host({"SLIPWAY_IMAGE": ""}).image is None
+    assert read_host({"SLIPWAY_IMAGE": "0.1.0-abc"}).image == "0.1.0-abc"
+
+
+def test_without_any_folder_for_temporary_files_the_flag_to_add_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(LaunchError, match="--tmpfs /tmp:exec,mode=1777") as caught:
+        read_host({})
+    assert caught.value.code == CONFIGURATION
 
 
 def test_a_writable_home_is_seen(tmp_path: Path) -> None:

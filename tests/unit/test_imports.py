@@ -74,7 +74,7 @@ def files(folder: str) -> pytest.MarkDecorator:
 
 @files("launch")
 def test_the_launcher_imports_no_training_code(file: Path) -> None:
-    heavy = ("slipway.train", "torch", "numpy", "safetensors", "tqdm")
+    heavy = ("slipway.train", "torch", "numpy", "safetensors", "tensorboard", "tqdm")
     assert [name for name in imports(file) if name.startswith(heavy)] == []
 
 

@@ -144,3 +144,17 @@ def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> N
     assert values["SLIPWAY_RUNS"].source == "command line (--runs)"
     assert [claim.value for claim in values["SLIPWAY_RUNS"].overruled] == ["/a"]
     assert set(TOPOLOGICAL) <= set(values)
+
+
+@pytest.mark.parametrize(
+    ("environ", "interface"),
+    [
+        ({}, "lo"),
+        ({"GLOO_SOCKET_IFNAME": "eth7"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, None),  # the muster knows
+    ],
+)
+def test_a_single_node_talks_to_itself_without_asking_for_its_name(
+    environ: dict[str, str], interface: str | None
+) -> None:
+    assert plan_for(environ=environ).env.get("GLOO_SOCKET_IFNAME") == interface

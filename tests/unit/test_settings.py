@@ -125,18 +125,41 @@ def table_rows(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| `([A-Z_]+)` \| (?:`(--[a-z-]+)`|[^|]*) \|", text, flags=re.MULTILINE)
 
 
+def example_lines() -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """(`# ` or nothing, name, value) of each setting in `.env.example`, and of each name that only compose reads."""
+    text = (ROOT / ".env.example").read_text(encoding="utf-8")
+    settings, compose = (
+        re.findall(r"^(# )?([A-Z][A-Z_]*)=(.*)$", part, flags=re.MULTILINE)
+        for part in text.split("# --- Docker Compose only")
+    )
+    return settings, compose
+
+
 def test_the_example_file_lists_every_setting_at_its_default() -> None:
-    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
-    listed = [match.groups() for line in lines if (match := re.fullmatch(r"# ([A-Z][A-Z_]*)=(.*)", line))]
-    assert listed == [(setting.name, setting.default) for setting in SETTINGS]
-    assert all(line.startswith("#") for line in lines if line)
+    settings, _ = example_lines()
+    assert settings == [("# ", setting.name, setting.default) for setting in SETTINGS]
+
+
+def test_the_example_file_has_what_only_compose_reads_at_its_default() -> None:
+    _, compose = example_lines()
+    read = re.findall(r"\$\{(\w+):-([^}]*)\}", (ROOT / "compose/compose.yaml").read_text(encoding="utf-8"))
+    defaults = dict.fromkeys(("# ", name, value) for name, value in read if name not in BY_NAME)
+    assert compose == [("", "COMPOSE_FILE", "compose/compose.yaml"), ("# ", "COMPOSE_PROFILES", ""), *defaults]
+
+
+def test_compose_passes_every_setting_on() -> None:
+    text = (ROOT / "compose/compose.yaml").read_text(encoding="utf-8")
+    passed = re.findall(r"^      ([A-Z_]+): \$\{(\w+):-(.*)\}$", text, flags=re.MULTILINE)
+    own_default = {"SLIPWAY_RESUME": "auto"}
+    assert passed == [(name, name, own_default.get(name, "")) for name in BY_NAME]
 
 
 def test_the_example_file_can_be_read_when_everything_in_it_is_switched_on(tmp_path: Path) -> None:
     text = (ROOT / ".env.example").read_text(encoding="utf-8")
     file = tmp_path / ".env"
     file.write_text(re.sub(r"^# ([A-Z][A-Z_]*=)", r"\1", text, flags=re.MULTILINE))
-    assert read_env_file(file) == {setting.name: setting.default for setting in SETTINGS if setting.default}
+    settings, compose = example_lines()
+    assert read_env_file(file) == {name: value for _, name, value in settings + compose if value}
 
 
 def test_the_readme_lists_every_setting() -> None:

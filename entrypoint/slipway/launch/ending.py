@@ -153,6 +153,8 @@ def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
 def _advice(word: str, evidence: str) -> str:
     if evidence.startswith("out of memory"):
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
+    if "shared memory" in evidence:
+        return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
     if word == "peer":
         return "look at the node that was lost; the job can be started again with --resume auto"
     return ""

@@ -1,5 +1,6 @@
 """One job from plan to exit code: the run directory, the other nodes, the attempt, the verdict."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -8,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
+from slipway.launch.caches import make_folders
+from slipway.launch.catalog import Workload
 from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
 from slipway.launch.errors import LaunchError
+from slipway.launch.host import CHECKPOINTS, Host
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
 from slipway.launch.rundir import (
@@ -25,6 +29,7 @@ from slipway.launch.rundir import (
 )
 from slipway.launch.settings import Sources
 from slipway.launch.supervise import STOP_WORDS, Attempt, Stops
+from slipway.launch.surroundings import fleeting_results, require_writable, results_folder
 from slipway.launch.verdict import Outcome, Verdict, judge
 from slipway.launch.verdict_block import as_json, block, termination_message
 
@@ -45,6 +50,7 @@ class Job:
     devices: Devices
     environ: Mapping[str, str]
     data: Callable[[], str] | None
+    host: Host
 
     def seconds(self, name: str) -> float:
         """A setting that counts seconds."""
@@ -64,6 +70,7 @@ def run_job(job: Job) -> int:
             )
 
             return run_together(job, stops)
+        require_writable(job.host, results_folder(job.sources))
         try:
             run = choose_run(job.plan, job.sources, time.time())
         except AlreadyFinishedError as finished:
@@ -75,8 +82,10 @@ def run_job(job: Job) -> int:
 
 def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
-    if home := job.plan.topology.mended.get("XDG_CACHE_HOME"):
-        Path(home).parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        make_folders(job.plan.topology.mended)
+    except OSError as error:
+        raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
     prepare_run(run, job.plan, __version__, time.time())
     say(f"{job.plan.workload.name}: run directory {shown(run.path)}")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), say, stops)
@@ -103,12 +112,35 @@ def conclude(verdict: Verdict, job: Job, run: Run | None) -> int:
             write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank))
     for line in block(verdict):
         say(line)
+    fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
         say(f"the run lies in {shown(run.path)}")
-        for command in job.plan.workload.next if newest_step(run.path) is not None else ():
-            say(f"  next: {command.format(run=shown(run.path))}")
+        for command in next_commands(job.plan.workload, bool(fleeting)) if newest_step(run.path) is not None else ():
+            say(f"  next: {typed(command.format(run=shown(run.path)), job)}")
+    if fleeting:
+        say(fleeting)
     tell_pod(termination_message(verdict, node_rank))
     return verdict.code(node_rank)
+
+
+def next_commands(workload: Workload, fleeting: bool) -> tuple[str, ...]:
+    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish."""
+    if not fleeting or not workload.next:
+        return workload.next
+    others = [command for command in workload.next if "{run}" not in command]
+    return (f"slipway {workload.name}", *others, "slipway --help")[:3]
+
+
+def typed(command: str, job: Job) -> str:
+    """A command as one types it here; what is run in the image is typed outside."""
+    if job.host.image is None or job.host.runtime != "docker":
+        return command
+    gpus = " --gpus all" if job.plan.topology.device == "cuda" else ""
+    user = (
+        f" --user {os.getuid()}:0" if "USER" in job.plan.topology.mended else ""
+    )  # not the image's own, who has a name
+    flags = f'{gpus}{user} --shm-size 1g --stop-timeout 120 -v "$PWD/runs:{CHECKPOINTS}"'
+    return f"docker run --rm{flags} IMAGE {command.removeprefix('slipway ')}"
 
 
 def tell_pod(message: bytes) -> None:

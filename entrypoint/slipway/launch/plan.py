@@ -73,11 +73,15 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
 def _worker_environment(topology: Topology, sources: Sources) -> dict[str, str]:
     names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
     filled = {
-        name: value for name, value in sources.env_file.items() if name not in names and not sources.environ.get(name)
+        name: value
+        for name, value in sources.env_file.items()
+        if name not in names and not sources.environ.get(name) and not name.startswith("COMPOSE_")  # docker's own
     }
     env = {**topology.mended, **filled, "SLIPWAY_BACKEND": topology.backend, "SLIPWAY_DEVICE": topology.device}
     if topology.threads is not None:
         env["OMP_NUM_THREADS"] = str(topology.threads)
+    if topology.nodes == 1 and not topology.process and not sources.variable("GLOO_SOCKET_IFNAME"):
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if topology.process:
@@ -123,6 +127,7 @@ def plan_json(plan: Plan, values: Mapping[str, Value]) -> dict[str, Any]:
             "backend": topology.backend,
             "level": topology.level,
             "scheduler": topology.scheduler,
+            "image": topology.image,
         },
         "values": {
             name: {
@@ -145,7 +150,8 @@ def plan_lines(plan: Plan, values: Mapping[str, Value]) -> list[str]:
     """The plan for people: the arithmetic, a table of values, then what could be pasted into a shell."""
     rows = [(name, redact(name, value.value) or "-", value.source, value.overruled) for name, value in values.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [plan.topology.arithmetic, *plan.topology.notes, ""]
+    image = [f"in the image {plan.topology.image}"] if plan.topology.image else []
+    lines = [plan.topology.arithmetic, *image, *plan.topology.notes, ""]
     for name, text, source, overruled in rows:
         lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
         lines += [f"{'':<{widths[0]}}  overrules {redact(name, c.value)} from {c.source}" for c in overruled]

@@ -6,7 +6,7 @@ Command line > environment > `.env` > default. Nothing here changes the process'
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -126,7 +126,7 @@ SETTINGS = (
         "Communication: auto is nccl with GPUs and gloo without.",
         "auto|nccl|gloo|mpi",
     ),
-    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that holds the runs.", "DIR"),
+    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that holds the runs; in the image /checkpoints.", "DIR"),
     Setting("SLIPWAY_RUN_DIR", "--run-dir", "", str, "This run's folder, instead of a new one in the runs.", "DIR"),
     Setting(
         "SLIPWAY_RESUME",
@@ -215,6 +215,7 @@ class Sources:
     environ: Mapping[str, str]
     env_file: Mapping[str, str]
     env_file_name: str = ".env"
+    defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
 
     def option(self, setting: Setting) -> Claim | None:
         """What the command line says."""
@@ -238,7 +239,7 @@ class Sources:
         names = (*setting.aliases, setting.name)
         option = self.option(setting)
         given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
-        return [*given, Claim(setting.default, "default")]
+        return [*given, Claim(self.defaults.get(setting.name, setting.default), "default")]
 
     def parsed(self, name: str) -> object:
         """The winning value of such a setting, as its parser reads it. Raises LaunchError."""

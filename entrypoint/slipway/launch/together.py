@@ -13,6 +13,7 @@ from slipway.launch.muster.muster import Card, Go, Muster
 from slipway.launch.plan import interfaces, make_plan
 from slipway.launch.rundir import Run, choose_run, newest_step, place_run
 from slipway.launch.supervise import Stops
+from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launch.verdict import Outcome, judge
 
 
@@ -20,11 +21,12 @@ def run_together(job: Job, stops: Stops) -> int:
     """The same for a node among several: nothing starts before all are here and agree, and all share one verdict."""
     topology = job.plan.topology
     run, problem = place_run(job.plan, job.sources, time.time()), ""
-    if topology.node_rank == 0:
-        try:
+    try:
+        require_writable(job.host, results_folder(job.sources))
+        if topology.node_rank == 0:
             run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
-        except LaunchError as error:
-            problem = str(error)  # the others learn it, too, instead of waiting for a node 0 that never comes
+    except LaunchError as error:
+        problem = str(error)  # the others learn it, too, instead of waiting for a node that never comes
     runs = Path(job.sources.value("SLIPWAY_RUNS")).absolute()
     with Muster(
         node_rank=topology.node_rank,
@@ -75,6 +77,7 @@ def make_card(job: Job, run: Run, problem: str) -> Card:
         data=job.data() if job.data else None,
         snapshot=newest_step(run.path) if run.resume == "auto" else None,
         attempt=run.attempt - 1,
+        image=topology.image,
         runtime=topology.runtime,
         problem=problem,
     )

@@ -53,6 +53,7 @@ class Topology:
     values: Mapping[str, Value]
     mended: Mapping[str, str]
     notes: tuple[str, ...]
+    image: str | None = None  # the identity of Slipway's image, None outside
 
     @property
     def level(self) -> str:
@@ -124,6 +125,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         values=values,
         mended=host.mended,
         notes=tuple(_notes(sources, values, nodes, device, devices, process)),
+        image=host.image,
     )
 
 

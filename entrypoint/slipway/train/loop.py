@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slipway.train.charts import Charts
+from slipway.train.compiler import decide_compile
 from slipway.train.context import Context
 from slipway.train.data import Sampler
-from slipway.train.metrics import MetricsFile, Progress, keep_metrics
+from slipway.train.metrics import MetricsFile, Progress, keep_metrics, peak_memory
 from slipway.train.options import Common, ConfigurationError
 from slipway.train.outcome import NoProgressError
 from slipway.train.precision import Precision, read_precision
@@ -61,15 +64,17 @@ class Task:
     data: str = ""  # which data, so that a resumed run can tell whether they are still the same
     unit: str = "samples"  # of throughput
     units_per_sample: int = 1
+    sample: Callable[[], str] | None = None  # a text that the model writes, at each evaluation
 
 
 @dataclass(frozen=True)
 class Result:
-    """How training ended: `finished`, `stopped` or `cancelled`, at which step, and the last evaluation."""
+    """How training ended: `finished`, `stopped` or `cancelled`, at which step, the last evaluation and sample."""
 
     outcome: str
     step: int
     evaluation: Mapping[str, float]
+    sample: str = ""
 
 
 @dataclass
@@ -87,11 +92,13 @@ class Training:
     scaler: torch.amp.grad_scaler.GradScaler
     sampler: Sampler
     losses: torch.Tensor  # sum over the steps since the last report, on the device
+    gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     step: int = 0
     position: int = 0  # in the sampler's stream, in samples
     reported: int = 0  # the step of the last report
     saved: int = -1
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sample: str = ""
 
 
 def fit(task: Task, options: Common, context: Context) -> Result:
@@ -109,7 +116,8 @@ def fit(task: Task, options: Common, context: Context) -> Result:
     if first:
         keep_metrics(file, training.step)
         write_options(training)
-    metrics = MetricsFile(file if first else None)
+    charts = Charts(file.with_name("tensorboard"), training.step, context.warn) if first else None
+    metrics = MetricsFile(file if first else None, charts)
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     try:
@@ -118,7 +126,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         progress.close()
         metrics.close()
     conclude(training, outcome)
-    return Result(outcome, training.step, training.evaluation)
+    return Result(outcome, training.step, training.evaluation, training.sample)
 
 
 def prepare(task: Task, options: Common, context: Context) -> Training:
@@ -126,8 +134,7 @@ def prepare(task: Task, options: Common, context: Context) -> Training:
     batch_size = divide_batch(options, context)
     precision = read_precision(options.precision, context.device)
     cuda = context.device.type == "cuda"
-    # None: worth its start-up time on a GPU; on a CPU it gains 5 % at best and costs up to 36 s.
-    compiled = options.compile if options.compile is not None else cuda
+    compiled = decide_compile(options.compile, context.device.type, os.environ)
     model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
     parallel = model
     if context.place.world_size > 1:
@@ -144,6 +151,7 @@ def prepare(task: Task, options: Common, context: Context) -> Training:
     return Training(
         task, options, context, precision, batch_size, total, model, parallel, precision.scaler(),
         Sampler(task.samples, options.seed), torch.zeros((), device=context.device),
+        torch.zeros((), device=context.device),
     )  # fmt: skip
 
 
@@ -201,9 +209,11 @@ def take_step(training: Training) -> float:
                 loss = training.task.loss(training.parallel, training.task.batch(indices)) / len(parts)
             training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         training.losses += loss.detach()
+    training.scaler.unscale_(optimizer)
+    parameters = list(training.task.model.parameters())
+    training.gradient = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if options.clip:
-        training.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(training.task.model.parameters(), options.clip)
+        nn.utils.clip_grads_with_norm_(parameters, options.clip, training.gradient)
     training.scaler.step(optimizer)
     training.scaler.update()
     optimizer.zero_grad()
@@ -255,9 +265,11 @@ def report(training: Training, rate: float, metrics: MetricsFile, progress: Prog
     if ended_epoch:
         text = f"epoch {int(epochs)} done  {text}"
     speed = progress.report(training.step, text)
-    metrics.write(
-        training.step, epoch=round(epochs, 4), loss=loss, lr=rate, **{f"{task.unit}_per_second": round(speed, 1)}
-    )
+    values = {"epoch": round(epochs, 4), "loss": loss, "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
+    values["memory_peak_gib"] = round(peak_memory(training.context.device), 3)
+    if math.isfinite(norm := float(training.gradient)):  # an fp16 step that overflowed has none; the scaler skips it
+        values["grad_norm"] = norm
+    metrics.write(training.step, **values)
 
 
 @torch.no_grad()
@@ -277,6 +289,9 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> No
     shown = "  ".join(f"{name} {value:.4f}" for name, value in training.evaluation.items())
     if context.place.rank == 0:
         progress.say(f"step {training.step}/{training.total}  {shown}")
+        if training.task.sample:
+            training.sample = training.task.sample()
+            metrics.write_text(training.step, "sample", training.sample)
 
 
 def save(training: Training) -> None:

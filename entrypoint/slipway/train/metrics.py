@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
+import torch
 from tqdm import tqdm
+
+from slipway.train.charts import Charts
 
 
 def keep_metrics(path: Path, step: int) -> None:
@@ -28,21 +32,31 @@ def keep_metrics(path: Path, step: int) -> None:
 
 
 class MetricsFile:
-    """JSON lines, each with `time` (Unix seconds) and `step`; nothing is written where `path` is None."""
+    """JSON lines, each with `time` (Unix seconds) and `step`, and the same in `charts`; nothing where they are None."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, charts: Charts | None = None) -> None:
         """Append to `path`. Raises OSError."""
         self._file: TextIO | None = path.open("a", buffering=1) if path else None
+        self._charts = charts
 
     def write(self, step: int, **values: float) -> None:
         """Add a line. Raises OSError."""
         if self._file:
             self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
+        if self._charts:
+            self._charts.write(step, values)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Add a text to the charts; it is no metric."""
+        if self._charts:
+            self._charts.write_text(step, name, text)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         if self._file:
             self._file.close()
+        if self._charts:
+            self._charts.close()
 
 
 class Progress:
@@ -91,6 +105,13 @@ class Progress:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory that this process has had so far, in GiB: of its GPU, or where it has none of the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
 
 
 def clock(seconds: float) -> str:

@@ -63,7 +63,7 @@ RULES = (
     Rule("torch", True, read_optional("torch"), "start the same image on all nodes"),
     Rule("NCCL", True, read_optional("nccl"), "start the same image on all nodes"),
     Rule("embedded data", True, read_optional("data"), "start the same image on all nodes"),
-    Rule("image", False, read_optional("image")),
+    Rule("image", True, read_optional("image"), "start the same image on all nodes"),
     Rule("driver", False, read_optional("driver")),
     Rule("GPUs", False, read_gpus),
     Rule("newest snapshot", False, read_optional("snapshot")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
@@ -79,6 +80,11 @@ def make_task(options: GptOptions, device: torch.device) -> Task:
         data=f"stdlib {text.sha256}",
         unit="tokens",
         units_per_sample=length,
+        sample=partial(
+            continue_prompt, model, options.sample_prompt, options.sample_tokens, options.temperature, options.seed
+        )
+        if options.sample_tokens
+        else None,
     )
 
 
@@ -87,15 +93,11 @@ def train(context: Context, args: list[str]) -> None:
     options = parse("gpt", args)
     if not isinstance(options, GptOptions):
         raise TypeError(f"options of gpt expected, not {type(options).__name__}")
-    task = make_task(options, context.device)
-    result = fit(task, options, context)
+    result = fit(make_task(options, context.device), options, context)
     if not result.evaluation or context.place.rank != 0:
         return
-    if options.sample_tokens and isinstance(task.model, Gpt):
-        text = continue_prompt(
-            task.model, options.sample_prompt, options.sample_tokens, options.temperature, options.seed
-        )
-        context.say(f"\na sample of what it writes:\n{text}\n")
+    if result.sample:
+        context.say(f"\na sample of what it writes:\n{result.sample}\n")
     bits = result.evaluation["bits_per_byte"]
     context.say(f"validation loss {result.evaluation['val_loss']:.4f} nats per byte ({bits:.4f} bits per byte)")
 

@@ -1,0 +1,54 @@
+"""Questions about a folder that a container answers in its own way: whose disk, may we write, may code run from it?"""
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+
+def existing(path: Path) -> Path:
+    """The path itself or the nearest folder above it that exists."""
+    return next((place for place in (path, *path.parents) if os.access(place, os.F_OK)), Path("/"))
+
+
+def can_write(folder: Path) -> bool:
+    """Whether this user can write into a folder, or make it."""
+    return os.access(existing(folder), os.W_OK | os.X_OK)
+
+
+def may_execute(folder: Path) -> bool:
+    """Whether code in a folder may be started or loaded: a tmpfs of docker's is mounted noexec by default."""
+    return not os.statvfs(existing(folder)).f_flag & os.ST_NOEXEC
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder is mounted read-only."""
+    return bool(os.statvfs(existing(folder)).f_flag & os.ST_RDONLY)
+
+
+def size_of(folder: Path) -> int | None:
+    """The size in bytes of the file system that a folder is on; None where there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize
+
+
+def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
+    """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable."""
+    try:
+        lines = mountinfo.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return {}
+    mounts = {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        mounts[Path(point)] = after.split()[0]
+    return mounts
+
+
+def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:
+    """The mount point that a folder lies on."""
+    return next((place for place in (folder, *folder.parents) if place in mounts), None)

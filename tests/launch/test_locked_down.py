@@ -1,0 +1,130 @@
+"""Jobs as containers run them: any user id without a name or a home, a read-only root, /tmp without programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Run = Callable[..., Launcher]
+# Group 0 as on OpenShift. The capability reads what only root may (the interpreter may lie in root's home) and writes
+# nothing.
+ANYBODY = (
+    "setpriv", "--reuid=12345", "--regid=0", "--clear-groups", "--inh-caps=-all,+dac_read_search",
+    "--ambient-caps=+dac_read_search", "env", "--unset=HOME", "--unset=USER",
+)  # fmt: skip
+# What `docker run --read-only --tmpfs /tmp` does.
+READ_ONLY = 'mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp && mount -o remount,ro,bind / && cd / && exec "$@"'
+
+
+def obstacle(*words: str) -> str | None:
+    """Why another user, or file systems of our own, cannot be had here; None where they can."""
+    if os.geteuid() != 0:
+        return "being another user needs root"
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        return f"this kernel or container does not allow {words[0]}"
+    return None
+
+
+def where_possible(*words: str) -> pytest.MarkDecorator:
+    """Skips a test where these words cannot start a program."""
+    reason = obstacle(*words)
+    return pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+LOCKED = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
+AS_ANYBODY, READ_ONLY_ROOT = where_possible(*ANYBODY), where_possible(*LOCKED, *ANYBODY)
+
+DDP = """
+import getpass, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+print("trained by", getpass.getuser(), flush=True)
+del model
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def anybody(tmp_path: Path) -> dict[str, object]:
+    """How `slipway(...)` is started by user 12345, who has the test's folder and its temporary files."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "ddp.py").write_text(DDP)
+    for path in (tmp_path, *tmp_path.iterdir()):
+        os.chown(path, 12345, 0)
+    return {"before": ANYBODY, "TMPDIR": str(tmp_path / "tmp")}
+
+
+@AS_ANYBODY
+def test_any_user_id_trains_our_workloads_and_reads_what_they_left(slipway: Run, anybody: dict[str, object]) -> None:
+    job = slipway("gpt", "--steps", "4", "--eval-samples", "9", "--sample-tokens", "4", "--run-dir", "mine", **anybody)
+    assert job.end() == 0, job.text
+    again = slipway("sample", "mine", "--tokens", "4", **anybody)
+    assert again.end() == 0, again.text
+    assert again.text.startswith("def ")
+
+
+@AS_ANYBODY
+def test_any_user_id_trains_a_script_of_its_own_with_ddp(
+    slipway: Run, anybody: dict[str, object], tmp_path: Path
+) -> None:
+    job = slipway("ddp.py", NPROC_PER_NODE="2", **anybody)
+    assert job.end() == 0, job.text
+    assert job.text.count("trained by uid-12345") == 2
+    folder = tmp_path / "tmp/slipway-12345"
+    assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, 12345)
+
+
+@READ_ONLY_ROOT
+def test_on_a_read_only_root_the_image_trains_and_says_at_start_and_end_that_results_go(slipway: Run) -> None:
+    job = slipway("linear", "--epochs", "1", before=(*LOCKED, *ANYBODY), SLIPWAY_IMAGE="0.1.0-test", TMPDIR="/tmp")
+    assert job.end() == 0, job.text
+    said = [number for number, line in enumerate(job.closing) if "no volume" in line]
+    trained = next(number for number, line in enumerate(job.closing) if line.startswith("finished"))
+    assert len(said) == 2, job.text
+    assert said[0] < trained < said[1]
+    assert any("/tmp is mounted noexec" in line for line in job.closing), job.text
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder that is on no disk."""
+    folder = Path(f"/dev/shm/slipway-test-{os.getpid()}")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(slipway: Run, in_memory: Path) -> None:
+    job = slipway("linear", "--precision", "fp16", "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test")
+    assert job.end() == 78, job.text
+    assert "no volume" in job.closing[-1]
+    assert "no volume" not in slipway("linear", "--epochs", "1", "--run-dir", f"{in_memory}/2").text
+
+
+@AS_ANYBODY
+def test_a_node_that_cannot_write_its_results_ends_the_job_for_all_with_its_own_words(start: Run) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    contract = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NPROC_PER_NODE": "1"}
+    contract |= {"SLIPWAY_IMAGE": "0.1.0-test", "TMPDIR": "/tmp"}
+    jobs = [start("linear", RANK="0", **contract)]
+    jobs += [start("linear", RANK="1", before=ANYBODY, SLIPWAY_RUNS="/absent", **contract)]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
+    for job in jobs:
+        assert any("node 1" in line and "/absent cannot be written" in line for line in job.closing), job.text
+
+
+def test_compile_without_its_compiler_is_a_wrong_configuration(slipway: Run) -> None:
+    job = slipway("linear", "--compile", "--epochs", "1", CXX="absent-c++")
+    assert job.end() == 78, job.text
+    assert any("leave --compile out" in line for line in job.closing), job.closing
+    assert "Traceback" not in job.text

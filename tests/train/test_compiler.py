@@ -1,0 +1,73 @@
+"""--compile is refused before training starts where its compiler is missing; who did not type it trains uncompiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training_jobs import Run
+
+from slipway.train.compiler import decide_compile
+from slipway.train.options import ConfigurationError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """An environment in which just these programs are installed."""
+
+    def make(*names: str, **environ: str) -> dict[str, str]:
+        for name in names:
+            (tmp_path / name).touch(mode=0o755)
+        return {"PATH": str(tmp_path), **environ}
+
+    return make
+
+
+Path_ = Callable[..., dict[str, str]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "installed", "compiled"),
+    [
+        (None, "cpu", ("gcc", "g++"), False),
+        (False, "cuda", ("gcc", "g++"), False),
+        (True, "cpu", ("g++",), True),
+        (True, "cuda", ("gcc",), True),
+        (None, "cuda", ("clang",), True),
+        (None, "cuda", (), False),
+    ],
+)
+def test_a_model_is_compiled_where_that_is_wanted_and_possible(
+    path: Path_, wanted: bool | None, device: str, installed: tuple[str, ...], compiled: bool
+) -> None:
+    assert decide_compile(wanted, device, path(*installed)) is compiled
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "environ", "says"),
+    [
+        ("cpu", ("gcc",), {}, ["on a CPU needs the C++ compiler g++", "GPUs need only gcc", "apt-get install g++)"]),
+        ("cpu", ("g++",), {"CXX": "my-c++"}, ["my-c++ is not installed"]),
+        ("cuda", ("g++",), {}, ["on a GPU needs the C compiler gcc", "gcc or clang", "apt-get install gcc libc6-dev)"]),
+    ],
+)
+def test_compile_without_its_compiler_says_what_to_install_and_what_else_to_do(
+    path: Path_, device: str, installed: tuple[str, ...], environ: dict[str, str], says: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        decide_compile(True, device, path(*installed, **environ))
+    for words in [*says, "leave --compile out"]:
+        assert words in str(caught.value)
+
+
+def test_a_job_ends_with_that_reason_before_it_trains(
+    train: Callable[..., Run], path: Path_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", path("gcc")["PATH"])
+    monkeypatch.delenv("CXX", raising=False)
+    run = train("linear", "--compile", "--steps", 1)
+    assert run.exit_code == 1
+    assert run.outcomes[0]["outcome"] == "configuration"
+    assert "leave --compile out" in run.outcomes[0]["message"]
+    assert not (run.folder / "metrics.jsonl").exists()

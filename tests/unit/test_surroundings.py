@@ -1,0 +1,199 @@
+"""What a container takes away or withholds is told in one sentence with the flag to add, and only where it matters."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from stand_ins import Slipway, make_devices, make_host, make_sources
+
+from slipway.launch import surroundings
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.folders import mount_point, read_mounts
+from slipway.launch.host import Host
+from slipway.launch.surroundings import default_runs, fleeting_results, require_writable, warnings
+from slipway.launch.topology import resolve_topology
+
+ROOT, CHECKPOINTS = Path("/"), Path("/checkpoints")
+OVERLAY = {ROOT: "overlay", Path("/proc"): "proc", Path("/tmp"): "tmpfs"}
+VOLUME = {**OVERLAY, CHECKPOINTS: "ext4"}
+
+
+def in_image(runtime: str = "docker", mounts: dict[Path, str] | None = None, **more: object) -> Host:
+    """A host that is Slipway's image; a plain `docker run` unless said otherwise."""
+    changes = {"image": "0.1.0-abc", "runtime": runtime, "mounts": mounts or OVERLAY, "scratch": Path("/tmp/slipway-7")}
+    return dataclasses.replace(make_host(), **{**changes, **more})  # type: ignore[arg-type]
+
+
+def said(host: Host, own: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str) -> list[str]:
+    topology = resolve_topology(make_sources({"NPROC_PER_NODE": processes, **environ}), make_devices(), host)
+    return list(warnings(host, topology, folder, own))
+
+
+MOUNTINFO = r"""22 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
+23 22 0:21 / /proc rw,nosuid,nodev,noexec - proc proc rw
+24 22 8:1 /srv/my\040runs /check\040points rw,relatime master:1 - ext4 /dev/sda1 rw
+"""
+
+
+def test_mounts_are_read_with_their_types_and_odd_names(tmp_path: Path) -> None:
+    file = tmp_path / "mountinfo"
+    file.write_text(MOUNTINFO)
+    mounts = read_mounts(file)
+    assert mounts == {ROOT: "overlay", Path("/proc"): "proc", Path("/check points"): "ext4"}
+    assert mount_point(Path("/check points/gpt-1"), mounts) == Path("/check points")
+    assert mount_point(Path("/checkpoints"), mounts) == ROOT
+    assert read_mounts(tmp_path / "absent") == {}
+    assert ROOT in read_mounts()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "flag"),
+    [
+        ("docker", '-v "$PWD/runs:/checkpoints" to docker run'),
+        ("slurm", '--container-mounts="$PWD/runs:/checkpoints" to srun'),
+        ("kubernetes", "mount a volume at /checkpoints"),
+    ],
+)
+def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(runtime: str, flag: str) -> None:
+    (line,) = said(in_image(runtime), processes="1")
+    assert line.startswith("warning: /checkpoints is no volume: the results go when the container is removed.")
+    assert flag in line
+
+
+@pytest.mark.parametrize(
+    ("host", "folder"),
+    [
+        (in_image(mounts=VOLUME), CHECKPOINTS),
+        (in_image(mounts=VOLUME), CHECKPOINTS / "gpt-1"),
+        (in_image(mounts={**OVERLAY, Path("/mine"): "nfs4"}), Path("/mine/runs")),
+        (in_image(mounts={CHECKPOINTS: "ext4"}), Path("/elsewhere")),  # nothing is known of the root
+        (dataclasses.replace(make_host(), mounts=OVERLAY, runtime="docker"), Path("/somewhere")),
+    ],
+)
+def test_results_that_outlive_the_container_are_not_warned_of(host: Host, folder: Path) -> None:
+    assert fleeting_results(host, folder) == ""
+
+
+def test_results_in_memory_are_warned_of_and_a_folder_of_the_users_own_is_named() -> None:
+    assert '-v "$PWD/runs:/mine"' in fleeting_results(in_image(), Path("/mine"))
+    spare = Path("/tmp/slipway-7/runs")
+    warning = fleeting_results(in_image(), spare)
+    assert warning.startswith(f"warning: {spare} is no volume")
+    assert '-v "$PWD/runs:/checkpoints"' in warning
+
+
+def test_the_folder_for_runs_is_the_images_own_or_on_a_read_only_root_a_spare_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_runs(make_host(), tmp_path) == "runs"
+    assert default_runs(in_image(), tmp_path) == str(tmp_path)
+    monkeypatch.setattr(surroundings, "can_write", lambda folder: False)
+    assert default_runs(in_image(), CHECKPOINTS) == "/tmp/slipway-7/runs"
+    assert default_runs(in_image(mounts=VOLUME), CHECKPOINTS) == "/checkpoints", "a volume was meant: an error follows"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "read_only", "says"),
+    [
+        (OVERLAY, False, 'add -v "$PWD/runs:/checkpoints" to docker run'),
+        (VOLUME, True, "mount it without :ro"),
+        (VOLUME, False, '--user "$(id -u):0" to docker run'),
+    ],
+)
+def test_results_that_cannot_be_written_are_an_error_with_the_flag(
+    monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str], read_only: bool, says: str
+) -> None:
+    require_writable(in_image(mounts=mounts), Path("/tmp"))
+    monkeypatch.setattr(surroundings, "can_write", lambda folder: False)
+    monkeypatch.setattr(surroundings, "is_read_only", lambda folder: read_only)
+    with pytest.raises(LaunchError) as caught:
+        require_writable(in_image(mounts=mounts), CHECKPOINTS)
+    assert says in str(caught.value)
+    assert caught.value.code == CONFIGURATION
+    require_writable(make_host(), CHECKPOINTS)  # a checkout says it when the folder is made
+
+
+@pytest.mark.parametrize(
+    ("runtime", "flag"),
+    [
+        ("docker", "add --shm-size 1g to docker run"),
+        ("kubernetes", "emptyDir with medium: Memory at /dev/shm"),
+        ("host", "remount,size=1g /dev/shm"),
+    ],
+)
+def test_a_small_dev_shm_is_warned_of_with_the_flag_to_add(runtime: str, flag: str) -> None:
+    (line,) = said(in_image(runtime, VOLUME, shm=64 << 20))
+    assert "/dev/shm holds 64 MB" in line
+    assert flag in line
+
+
+@pytest.mark.parametrize(
+    ("shm", "processes", "own", "lines"),
+    [
+        (64 << 20, "1", True, 0),
+        (64 << 20, "1", False, 1),  # a user's script may have data loaders
+        (64 << 20, "2", True, 1),
+        (512 << 20, "2", False, 0),
+        (None, "2", False, 0),
+    ],
+)
+def test_it_is_warned_of_only_where_it_can_matter(shm: int | None, processes: str, own: bool, lines: int) -> None:
+    assert len(said(in_image(mounts=VOLUME, shm=shm), own, processes)) == lines
+
+
+CACHED = {"TRITON_CACHE_DIR": "/data/slipway-7/triton"}
+LOST = {"TRITON_CACHE_DIR": "/tmp/slipway-7/triton"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mended", "says"),
+    [
+        ("docker", CACHED, ["compiled code is kept elsewhere", "--tmpfs /tmp:exec,mode=1777"]),
+        ("docker", LOST, ["cannot be loaded", "--tmpfs /tmp:exec,mode=1777"]),
+        ("kubernetes", LOST, ["cannot be loaded", "an emptyDir at /tmp"]),
+        ("host", LOST, ["cannot be loaded", "TMPDIR"]),
+        ("host", CACHED, []),
+        ("slurm", CACHED, []),
+    ],
+)
+def test_a_noexec_tmp_is_warned_of_with_the_flag_to_add(runtime: str, mended: dict[str, str], says: list[str]) -> None:
+    lines = said(in_image(runtime, VOLUME, noexec=True, mended=mended))
+    assert len(lines) == bool(says)
+    for words in says:
+        assert words in lines[0]
+
+
+def test_of_several_launchers_on_a_machine_one_says_it() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    assert said(in_image(), LOCAL_RANK="1", **place) == []
+    assert len(said(in_image(), LOCAL_RANK="0", **{**place, "RANK": "0"})) == 1
+
+
+def test_the_image_is_named_by_plan_and_by_the_version(slipway: Slipway) -> None:
+    made = slipway("plan", "linear", SLIPWAY_IMAGE="0.1.0-abc", SLIPWAY_RUNS="runs")
+    assert "in the image 0.1.0-abc" in made.out
+    assert "warning:" in made.out
+    assert '"image": "0.1.0-abc"' in slipway("plan", "--json", "linear", SLIPWAY_IMAGE="0.1.0-abc").out
+    assert "(image 0.1.0-abc)" in slipway("--version", SLIPWAY_IMAGE="0.1.0-abc").out
+    assert "image" not in slipway("plan", "linear").out + slipway("--version").out
+
+
+def test_in_the_image_the_env_file_overrules_where_results_go(slipway: Slipway) -> None:
+    Path(".env").write_text("SLIPWAY_RUNS=mine\n")
+    made = slipway("plan", "linear", SLIPWAY_IMAGE="0.1.0-abc").out
+    assert "mine" in next(line for line in made.splitlines() if line.startswith("SLIPWAY_RUNS "))
+
+
+def test_names_that_docker_compose_reads_from_the_same_file_are_left_to_it(slipway: Slipway) -> None:
+    Path(".env").write_text(
+        "COMPOSE_FILE=compose/compose.yaml:compose/cpu.yaml\nCOMPOSE_PROFILES=tensorboard\nSLIPWAY_IMAGE=slipway:dev\n"
+        "TENSORBOARD_PORT=6006\nNPROC_PER_NODE=1\n"
+    )
+    made = slipway("plan", "linear")
+    assert made.code == 0
+    assert made.err == ""
+    assert "1 node × 1 CPU process " in made.out
+    assert "COMPOSE_" not in made.out
+    assert "in the image" not in made.out, "the file names an image to start, not the one we are in"
