@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Build the image's base, Debian 13 (trixie), from Debian packages where no image registry answers: `make base`.
+#
+# The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
+# licences (…/copyright) stay. Needs mmdebstrap, which is installed on Debian.
+set -euo pipefail
+
+readonly tag="${1:-slipway-base:trixie}"
+
+say() { echo "base: $*" >&2; }
+fail() { say "$@"; exit 78; }
+
+if ! command -v mmdebstrap >/dev/null; then
+    command -v apt-get >/dev/null || fail "mmdebstrap is needed, a Debian package. Elsewhere: docker pull" \
+        "debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
+    [[ -n "${CI:-}" ]] || say "installing mmdebstrap from Debian's packages"
+    root=()
+    if ((EUID != 0)); then root=(sudo -n); fi
+    "${root[@]}" apt-get update --quiet --quiet
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends mmdebstrap \
+        -o Dpkg::Use-Pty=0 >/dev/null
+fi
+
+# A Debian host's own mirrors are used; without them mmdebstrap takes Debian's defaults.
+# shellcheck disable=SC2016  # apt's own variable
+mirrors=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Origin: Debian' 2>/dev/null |
+    sort --unique | grep --invert-match backports || true)
+archive=$(grep --invert-match security <<<"$mirrors" | head --lines=1 || true)
+security=$(grep security <<<"$mirrors" | head --lines=1 || true)
+keyring=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
+[[ -r /usr/share/keyrings/debian-archive-keyring.gpg ]] || keyring=()
+
+say "building Debian trixie from packages as $tag"
+mmdebstrap --quiet --variant=minbase "${keyring[@]}" \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+    --dpkgopt='path-exclude=/usr/share/locale/*' \
+    trixie - ${archive:+"deb $archive trixie main" "deb $archive trixie-updates main"} \
+    ${archive:+${security:+"deb $security trixie-security main"}} |
+    docker import --change 'CMD ["bash"]' - "$tag" >/dev/null
+say "$tag: $(docker image inspect --format '{{.Size}}' "$tag" | numfmt --to=si)B"

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Build the image: `make image`. `make image BASE=… CA=… PIP_CONF=… IMAGE=…` change what it is built from and called.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+image="${IMAGE:-slipway:dev}"
+base="${BASE:-debian:trixie-slim}"
+readonly own_base=slipway-base:trixie
+
+say() { echo "image: $*" >&2; }
+
+docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
+
+# The named base where it is at hand or a registry has it, else the same from Debian packages.
+if [[ -z "${BASE:-}" ]] && ! docker image inspect "$base" >/dev/null 2>&1 &&
+    ! timeout 120 docker pull --quiet "$base" >/dev/null 2>&1; then
+    say "no image registry gives $base; taking the same Debian, built from packages (make base)"
+    docker image inspect "$own_base" >/dev/null 2>&1 || images/base.sh "$own_base"
+    base="$own_base"
+fi
+
+# A site's certificate authority (by default this machine's own list) and pip.conf are secrets of the build: they are
+# in no layer.
+secrets=()
+ca="${CA:-/etc/ssl/certs/ca-certificates.crt}"
+if [[ -r "$ca" ]]; then secrets+=(--secret "id=ca,src=$ca"); fi
+if [[ -n "${PIP_CONF:-}" ]]; then secrets+=(--secret "id=pip,src=$PIP_CONF"); fi
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+revision=$(git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
+say "building $image from $base; the first time this fetches about 4.2 GB and takes some minutes"
+docker buildx build --load --file images/cuda12/Dockerfile --tag "$image" \
+    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${secrets[@]}" .
+say "$image: $(docker image inspect --format '{{.Size}}' "$image" | numfmt --to=si --format=%.2f)B"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Install the lock's packages into the virtual environment /opt/slipway. Called by the Dockerfile.
+set -euo pipefail
+
+# A site's own certificate authority and its pip.conf (an index of its own) come as build secrets, not in a layer.
+if [[ -s /run/secrets/ca ]]; then export PIP_CERT=/run/secrets/ca; fi
+if [[ -s /run/secrets/pip ]]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi
+export PIP_DEFAULT_TIMEOUT=60 PIP_RETRIES=10
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1
+
+python3 -m venv /opt/slipway
+pip=/opt/slipway/bin/pip
+"$pip" download --quiet --require-hashes --requirement /build/requirements.lock --dest /wheels
+"$pip" install --quiet --require-hashes --requirement /build/requirements.lock --no-index --find-links /wheels \
+    --no-compile --report /build/report.json
+
+# What the wheels weigh, for the report on the image: the floor under its compressed size.
+mkdir --parents /opt/slipway/share
+/opt/slipway/bin/python - >/opt/slipway/share/wheels.tsv <<'PYTHON'
+import json, pathlib, urllib.parse
+for item in json.loads(pathlib.Path("/build/report.json").read_text())["install"]:
+    wheel = pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(item["download_info"]["url"]).path))
+    print(wheel.name, wheel.stat().st_size, sep="\t")
+PYTHON

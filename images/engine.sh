@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Make sure that a Docker Engine answers, with buildx and Compose v2: `make engine`.
+#
+# On Debian it installs what is missing from Debian's own packages and starts the engine; anywhere else it says what to
+# install. An engine that answers is used as it is. Called by `make test`; may be called again at any time.
+set -euo pipefail
+
+readonly plugins="${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins"
+readonly log=/var/log/slipway-dockerd.log
+
+say() { echo "engine: $*" >&2; }
+fail() { say "$@"; exit 78; }
+
+engine_answers() { timeout 20 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+has_buildx() { docker buildx version >/dev/null 2>&1; }
+has_compose() { docker compose version >/dev/null 2>&1; }
+
+# Root's commands: as we are, or through sudo without a password.
+as_root() {
+    if ((EUID == 0)); then
+        "$@"
+    else
+        sudo -n true 2>/dev/null || fail "'$*' needs root, and sudo asks for a password. Type: sudo make engine"
+        sudo -n "$@"
+    fi
+}
+
+on_debian() { [[ -r /etc/debian_version ]] && command -v apt-get >/dev/null && grep -q '^ID=debian' /etc/os-release; }
+
+install() { # install PACKAGE…
+    [[ -n "${CI:-}" ]] || say "installing from Debian's packages: $*"
+    as_root apt-get update --quiet --quiet
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
+        -o Dpkg::Use-Pty=0 "$@" >/dev/null
+}
+
+# From Debian 13 on the client and the plugins are packages of their own.
+packaged() { apt-cache show "$1" >/dev/null 2>&1; }
+
+# Debian 12 has neither plugin; Debian 13's are static programs that run on it. They are unpacked into the user's own
+# plugin folder with an apt configuration that exists only in a temporary folder: no source is left behind.
+unpack_plugins() {
+    [[ -n "${CI:-}" ]] || say "unpacking Debian 13's docker-buildx and docker-compose into $plugins"
+    local work site
+    work=$(mktemp --directory)
+    # shellcheck disable=SC2064  # the folder's name is known now
+    trap "rm --recursive --force '$work'" EXIT
+    # The mirror that this machine uses already.
+    # shellcheck disable=SC2016  # apt's own variable
+    site=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Origin: Debian' |
+        grep --invert-match --extended-regexp 'security|backports' | head --lines=1)
+    [[ -n "$site" ]] || fail "no Debian mirror is set up in apt. Install the buildx and compose plugins by hand."
+    mkdir --parents "$work"/{lists/partial,cache/archives/partial,unpacked}
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site trixie main" >"$work/sources.list"
+    local apt=(apt-get --quiet --quiet -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=-
+        -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=)
+    "${apt[@]}" update
+    (cd "$work" && "${apt[@]}" download docker-buildx docker-compose >/dev/null)
+    local package
+    for package in "$work"/*.deb; do dpkg-deb --extract "$package" "$work/unpacked"; done
+    mkdir --parents "$plugins"
+    has_buildx || cp "$work"/unpacked/usr/libexec/docker/cli-plugins/docker-buildx "$plugins"
+    has_compose || cp "$work"/unpacked/usr/libexec/docker/cli-plugins/docker-compose "$plugins"
+}
+
+# With systemd the package has started it (or it is started here); without, it is started by hand.
+start_engine() {
+    local seconds pid="" journal
+    if [[ -d /run/systemd/system ]]; then
+        as_root systemctl start docker
+        journal="journalctl --unit=docker"
+    else
+        say "starting dockerd (its log: $log)"
+        pid=$(as_root bash -c "setsid dockerd >>$log 2>&1 </dev/null & echo \$!")
+        journal="$log"
+    fi
+    for ((seconds = 0; seconds < 60; seconds++)); do
+        if engine_answers; then return; fi
+        [[ -z "${pid:-}" || -d "/proc/$pid" ]] || break
+        sleep 1
+    done
+    fail "dockerd does not run; why, says $journal. Its end:" \
+        "$(tail --lines=3 "$log" 2>/dev/null || echo "(see the journal)")"
+}
+
+if docker version 2>&1 | grep --quiet 'permission denied'; then
+    fail "the Docker Engine runs, but $(id -un) may not use it. Type: sudo usermod --append --groups docker $(id -un)" \
+        "and log in again"
+fi
+if ! engine_answers && ! command -v dockerd >/dev/null; then
+    on_debian || fail "no Docker Engine answers. Install Docker Engine 20.10 or newer with the buildx and compose" \
+        "plugins (https://docs.docker.com/engine/install), start it, and see that 'docker version' shows a server."
+    install docker.io iptables
+fi
+if ! command -v docker >/dev/null; then install docker-cli; fi
+engine_answers || start_engine
+if ! has_buildx || ! has_compose; then
+    on_debian || fail "'docker buildx' or 'docker compose' (v2) is missing. Install Docker's buildx and compose plugins."
+    if packaged docker-buildx; then install docker-buildx docker-compose; else unpack_plugins; fi
+fi
+say "Docker $(docker version --format '{{.Server.Version}}'), $(docker buildx version | awk '{print "buildx", $2}')," \
+    "Compose $(docker compose version --short)"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Train here: in the image where a Docker Engine answers, else in .venv: `make run`. Arguments go to `slipway`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+image="${IMAGE:-slipway:dev}"
+say() { echo "run: $*" >&2; }
+
+has_gpus() { command -v nvidia-smi >/dev/null && nvidia-smi --list-gpus >/dev/null 2>&1; }
+containers_see_gpus() { docker info --format '{{json .Runtimes}}' | grep --quiet nvidia || command -v nvidia-ctk >/dev/null; }
+
+in_checkout() {
+    say "$1"
+    shift
+    make --no-print-directory setup
+    exec .venv/bin/slipway "$@"
+}
+
+timeout 20 docker version >/dev/null 2>&1 ||
+    in_checkout "no Docker Engine answers, so this trains in .venv (make engine installs one on Debian)" "$@"
+options=()
+if has_gpus; then
+    containers_see_gpus || in_checkout "Docker cannot use this machine's GPUs (NVIDIA's container toolkit is not installed), \
+so this trains in .venv" "$@"
+    options+=(--gpus all)
+fi
+images/build.sh
+
+mkdir -p runs
+# Files in ./runs belong to the caller; in a rootless engine root inside is the caller outside.
+user="$(id -u):0"
+if docker info --format '{{.SecurityOptions}}' | grep --quiet rootless; then user=0:0; fi
+if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
+if [[ -e .env ]]; then options+=(--volume "$PWD/.env:/workspace/.env:ro"); fi
+command=(docker run --rm "${options[@]}" --user "$user" --shm-size 1g --stop-timeout 120 --cap-drop ALL
+    --security-opt no-new-privileges --volume "$PWD/runs:/checkpoints" "$image" "$@")
+say "${command[*]}"
+say "/checkpoints in there is $PWD/runs"
+exec "${command[@]}"
