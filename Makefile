@@ -17,8 +17,8 @@ help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 .PHONY: run
-run: .venv/.train ## Train a small GPT here, on all GPUs or two CPU processes (ARGS="--steps 200" for its options)
-	@.venv/bin/slipway run gpt --preset tiny $(ARGS)
+run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or two CPU processes (ARGS="--steps 200")
+	@images/run.sh run gpt --preset tiny $(ARGS)
 
 .PHONY: setup
 setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from the lock file
@@ -32,7 +32,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train test-image test-compose test-release ## Run all checks and tests
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
@@ -49,6 +49,26 @@ test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, seve
 .PHONY: test-train
 test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
 	$(call section,train,$(PYTEST) tests/train $(ARGS))
+
+.PHONY: test-image
+test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes
+	$(call section,image,$(PYTEST) tests/image $(ARGS))
+
+.PHONY: test-compose
+test-compose: .venv/.dev engine image ## Bring the compose files up for real, and look at TensorBoard in Chromium
+	$(call section,compose,tests/compose/browser.sh; $(PYTEST) tests/compose $(ARGS))
+
+.PHONY: engine
+engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
+	@images/engine.sh
+
+.PHONY: base
+base: ## Build the image's base, Debian 13, from Debian packages, where no image registry answers
+	@images/base.sh
+
+.PHONY: image
+image: ## Build the image slipway:dev (BASE=… CA=… PIP_CONF=… IMAGE=…)
+	@images/build.sh
 
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory

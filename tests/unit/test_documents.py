@@ -35,7 +35,11 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert [line.partition("#")[0].strip() for line in block[1].splitlines()] == ["make run", "make test"]
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("compose/*.md")]),
+    ids=lambda page: page.name,
+)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -1,0 +1,60 @@
+"""`project(...)` makes a compose project; what it started is gone after the test, however that ended."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from compose_projects import CPU, ENVIRON, GPT, IMAGE, Project, free_port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine() -> None:
+    """A Docker Engine with Compose, and the image."""
+    for command, make in (("version", "engine"), ("compose version", "engine"), (f"image inspect {IMAGE}", "image")):
+        words = ["docker", *command.split()]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=ENVIRON)
+            problem = done.stderr if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+        if problem:
+            pytest.fail(f"{' '.join(words)}: {problem.strip()}\nType: make {make}", pytrace=False)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
+    """Makes the test's project; keywords are lines of its `.env`."""
+    made: list[Project] = []
+
+    def make(**settings: str) -> Project:
+        made.append(Project(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.remove()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A training that was killed, was started again by Docker, and was stopped later; TensorBoard runs beside it."""
+    project = Project(
+        tmp_path_factory.mktemp("trained"),
+        COMPOSE_FILE=CPU,
+        COMPOSE_PROFILES="tensorboard",
+        TENSORBOARD_PORT=str(free_port()),
+        WORKLOAD=GPT,
+    )
+    try:
+        project("up", "--detach")
+        project.wait_for_snapshot("train")
+        project.kill("train")
+        project.wait_for_text("train", "going on from")
+        project.wait_for_text("train", "step 50/")
+        project("stop", "train")
+        yield project
+    finally:
+        project.remove()
