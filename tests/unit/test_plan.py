@@ -7,7 +7,7 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.plan import plan_json, plan_lines, redact, resolved_values
+from slipway.launch.plan import flight_recorder, plan_json, plan_lines, redact, resolved_values
 from slipway.launch.settings import SETTINGS
 from slipway.launch.topology import TOPOLOGICAL
 
@@ -144,3 +144,18 @@ def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> N
     assert values["SLIPWAY_RUNS"].source == "command line (--runs)"
     assert [claim.value for claim in values["SLIPWAY_RUNS"].overruled] == ["/a"]
     assert set(TOPOLOGICAL) <= set(values)
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ({"TORCH_FR_BUFFER_SIZE": "5"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "x"}, {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, {"TORCH_FR_DUMP_TEMP_FILE"}),
+    ],
+)
+def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[str, str], names: set[str]) -> None:
+    told = flight_recorder(environ, "node-0/logs/nccl-rank-")
+    assert set(told) == names
+    assert told.get("TORCH_FR_DUMP_TEMP_FILE", "node-0/logs/nccl-rank-") == "node-0/logs/nccl-rank-"
