@@ -1,7 +1,7 @@
 """torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
 
-Started by the launcher as `python -m slipway.agent EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: EVENTS is the number of a
-pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for
+Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: LAUNCHER is its process
+id, EVENTS the number of a pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for
 the error files of `torch.distributed.elastic`'s @record. The only file that knows both the launcher and torch.
 """
 
@@ -18,18 +18,17 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_launcher() -> None:
-    """Never outlive the launcher, which started us with the stop signals ignored."""
-    launcher = os.getppid()
+def die_with_launcher(launcher: int) -> None:
+    """Never outlive the launcher, which started us with the stop signals ignored. It may be process 1 of a container."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if launcher == 1 or os.getppid() != launcher:
+    if os.getppid() != launcher:
         sys.exit(1)  # the launcher died before the line above
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed."""
-    events, logs, errors, *arguments = argv
-    die_with_launcher()
+    launcher, events, logs, errors, *arguments = argv
+    die_with_launcher(int(launcher))
     from torch.distributed import run
     from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

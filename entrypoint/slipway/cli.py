@@ -1,4 +1,4 @@
-"""The command line: `slipway run`, `plan`, `sample`; a workload's name or a script alone means `run`."""
+"""The command line: `slipway run`, `plan`, `sample`, `status`, `stop`; a workload's name or a script alone means `run`."""
 
 import contextlib
 import json
@@ -20,6 +20,7 @@ from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
+from slipway.runs import status, stop
 
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
 EXIT_CODES = "Exit codes: " + "; ".join(f"{code} {row.meaning}" for code, row in EXITS.items()) + "."
@@ -109,6 +110,10 @@ def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -
         click.echo(continue_text(run, prompt, tokens, temperature, seed))
     except (ConfigurationError, SnapshotError) as error:
         raise LaunchError(str(error)) from None
+
+
+for command in (status, stop):
+    slipway.add_command(command)
 
 
 def understand(words: list[str]) -> list[str]:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 from training_jobs import (
     PATIENCE,
+    SERVER,
+    Job,
     Run,
     free_port,
     raise_stop_flag,
@@ -87,3 +90,47 @@ def torchrun(tmp_path: Path) -> Callable[..., Run]:
         return Run(path, job.returncode, output)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def server() -> None:
+    """One process that imports torch, which takes seconds, and forks every worker."""
+    folders = (Path(__file__).parent, Path(slipway.__file__).parents[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))  # it does not take over sys.path
+        SERVER.set_forkserver_preload(["faulty_worker"])
+        forkserver.ensure_running()
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: None) -> Iterator[Callable[..., Job]]:
+    """Start workers. Keywords: `processes`, `folders` (names, one per node), `resume`, `faults` (see faulty_worker)."""
+    jobs: list[Job] = []
+
+    def begin(
+        workload: str,
+        *args: object,
+        processes: int = 2,
+        folders: tuple[str, ...] = ("job",),
+        resume: str = "none",
+        **faults: object,
+    ) -> Job:
+        jobs.append(Job([tmp_path / folder for folder in folders]))
+        jobs[-1].start(workload, args, processes, resume, faults)
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        for worker in job.workers:
+            worker.kill()
+            worker.join()
+
+
+@pytest.fixture
+def job(start: Callable[..., Job]) -> Callable[..., Run]:
+    """The same, to its end, as the first node sees it."""
+
+    def run(*args: object, **more: object) -> Run:
+        return start(*args, **more).end()[0]
+
+    return run

@@ -14,9 +14,11 @@ from training_jobs import Run, raise_stop_flag, worker_environment
 
 from slipway.train.context import Context
 from slipway.train.group import leave_group
-from slipway.train.loop import divide_batch, prepare, take_step
+from slipway.train.heartbeat import Heartbeat
 from slipway.train.options import ConfigurationError, parse
 from slipway.train.place import read_place
+from slipway.train.step import take_step
+from slipway.train.training import divide_batch, prepare
 from slipway.train.workloads.linear import make_task
 
 Start = Callable[..., Run]
@@ -46,7 +48,9 @@ def test_two_processes_with_half_the_batch_reach_the_weights_of_one(
 
 
 def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_path: Path) -> None:
-    context = Context(read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None)
+    context = Context(
+        read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat")
+    )
     options = parse("linear", ["--accumulate", "4"])
     training = prepare(make_task(options, context.device), options, context)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -61,7 +65,8 @@ def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_pat
             return done
 
         training.parallel.register_comm_hook(None, count)
-        take_step(training)
+        training.loader.start(0)
+        take_step(training, "train")
         assert len(exchanges) == 1
     finally:
         del training
@@ -100,7 +105,7 @@ def test_a_stopped_job_resumes_and_ends_bit_for_bit_like_one_that_was_not_stoppe
     assert resumed.exit_code == 0, resumed.output
     assert "going on from" in resumed.output
     assert [outcome["outcome"] for outcome in resumed.outcomes] == ["finished", "finished"]
-    files = ("model", "optimizer", "rng")
+    files = ("model", "optimizer", "ranks")
     assert largest_difference(whole.tensors(*files), resumed.tensors(*files)) == 0
     assert [line["step"] for line in resumed.metrics] == [line["step"] for line in whole.metrics]
     assert resumed.metrics[-1]["val_loss"] == whole.metrics[-1]["val_loss"]
@@ -261,7 +266,7 @@ def test_the_resolved_options_are_written_down(train: Start) -> None:
 
 def test_a_default_batch_is_made_divisible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = read_place({**worker_environment(tmp_path, "none"), "WORLD_SIZE": "5"})
-    context = Context(place, torch.device("cpu"), None)
+    context = Context(place, torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat"))
     assert divide_batch(parse("linear", []), context) == 35
     assert "batch size 35 instead of 32" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="Type --batch-size 30 or 35"):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from slipway.train.metrics import Progress, clock, keep_metrics, short
 from slipway.train.options import ConfigurationError
-from slipway.train.outcome import NoProgressError, classify
+from slipway.train.outcome import NoProgressError, PeerError, classify
 from slipway.train.snapshot import NewerFormatError, SnapshotError
 from slipway.train.stop import StopFlag, read_stop_flag
 
@@ -28,6 +28,7 @@ from slipway.train.stop import StopFlag, read_stop_flag
         (NewerFormatError("x"), "configuration"),
         (SnapshotError("x"), "no-progress"),
         (NoProgressError("x"), "no-progress"),
+        (PeerError("x"), "peer"),
         (OSError(errno.ENOSPC, "No space left on device"), "unhealthy"),
         (OSError(errno.ENOENT, "x"), "failed"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "unhealthy"),
@@ -64,23 +65,25 @@ def test_a_stop_flag_is_read(tmp_path: Path, content: str | None, word: str | No
 
 def test_a_single_process_sees_its_flag_at_once(tmp_path: Path) -> None:
     flag = StopFlag(tmp_path / "stop", None)
-    assert flag.agreed() is None
+    assert flag.agreed() == (None, False)
+    flag.look(late=True)
     (tmp_path / "stop").write_text('{"outcome": "cancelled"}')
-    assert flag.agreed() == "cancelled"
+    assert flag.agreed() == ("cancelled", True)
 
 
-def test_the_ranks_answer_is_read_one_step_late_and_not_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     class Exchange:
         def __init__(self, number: torch.Tensor, *_: object, **__: object) -> None:
             self.number = number
 
         def wait(self) -> None:
-            self.number.fill_(2)
+            self.number.copy_(torch.tensor([2, 1]))
 
     monkeypatch.setattr("slipway.train.stop.dist.all_reduce", Exchange)
     flag = StopFlag(None, object())  # type: ignore[arg-type]
-    assert flag.agreed() is None
-    assert flag.agreed() == "cancelled"
+    assert flag.agreed() == (None, False)
+    flag.look()
+    assert flag.agreed() == ("cancelled", True)
 
 
 def test_metrics_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:

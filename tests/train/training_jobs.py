@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import faulty_worker
 import torch
 from safetensors.torch import load_file
 
 from slipway.train.snapshot import list_snapshots, verify_snapshot
 
+SERVER = multiprocessing.get_context("forkserver")
 PATIENCE = 120  # seconds; far more than any job here takes
 
 
@@ -51,6 +57,57 @@ class Run:
             for stem in stems or ("model",)
             for name, tensor in load_file(newest / f"{stem}.safetensors").items()
         }
+
+
+@dataclass
+class Job:
+    """Workers that run, started one by one as torchrun would; each node has a run directory of its own or shares one."""
+
+    folders: list[Path]
+    workers: list[BaseProcess] = field(default_factory=list)
+
+    def start(
+        self, workload: str, args: tuple[object, ...], processes: int, resume: str, faults: Mapping[str, Any]
+    ) -> None:
+        """Start `processes` workers, spread over the nodes."""
+        port, per_node = free_port(), processes // len(self.folders)
+        for rank in range(processes):
+            node, local_rank = divmod(rank, per_node)
+            environment = os.environ | worker_environment(self.folders[node], resume)
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(processes)}
+            environment |= {"GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment |= {"SLIPWAY_SHARED_RUN_DIR": str(int(len(self.folders) == 1)), "FAULTS": json.dumps(faults)}
+            call = (environment, str(self.folders[node] / f"rank-{rank}.log"), workload, [str(arg) for arg in args])
+            self.workers.append(SERVER.Process(target=faulty_worker.work, args=call))
+            self.workers[-1].start()
+
+    def heartbeat(self, rank: int = 0) -> dict[str, Any]:
+        """The newest heartbeat of a rank, empty before the first."""
+        files = [folder / "node-0" / "heartbeat" / f"rank-{rank}.json" for folder in self.folders]
+        return next((json.loads(path.read_text()) for path in files if path.exists()), {})
+
+    def wait_for(self, phase: str, step: int = 0) -> None:
+        """Return once rank 0 is in this phase, with `step` steps done."""
+        deadline = time.monotonic() + PATIENCE
+        while (beat := self.heartbeat()).get("phase") != phase or beat["step"] < step:
+            assert time.monotonic() < deadline, f"still {beat}:\n{self.output}"
+            assert self.workers[0].is_alive(), self.output
+            time.sleep(0.01)
+
+    def end(self) -> list[Run]:
+        """Wait for the workers; the run as each node sees it."""
+        for worker in self.workers:
+            worker.join(PATIENCE)
+        assert all(worker.exitcode is not None for worker in self.workers), self.output
+        codes = [worker.exitcode or 0 for worker in self.workers]
+        for folder in self.folders:
+            (folder / "node-0" / "stop").unlink(missing_ok=True)
+        return [Run(folder, max(map(abs, codes)), self.output) for folder in self.folders]
+
+    @property
+    def output(self) -> str:
+        """What all workers printed."""
+        return "".join(path.read_text() for folder in self.folders for path in sorted(folder.glob("rank-*.log")))
 
 
 def worker_environment(folder: Path, resume: str) -> dict[str, str]:

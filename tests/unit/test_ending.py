@@ -41,7 +41,8 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
 
 DONE = {0: file("finished", message="val_loss 1.5"), 1: file("finished", message="other")}
 SAVED = {0: file("stopped", message="saved step 10"), 1: file("stopped")}
-STOP = {"stop": "stopped", "signal": "SIGTERM"}
+STOP = {"stop": "stopped", "signal": "SIGTERM", "numbers": (signal.SIGTERM,)}
+CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ STOP = {"stop": "stopped", "signal": "SIGTERM"}
         ({}, {"own": False, **STOP}, "stopped", None, "after SIGTERM"),
         ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as asked"),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], "stop": "cancelled", "signal": "SIGINT"},
+            {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], **CANCEL},
             "cancelled", 0, "SIGINT",
         ),
         ({}, {"status": 1, "started": False, **STOP}, "stopped", None, "before the workers had started"),
@@ -79,8 +80,17 @@ STOP = {"stop": "stopped", "signal": "SIGTERM"}
         ({0: CRASH, 1: file("failed", 9.0)}, {"status": 1, "failures": [failure(1, 1, 2.0)]}, "failed", 0, "ValueError"),
         ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
         # The grace was over.
-        ({0: file("stopped")}, {"status": -9, "killed": True, **STOP}, "peer", 1, "SIGTERM: ranks 1 had not ended"),
+        ({0: file("stopped")}, {"status": -9, "killed": True, **STOP}, "peer", 1, "SIGTERM: rank 1 had not ended"),
         ({}, {"status": -9, "killed": True, **STOP}, "peer", 0, "ranks 0, 1"),
+        ({}, {"status": -9, "killed": True, "moved": True, **STOP}, "peer", 0, "were killed"),
+        ({}, {"status": -9, "killed": True, "moved": False, **STOP}, "stopped", 0, "nothing is lost"),
+        ({}, {"status": -9, "killed": True, **CANCEL}, "cancelled", 0, "were killed"),
+        ({}, {"status": -9, "killed": True, "impatient": True, **CANCEL}, "cancelled", None, "at the second Ctrl-C"),
+        # It hung; what was asked for in vain does not change that, but what its user ended stays ended.
+        ({}, {"status": -9, "hang": "hang: behind: rank 1", "behind": 1}, "peer", 1, "rank 1"),
+        ({}, {"status": -9, "hang": "hang: x", "behind": 1, "killed": True, **STOP}, "peer", 1, "hang"),
+        ({}, {"status": -9, "hang": "hang: x", "behind": 1, **CANCEL}, "cancelled", 1, "hang"),
+        ({}, {"status": -9, "hang": "hang: x", "behind": 0, "failures": [failure(1, KILLED)]}, "peer", 0, "hang"),
         # Something around the workers failed.
         ({}, {"status": -9, "lost": "node 1"}, "peer", None, "because of node 1"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
@@ -139,12 +149,54 @@ SHM = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. I
 
 
 @pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (LOST, "--resume auto"),
+        (file("unhealthy", message="no CUDA-capable device"), "nvidia-smi"),
+        (file("failed", exception="OutOfMemoryError: CUDA out of memory"), "--batch-size"),
+        (file("configuration", message="--data: no such file"), ""),
+    ],
+)
+def test_what_a_worker_wrote_decides_what_to_do(tmp_path: Path, content: dict[str, Any], advice: str) -> None:
+    told = end(tmp_path, {0: content}, status=1).advice
+    assert (advice in told) if advice else told == ""
+
+
+def test_an_exception_beside_an_out_of_memory_kill_says_both(tmp_path: Path) -> None:
+    """The kernel may have killed a data loader, and the worker only noticed."""
+    crash = file("failed", exception="RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.")
+    outcome = end(tmp_path, {0: crash}, status=1, failures=[failure(0, 1)], ooms=1)
+    assert "DataLoader" in outcome.evidence
+    assert "out-of-memory kills were counted" in outcome.evidence
+    assert "more memory" in outcome.advice
+
+
+def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path) -> None:
+    said = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/own.py", line 9, in <module>',
+        "    main()",
+        '[rank1]:   File "/home/me/data.py", line 4, in batch',
+        "ValueError: bad",
+    ]
+    assert end(tmp_path, own=False, status=1, failures=[failure(1, 1)], last={1: said}).where == "data.py:4 in batch"
+    (tmp_path / "outcome").rmdir()
+    assert end(tmp_path, own=False, status=1, failures=[failure(1, 1)], last={1: ["no traceback"]}).where is None
+
+
+@pytest.mark.parametrize(
     ("facts", "advice"),
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
-        ({"failures": [failure(0, 3)]}, ""),
         ({"own": False, "failures": [failure(0, 1)], "last": {0: [SHM]}}, "--shm-size 1g"),
+        ({"failures": [failure(0, 3)]}, "node-0/logs/rank-0.log"),
+        ({"hang": "hang: x"}, "node-0/logs/rank-*.log"),
+        (
+            {"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 28] No space left on device"]}},
+            "free some space",
+        ),
+        ({"lost": "node 1"}, ""),
     ],
 )
 def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, Any], advice: str) -> None:

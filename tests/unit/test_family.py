@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.family import descendants, send
+from slipway.launch.family import catches, descendants, ignores, send, started, state
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -99,3 +99,26 @@ def test_our_own_children_are_seen_in_the_real_proc() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in descendants(os.getpid())
         child.kill()
+
+
+HANDLES = (
+    "import signal, sys; signal.signal(12, print); signal.signal(15, 1); print('up', flush=True); sys.stdin.read()"
+)
+
+
+def test_what_a_process_does_with_signals_is_known() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANDLES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert (catches(process.pid, signal.SIGUSR2), catches(process.pid, signal.SIGTERM)) == (True, False)
+        assert (ignores(process.pid, signal.SIGUSR2), ignores(process.pid, signal.SIGTERM)) == (False, True)
+        begun = started(process.pid)
+        assert isinstance(begun, int)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert state(process.pid) == "T"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started(process.pid) is None, "what has ended holds nothing, though its parent has not looked yet"
+    assert state(process.pid) == ""
+    assert not catches(process.pid, signal.SIGUSR2)

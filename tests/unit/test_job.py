@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch import job
 from slipway.launch.catalog import WORKLOADS
-from slipway.launch.job import Job, next_commands, typed
+from slipway.launch.job import IMAGE_USER, Job, next_commands, typed
 
 
 @pytest.fixture
@@ -54,17 +53,20 @@ FLAGS = '--shm-size 1g --stop-timeout 120 -v "$PWD/runs:/checkpoints"'
     ],
 )
 def test_a_command_to_try_next_is_one_for_the_place_where_people_type(
-    image: str | None, gpus: int, runtime: str, shown: str
+    monkeypatch: pytest.MonkeyPatch, image: str | None, gpus: int, runtime: str, shown: str
 ) -> None:
+    monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
     devices, host = make_devices(gpus), dataclasses.replace(make_host(), image=image, runtime=runtime)
     asked = Job(plan_for(devices=devices), make_sources({}), devices, {}, None, host)
     assert typed("slipway gpt", asked) == shown
 
 
-def test_results_belong_to_the_user_id_that_wrote_them() -> None:
+@pytest.mark.parametrize("user", [0, 4711])
+def test_results_belong_to_the_user_id_that_wrote_them(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    monkeypatch.setattr("os.getuid", lambda: user)
     host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
-    asked = Job(plan_for(mended={"USER": "uid-7"}), make_sources({}), make_devices(), {}, None, host)
-    assert f"--user {os.getuid()}:0" in typed("slipway gpt", asked)
+    asked = Job(plan_for(), make_sources({}), make_devices(), {}, None, host)
+    assert f"--user {user}:0" in typed("slipway gpt", asked)
 
 
 def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:

@@ -28,13 +28,13 @@ def test_who_is_alone_is_passed_through_plain(make_output: MakeOutput, capfdbina
     assert capfdbinary.readouterr() == (b"plain\n", b"")
 
 
-def test_each_rank_has_a_log_that_grows(make_output: MakeOutput, tmp_path: Path) -> None:
+def test_each_rank_has_a_log_that_grows_with_a_line_between_attempts(make_output: MakeOutput, tmp_path: Path) -> None:
     for texts in ((b"first\n",), (b"second\n", b"error\n", b"other\n")):
         output = make_output()
         for stream, text in enumerate(texts):
             output.write(text, stream)
         output.end()
-    assert (tmp_path / "rank-0.log").read_bytes() == b"first\nsecond\nerror\n"
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first\n--- attempt 2 ---\nsecond\nerror\n"
     assert (tmp_path / "rank-1.log").read_bytes() == b"other\n"
 
 

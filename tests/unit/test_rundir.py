@@ -136,6 +136,7 @@ def test_auto_takes_the_newest_run_of_the_workload_by_its_record() -> None:
     assert newest_run(Path("runs"), "linear") == Path("runs/linear-a")
     assert newest_run(Path("runs"), "vision") is None
     assert newest_run(Path("absent"), "linear") is None
+    assert newest_run(Path("runs")) == Path("runs/gpt-c")
 
 
 def test_auto_without_a_run_starts_one(tmp_path: Path) -> None:
@@ -167,6 +168,12 @@ def test_a_finished_run_is_not_resumed_unless_more_is_asked() -> None:
     assert choose_run(*ask(resume="auto"), NOW, finished_is_fine=True).path.name == "linear-a"
 
 
+def test_a_run_whose_later_attempt_was_killed_is_not_finished() -> None:
+    folder = record("linear-a", word="finished", attempt=3)
+    write_json(folder / "outcome.json", {"word": "finished", "attempt": 2})
+    assert choose(resume="auto").path == folder
+
+
 @pytest.mark.parametrize("word", ["stopped", "failed", "peer", ""])
 def test_a_run_that_did_not_finish_is_resumed(word: str) -> None:
     record("linear-a", word=word)
@@ -194,6 +201,7 @@ def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
         "node-0/stop",
         "node-0/honours-stop",
         "node-0/outcome/rank-0.json",
+        "node-0/heartbeat/rank-0.json",
         "node-1/stop",
         "node-0/logs/rank-0.log",
     ):
@@ -203,6 +211,7 @@ def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
     left = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
     assert left == {"run.json", "node-1/stop", "node-0/logs/rank-0.log"}
     assert (run.node(0) / "outcome").is_dir()
+    assert (run.node(0) / "heartbeat").is_dir()
 
 
 def test_only_node_0_writes_the_record() -> None:

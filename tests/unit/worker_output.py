@@ -15,7 +15,7 @@ class Output:
 
     def __init__(self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path) -> None:
         self.selector = selectors.DefaultSelector()
-        self.relay = Relay(list(ranks), node_rank, alone, folder, self.selector, lambda: False)
+        self.relay = Relay(list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2")
 
     def write(self, text: bytes, stream: int = 0) -> None:
         """Write into a worker's pipe, and let the relay read all that is there."""

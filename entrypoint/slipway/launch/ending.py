@@ -15,24 +15,29 @@ from slipway.launch.rundir import read_json
 from slipway.launch.verdict import CODES, PEER_TEXTS, Outcome
 
 DISK_FULL = re.compile(r"\[Errno (5|28|30|122)\]|No space left on device")  # as outcome files tell them
+OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 GOOD = ("finished", "stopped", "cancelled")
 
 
 @dataclass
 class Facts:
-    """What the launcher saw while the workers ran. `stop` is the word a signal asked for; `failures` as the agent tells."""
+    """What the launcher saw while the workers ran. `stop` is the word that was asked for; `failures` as the agent tells."""
 
     node_rank: int
     host: str
     own: bool
     ranks: tuple[int, ...]
     stop: str = ""
-    signal: str = ""
+    signal: str = ""  # what asked, by name
+    numbers: tuple[int, ...] = ()  # the signals that a user's script got
     killed: bool = False  # the grace ran out, or
     impatient: bool = False  # Ctrl-C came again
     disk: str = ""  # why the stop flag could not be written
     started: bool = False  # torchrun told that its workers run
+    hang: str = ""  # that no rank moved any more, and which ones
+    behind: int | None = None  # lag behind
+    moved: bool | None = None  # past the first step; None where nobody can tell
     lost: str = ""  # which other node failed first
     status: int = 0  # torchrun's return code, negative for a signal
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -52,15 +57,13 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.disk:
         return outcome("unhealthy", facts.disk, advice="free some space; the newest snapshot stands")
     if facts.killed and facts.impatient:
-        return outcome("cancelled", "killed at the second Ctrl-C; what was not in a snapshot is lost")
+        return outcome("cancelled", "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost")
+    if facts.hang:
+        advice = f"the Python stacks of all ranks are in node-{facts.node_rank}/logs/rank-*.log of the run directory"
+        word = "cancelled" if facts.stop == "cancelled" else "peer"
+        return outcome(word, facts.hang, rank=facts.behind, advice=advice)
     if facts.killed:
-        late = [rank for rank in facts.ranks if rank not in files] or list(facts.ranks)
-        return outcome(
-            "peer",
-            f"{facts.signal}: ranks {', '.join(map(str, late))} had not ended when the grace was over, and were killed",
-            rank=late[0],
-            advice="the newest snapshot stands; more time: --grace-seconds S",
-        )
+        return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:
         return _first_failure(facts, dict(bad), now, outcome)
     if facts.lost and facts.status != 0:
@@ -77,31 +80,48 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     return outcome("finished", messages[0] if messages else "")
 
 
+def _too_late(facts: Facts, late: Sequence[int], outcome: Any) -> Outcome:
+    """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
+    ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
+    evidence = f"{facts.signal}: {ranks} had not ended when the grace was over, and {'was' if len(late) == 1 else 'were'} killed"
+    word = "cancelled" if facts.stop == "cancelled" else "peer"
+    if facts.moved is False:
+        word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
+    advice = "the newest snapshot stands; more time: --grace-seconds S"
+    return outcome(word, evidence, rank=late[0], advice=advice)  # type: ignore[no-any-return]
+
+
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: Any) -> Outcome:
     told = {failure["rank"]: failure for failure in facts.failures}
-    causes = []
-    for rank in sorted({*bad, *told}):
-        record, failure = bad.get(rank, {}), told.get(rank, {})
-        word = str(record.get("outcome"))
-        word = word if word in CODES else "failed"  # a file may be damaged
-        time = _time(record.get("time"), failure.get("time"), now)
-        if record:
-            evidence = str(record.get("exception") or record.get("message") or "")
-        else:
-            evidence = _status_text(int(failure["exitcode"]), facts, rank)
-        if not record and facts.own and DISK_FULL.search(evidence):
-            word = "unhealthy"  # so full that the worker could not write down how it ended
-        number = getattr(signal, facts.signal, 0)
-        if not record and facts.stop and failure.get("exitcode") in (-number, 128 + number):  # as shells count signals
-            word, evidence = facts.stop, f"the script ended by {facts.signal}, as asked"
-        # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
-        # gloo aborts where something else went wrong before.
-        exitcode = int(failure.get("exitcode", 1))
-        echo = word == "peer" or bool(PEER_TEXTS.search(evidence))
-        order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time)
-        causes.append((order, rank, word, time, evidence, record.get("where")))
-    _, rank, word, time, evidence, where = min(causes)
-    return outcome(word, evidence, rank=rank, time=time, where=where, advice=_advice(word, evidence))  # type: ignore[no-any-return]
+    causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
+    first = min(causes, key=lambda cause: cause[0])[1]
+    log = f"node-{facts.node_rank}/logs/rank-{first['rank']}.log"
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))  # type: ignore[no-any-return]
+
+
+def _cause(
+    facts: Facts, rank: int, record: Mapping[str, Any], failure: Mapping[str, Any], now: float
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How one rank failed, with a key that orders causes before their consequences."""
+    word = str(record.get("outcome"))
+    word = word if word in CODES else "failed"  # a file may be damaged
+    exitcode = int(failure.get("exitcode", 1))
+    if record:
+        evidence, where = str(record.get("exception") or record.get("message") or ""), record.get("where")
+        evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
+    else:
+        evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
+    if not record and facts.own and DISK_FULL.search(evidence):
+        word = "unhealthy"  # so full that the worker could not write down how it ended
+    asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
+    if not record and exitcode in asked:
+        word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
+    time = _time(record.get("time"), failure.get("time"), now)
+    # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
+    # gloo aborts where something else went wrong before.
+    echo = word == "peer" or bool(PEER_TEXTS.search(evidence))
+    order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
+    return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
 
 
 def _time(*candidates: object) -> float:
@@ -127,6 +147,15 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$")
 
 
+_FRAME = re.compile(r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$')
+
+
+def _last_frame(lines: Sequence[str]) -> str | None:
+    """The last place that a traceback on stderr names."""
+    found = next((match for line in reversed(lines) if (match := _FRAME.match(line))), None)
+    return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else None
+
+
 def _last_words(lines: Sequence[str]) -> str:
     for line in reversed(lines):
         if found := _EXCEPTION.match(line.strip()):
@@ -150,14 +179,20 @@ def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
     return outcome(word, f"torchrun ended with {facts.status}: {last.strip()}")  # type: ignore[no-any-return]
 
 
-def _advice(word: str, evidence: str) -> str:
-    if evidence.startswith("out of memory"):
+def _advice(word: str, evidence: str, log: str = "") -> str:
+    if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
     if "shared memory" in evidence:
         return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+    if "OutOfMemoryError" in evidence:
+        return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
+    if DISK_FULL.search(evidence):
+        return "free some space; the newest snapshot stands"
     if word == "peer":
-        return "look at the node that was lost; the job can be started again with --resume auto"
-    return ""
+        return "look at what was lost; the job can be started again with --resume auto"
+    if word == "unhealthy":
+        return "look at this node (nvidia-smi, dmesg, df); the job can go on elsewhere with --resume auto"
+    return f"the whole output is in {log} of the run directory" if word == "failed" and log else ""
 
 
 def count_ooms(root: Path = Path("/")) -> int:

@@ -35,7 +35,9 @@ EXITS = MappingProxyType(
         PEER: Exit("peer", "a peer was lost, never came, or hangs", "retry"),
         UNHEALTHY: Exit("unhealthy", "this node is unhealthy (GPU, driver, /dev/shm, disk)", "retry elsewhere"),
         CONFIGURATION: Exit("configuration", "wrong configuration", "not retry"),
-        CANCELLED: Exit("cancelled", "stopped for good by its user (Ctrl-C), snapshot saved", "not retry"),
+        CANCELLED: Exit(
+            "cancelled", "stopped for good by its user (slipway stop, Ctrl-C), snapshot saved", "not retry"
+        ),
         NO_PROGRESS: Exit(
             "no-progress", "no progress (crash loop, non-finite losses, no loadable snapshot)", "not retry"
         ),

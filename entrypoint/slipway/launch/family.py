@@ -19,9 +19,8 @@ def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in proc.iterdir():
         if folder.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                # pid (name) state ppid …; the name may hold spaces and parentheses
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            with suppress(IndexError, ValueError):
+                parent = int(stat_fields(int(folder.name), proc)[1])
                 children.setdefault(parent, []).append(int(folder.name))
     found, queue = [], [of]
     while queue:
@@ -33,11 +32,38 @@ def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
 
 def ignores(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
     """Whether a process ignores a signal at the moment; False for one that is gone."""
+    return _mask(pid, "SigIgn", proc) >> (number - 1) & 1 == 1
+
+
+def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has a handler for a signal at the moment; False for one that is gone."""
+    return _mask(pid, "SigCgt", proc) >> (number - 1) & 1 == 1
+
+
+def _mask(pid: int, name: str, proc: Path) -> int:
     with suppress(OSError, ValueError, StopIteration):
         lines = (proc / str(pid) / "status").read_text().splitlines()
-        mask = next(line.split()[1] for line in lines if line.startswith("SigIgn:"))
-        return bool(int(mask, 16) >> (number - 1) & 1)
-    return False
+        return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")), 16)
+    return 0
+
+
+def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """The fields of /proc/PID/stat from the third on (proc_pid_stat(5)): state, parent, …; empty where it is gone."""
+    with suppress(OSError):
+        # pid (name) state parent …; the name may hold spaces and parentheses
+        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def state(pid: int) -> str:
+    """A process's state as one letter, empty where it is gone."""
+    return next(iter(stat_fields(pid)), "")
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since the machine did: pids repeat, pairs of both do not. None: not there."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
 def send(pids: list[int], number: int) -> None:

@@ -1,6 +1,7 @@
 """One job from plan to exit code: the run directory, the other nodes, the attempt, the verdict."""
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,30 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
+from slipway.launch.attempts import Course, Try
 from slipway.launch.caches import make_folders
 from slipway.launch.catalog import Workload
 from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
-from slipway.launch.errors import LaunchError
+from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.host import CHECKPOINTS, Host
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
-from slipway.launch.rundir import (
-    OUTCOME_FILE,
-    AlreadyFinishedError,
-    Run,
-    choose_run,
-    code_of,
-    newest_step,
-    prepare_run,
-    write_json,
-)
+from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, newest_step, prepare_run, write_json
 from slipway.launch.settings import Sources
-from slipway.launch.supervise import STOP_WORDS, Attempt, Stops
-from slipway.launch.surroundings import fleeting_results, require_writable, results_folder
-from slipway.launch.verdict import Outcome, Verdict, judge
+from slipway.launch.stops import Stops
+from slipway.launch.supervise import Attempt
+from slipway.launch.surroundings import fleeting_results, results_folder
+from slipway.launch.verdict import Outcome, Verdict
 from slipway.launch.verdict_block import as_json, block, termination_message
 
+IMAGE_USER = 1000  # images/cuda12/Dockerfile
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
@@ -65,43 +60,41 @@ def run_job(job: Job) -> int:
         say(note)
     with Stops() as stops:
         if topology.nodes > 1 and not topology.process:
-            from slipway.launch.together import (
-                run_together,  # brings the network code, which a single node can do without
-            )
+            from slipway.launch.together import run_together  # the network code, which a single node can do without
 
             return run_together(job, stops)
-        require_writable(job.host, results_folder(job.sources))
-        try:
-            run = choose_run(job.plan, job.sources, time.time())
-        except AlreadyFinishedError as finished:
-            say(str(finished))
-            return 0
-        outcome = attempt(job, run, stops, lambda: "")
-        return conclude(judge([outcome]), job, run)
+        from slipway.launch.alone import run_alone
+
+        return run_alone(job, stops)
 
 
-def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Outcome:
+def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
     try:
         make_folders(job.plan.topology.mended)
     except OSError as error:
         raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
     prepare_run(run, job.plan, __version__, time.time())
-    say(f"{job.plan.workload.name}: run directory {shown(run.path)}")
-    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), say, stops)
+    number = f", attempt {run.attempt}" if run.attempt > 1 else ""
+    say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
+    before = newest_step(run.path)
+    hang = job.seconds("SLIPWAY_HANG_SECONDS")
+    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
     try:
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
     except OSError as error:
         raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
-    return tell_ending(facts, under_way.node_dir, time.time())
+    outcome = tell_ending(facts, under_way.node_dir, time.time())
+    return Try(run.attempt, outcome, before, newest_step(run.path), facts.moved)
 
 
-def stop_word(stops: Stops) -> str:
-    """The outcome that the first stop signal asked for."""
-    return STOP_WORDS[stops.first] if stops.first else "stopped"
+def not_started(job: Job, run: Run, error: LaunchError) -> Try:
+    """The attempt that could not be made."""
+    word, host = EXITS[error.code].word, socket.gethostname()
+    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, time.time(), evidence=str(error)))
 
 
-def conclude(verdict: Verdict, job: Job, run: Run | None) -> int:
+def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
     """Write the verdict down, print it, tell the pod, and return this node's exit code.
 
     `run` is None where there is none, or where another node writes into the same folder.
@@ -109,8 +102,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None) -> int:
     node_rank = job.plan.topology.node_rank
     if run:
         with suppress(OSError):
-            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank))
-    for line in block(verdict):
+            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course))
+    for line in block(verdict, course):
         say(line)
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
@@ -136,9 +129,7 @@ def typed(command: str, job: Job) -> str:
     if job.host.image is None or job.host.runtime != "docker":
         return command
     gpus = " --gpus all" if job.plan.topology.device == "cuda" else ""
-    user = (
-        f" --user {os.getuid()}:0" if "USER" in job.plan.topology.mended else ""
-    )  # not the image's own, who has a name
+    user = "" if os.getuid() == IMAGE_USER else f" --user {os.getuid()}:0"
     flags = f'{gpus}{user} --shm-size 1g --stop-timeout 120 -v "$PWD/runs:{CHECKPOINTS}"'
     return f"docker run --rm{flags} IMAGE {command.removeprefix('slipway ')}"
 

@@ -10,6 +10,7 @@ import selectors
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -104,17 +105,24 @@ class Stream:
             line = line.rpartition(b"\r")[2]
         self._last.append(line.decode(errors="replace"))
         self._console.line(self._prefix + line + b"\n", self._out)
-        try:
+        with suppress(OSError):  # a full disk must not end the training; the console still has the line
             self._log.write(line + b"\n")
-            self._log.flush()
-        except OSError:  # a full disk must not end the training; the console still has the line
-            return
+
+
+def open_log(file: Path, header: str) -> BinaryIO:
+    """Open a log file to add to; a line tells what follows from what an earlier attempt left in it. Raises OSError."""
+    log = file.open("ab", buffering=0)
+    if log.tell():
+        with suppress(OSError):  # a full disk is not the log's to tell
+            log.write(f"--- {header} ---\n".encode())
+    return log
 
 
 class Relay:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank.
 
-    `give_up`: whether to drop what our own reader does not take rather than wait for it.
+    `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
+    between an earlier attempt's lines and these.
     """
 
     def __init__(
@@ -125,6 +133,7 @@ class Relay:
         folder: Path,
         selector: selectors.BaseSelector,
         give_up: Callable[[], bool],
+        header: str,
     ) -> None:
         self._selector = selector
         self._streams: list[Stream] = []
@@ -133,7 +142,7 @@ class Relay:
         self.last: dict[int, deque[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
-            log = (folder / f"rank-{rank}.log").open("ab")
+            log = open_log(folder / f"rank-{rank}.log", header)
             prefix = b"" if alone else f"[{node_rank}:{rank}] ".encode()
             self._logs.append(log)
             self.last[rank] = deque(maxlen=REMEMBERED)
@@ -174,7 +183,5 @@ class Relay:
             os.close(stream.reader)
         self.console.bar(b"")
         for log in self._logs:
-            try:
+            with suppress(OSError):
                 log.close()
-            except OSError:
-                continue

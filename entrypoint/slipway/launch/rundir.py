@@ -18,15 +18,20 @@ from slipway.launch.settings import Sources
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
+PER_RANK = ("outcome", "heartbeat")  # folders of a node with a file per rank that tells about one attempt
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, and what its workers are to resume from: `none`, `auto` or a path."""
+    """A run directory, and what its workers are to resume from: `none`, `auto` or a path.
+
+    `shared`: whether all nodes see the same directory.
+    """
 
     path: Path
     resume: str
     attempt: int
+    shared: bool = True
 
     def node(self, node_rank: int) -> Path:
         """The folder with what belongs to one node: logs, outcomes, the stop flag."""
@@ -78,12 +83,12 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     return Run(path, resume, attempt=int(_number(read_json(path / RUN_FILE).get("attempt"))) + 1)
 
 
-def newest_run(runs: Path, workload: str) -> Path | None:
-    """Return the run of a workload that was started last, by its own record and not by file times."""
+def newest_run(runs: Path, workload: str = "") -> Path | None:
+    """Return the run (of a workload) that was started last, by its own record and not by file times."""
     started = {
         file.parent: _number(record.get("started"))
         for file in runs.glob(f"*/{RUN_FILE}")
-        if (record := read_json(file)).get("workload") == workload
+        if (record := read_json(file)).get("workload") == (workload or record.get("workload"))
     }
     return max(started, key=started.__getitem__, default=None)
 
@@ -94,11 +99,17 @@ def _number(value: object) -> float:
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
-    record, outcome = read_json(path / RUN_FILE), read_json(path / OUTCOME_FILE)
+    record, outcome = read_json(path / RUN_FILE), last_outcome(path)
     if outcome.get("word") == "finished" and record.get("arguments") == list(plan.arguments):
         raise AlreadyFinishedError(
-            f"{path} is finished; there is nothing to resume. Start a new run without --resume, or give more steps."
+            f"{path} is finished; there is nothing to resume. Start a new run with --resume none, or give more steps."
         )
+
+
+def last_outcome(path: Path) -> dict[str, Any]:
+    """Return the verdict on a run's last attempt; empty while it runs, and where its launcher was killed before it judged."""
+    outcome, record = read_json(path / OUTCOME_FILE), read_json(path / RUN_FILE)
+    return outcome if not record or outcome.get("attempt") == record.get("attempt") else {}
 
 
 def newest_step(path: Path) -> int | None:
@@ -130,7 +141,8 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
     node = run.node(plan.topology.node_rank)
     try:
-        (node / "outcome").mkdir(parents=True, exist_ok=True)
+        for name in PER_RANK:
+            (node / name).mkdir(parents=True, exist_ok=True)
         for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
             stale.unlink(missing_ok=True)
         if plan.topology.rank == 0:
@@ -158,7 +170,8 @@ def code_of(error: OSError) -> int:
 def _left_behind(node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
     process = plan.topology.process
-    mine = [node / "outcome" / f"rank-{process.rank}.json"] if process else list((node / "outcome").iterdir())
+    name = f"rank-{process.rank}.json" if process else "*"
+    mine = [file for folder in PER_RANK for file in (node / folder).glob(name)]
     return [*mine, *([] if process and process.local_rank else [node / "stop", node / "honours-stop"])]
 
 

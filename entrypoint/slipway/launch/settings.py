@@ -77,6 +77,15 @@ def _processes(text: str) -> int | str:
         raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
 
 
+def _restarts(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return _number(0, 1000)(text)
+    except ValueError:
+        raise ValueError("a number from 0 to 1000 or auto are allowed") from None
+
+
 def _words(text: str) -> str:
     if not shlex.split(text):  # ValueError for a quote without its end, too
         raise ValueError("the name of a workload or script is needed, and its arguments")
@@ -143,6 +152,22 @@ SETTINGS = (
         "110",
         _number(1, 86_400),
         "Seconds that a stopped job has for its snapshot before it is killed.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_MAX_RESTARTS",
+        "--max-restarts",
+        "auto",
+        _restarts,
+        "How often a job that failed is started again: auto is 3 for Slipway's workloads and 0 for your own script.",
+        "N|auto",
+    ),
+    Setting(
+        "SLIPWAY_HANG_SECONDS",
+        "--hang-seconds",
+        "300",
+        _number(0, 86_400),
+        "Seconds that training may stand still before it is ended as a hang, other phases a multiple; 0 for any time.",
         "S",
     ),
     Setting(

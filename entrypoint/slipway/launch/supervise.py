@@ -1,226 +1,185 @@
-"""Start torchrun, pass its output on, hand signals to those they are meant for, and see how it ended.
+"""See one attempt through on this node: pass its output on, hand stops to those they are meant for, notice a hang.
 
 torchrun runs in a session of its own and ignores the signals that reach everybody (see agent.py). Slipway's workloads
 get the stop flag, a user's script gets the signal itself; after the grace everything below us is killed.
 """
 
-import json
 import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Mapping
 
+from slipway.launch.child import Child
 from slipway.launch.ending import Facts, count_ooms
-from slipway.launch.family import adopt_orphans, descendants, end_all, ignores, send
-from slipway.launch.plan import Plan
+from slipway.launch.family import adopt_orphans, catches, descendants, end_all, ignores, send, state
+from slipway.launch.heartbeat import HEARTBEATS, Pulse, read_beats
+from slipway.launch.plan import Plan, flight_recorder
 from slipway.launch.relay import Relay
-from slipway.launch.rundir import Run, write_json
+from slipway.launch.rundir import Run, newest_step, write_json
+from slipway.launch.stops import TICK, Stop, Stops, raise_flag
+from slipway.launch.verdict_block import utc
 
-STOP_WORDS = {signal.SIGTERM: "stopped", signal.SIGUSR1: "stopped", signal.SIGINT: "cancelled"}
-# Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
-IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
-SAME_STOP = 5.0  # s; signals this close count as one: a Slurm time limit sends two
 AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
-TICK = 0.5  # s between looks at the clock
-
-
-class Stops:
-    """The stop signals that came, for a `with` block. Remembers only; whoever waits is woken through `reader`."""
-
-    def __init__(self) -> None:
-        self.came: list[tuple[float, signal.Signals]] = []
-        self.reader, self._writer = socket.socketpair()
-
-    def __enter__(self) -> "Stops":
-        """Catch them from here on."""
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._note) for number in STOP_WORDS}
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came.append((time.monotonic(), signal.Signals(number)))
-
-    def __exit__(self, *_: object) -> None:
-        """Give back the handlers that were there before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        self.reader.close()
-        self._writer.close()
-
-    @property
-    def first(self) -> signal.Signals | None:
-        """The signal that asked us to stop."""
-        return self.came[0][1] if self.came else None
-
-    @property
-    def impatient(self) -> bool:
-        """Whether somebody pressed Ctrl-C again, later than the same gesture lasts."""
-        return any(number == signal.SIGINT and at - self.came[0][0] > SAME_STOP for at, number in self.came)
+STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
 class Attempt:
     """One attempt on this node, from start to end."""
 
-    def __init__(self, plan: Plan, run: Run, grace: float, say: Callable[[str], None], stops: Stops) -> None:
-        self.plan, self.grace, self.say, self.stops = plan, grace, say, stops
+    def __init__(
+        self, plan: Plan, run: Run, grace: float, hang: float, say: Callable[[str], None], stops: Stops
+    ) -> None:
+        """`grace` and `hang` are seconds: from a stop to the end, and of a phase `train` without a step (0: any)."""
+        self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
-        self.run = run
         first = topology.node_rank * topology.processes_per_node
         self.ranks = (
             [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
         )
         self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, tuple(self.ranks))
-        self.workers: list[int] = []
         self.selector = selectors.DefaultSelector()
         self.deadline = float("inf")
+        self._hang, self._next_look = hang, 0.0
+        self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
+        self._told: Stop | None = None
         self._signalled: set[int] = set()
-        self._events = b""
+        self._stacks_asked = False
 
-    def supervise(self, environ: dict[str, str], lost: Callable[[], str]) -> Facts:
-        """Run the workload to its end and return what was seen. `lost` says which other node failed, if any."""
+    def supervise(self, environ: Mapping[str, str], lost: Callable[[], str]) -> Facts:
+        """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
         ooms = count_ooms()
         adopt_orphans()
-        logs = self.node_dir / "logs"
-        alone = self.plan.topology.world_size == 1
-        relay = Relay(
-            self.ranks, self.plan.topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came)
-        )
-        self.selector.register(self.stops.reader, selectors.EVENT_READ, self._drain_wakeups)
-        child = self._start(environ, relay, logs)
-        ended = os.pidfd_open(child.pid)
+        topology, logs = self.plan.topology, self.node_dir / "logs"
+        header = f"attempt {self.run.attempt}, {utc(time.time())}"
+        alone = topology.world_size == 1
+        relay = Relay(self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header)
+        self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
+        terminal = relay.console.terminal
+        child = Child(self.plan, self.node_dir, self._environment(environ, terminal), relay, self.selector, header)
+        ended = os.pidfd_open(child.process.pid)
         self.selector.register(ended, selectors.EVENT_READ)
-        relay.close_writers()
-        while child.poll() is None:
+        self.pulse = Pulse(self.ranks, self._hang, time.monotonic())
+        while child.process.poll() is None:
             self._wait(TICK)
-            self._look_at_stops()
-            if not self.facts.lost and (news := lost()):
-                self.facts.lost = news
-                self._hurry()
-            if time.monotonic() > self.deadline or self.stops.impatient:
-                self.facts.impatient = self.stops.impatient
-                self.facts.killed = bool(self.facts.stop) and not (self.facts.failures or self.facts.lost)
-                send(descendants(os.getpid()), signal.SIGKILL)
-        self.facts.status = child.returncode
+            self._look(child, lost)
+            self._end_when_due(child)
         self.selector.unregister(ended)
         os.close(ended)
-        self._finish(relay, logs, ooms)
+        self._finish(child, relay)
+        self.facts.ooms = count_ooms() - ooms
         return self.facts
 
-    def _start(self, environ: dict[str, str], relay: Relay, logs: Path) -> subprocess.Popen[bytes]:
-        environ |= {
+    def _environment(self, environ: Mapping[str, str], terminal: bool) -> dict[str, str]:
+        told = {
             "SLIPWAY_RUN_DIR": str(self.run.path),
             "SLIPWAY_NODE_DIR": str(self.node_dir),
+            "SLIPWAY_SHARED_RUN_DIR": "1" if self.run.shared else "0",
             "SLIPWAY_RESUME": self.run.resume,
-            "SLIPWAY_PROGRESS": "bar" if relay.console.terminal else "lines",
+            "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
-        if self.plan.topology.process:
-            worker = subprocess.Popen(
-                [*IGNORING, *self.plan.argv],
-                env=environ,
-                stdout=relay.writers[0],
-                stderr=relay.writers[1],
-                start_new_session=True,
-            )
-            self.workers = [worker.pid]
-            return worker
-        events, told = os.pipe()
-        os.set_blocking(events, False)
-        self.selector.register(events, selectors.EVENT_READ, lambda: self._read_events(events))
-        pipes = ",".join(map(str, relay.writers))
-        agent = [sys.executable, "-m", "slipway.agent", str(told), pipes, str(self.node_dir / "outcome")]
-        with (logs / "torchrun.log").open("ab") as log:
-            child = subprocess.Popen(
-                [*IGNORING, *agent, *self.plan.argv[1:]],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(told, *relay.writers),
-                start_new_session=True,
-            )
-        os.close(told)
-        return child
+        if self.plan.topology.backend == "nccl":
+            prefix = f"{self.node_dir}/logs/nccl-attempt-{self.run.attempt}-rank-"
+            told |= flight_recorder(environ, prefix)
+        return {**environ, **told}
 
     def _wait(self, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
             if key.data:
                 key.data()
 
-    def _drain_wakeups(self) -> None:
-        self.stops.reader.recv(4096)
-
-    def _read_events(self, events: int) -> None:
-        chunk = os.read(events, 65_536)
-        if not chunk:
-            self.selector.unregister(events)
-            os.close(events)
-            return
-        *lines, self._events = (self._events + chunk).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
-
-    def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "started":
-            self.facts.started = True
-            self.workers = list(event["pids"].values())
-        else:
-            self.facts.failures = event["failures"]
+    def _look(self, child: Child, lost: Callable[[], str]) -> None:
+        """Take note of what has happened, and pass on what the workers have to know."""
+        facts, now = self.facts, time.monotonic()
+        facts.started = child.started
+        if child.failures and not facts.failures:
+            facts.failures = child.failures
             self._hurry()
+        if now >= self._next_look:
+            self._next_look = now + TICK
+            self.stops.look()
+            self._look_at_pulse(now)
+        if not facts.lost and (news := lost()):
+            facts.lost = news
+            self._hurry()
+        if stop := self.stops.later or self.stops.first:
+            self._pass_on(stop, child.workers)
 
     def _hurry(self) -> None:
         """Give the other workers little time, unless they were asked to stop and may be saving: the grace bounds that."""
         if not self.facts.stop:
             self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
 
-    def _look_at_stops(self) -> None:
-        number = self.stops.first
-        if number is None:
+    def _look_at_pulse(self, now: float) -> None:
+        if not self.plan.workload.own:
             return
-        if not self.facts.stop:
-            self.facts.stop, self.facts.signal = STOP_WORDS[number], number.name
-            self.deadline = min(self.deadline, time.monotonic() + self.grace)
-            self.say(f"{number.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
-            try:
-                write_json(self.node_dir / "stop", {"outcome": self.facts.stop, "signal": number.name})
-            except OSError as error:
-                self._raise_empty_flag(error)
+        self.pulse.look(read_beats(self.node_dir, self.ranks), now)
+        if self.pulse.hangs and not self.facts.hang:
+            if self._can_write():
+                behind = self.pulse.laggards(state)
+                self.facts.hang, self.facts.behind = self.pulse.describe(behind, state), behind[0].rank
+                self.deadline = now
+            else:
+                self.pulse = Pulse(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+
+    def _can_write(self) -> bool:
+        probe = self.node_dir / HEARTBEATS / "probe"
+        try:
+            write_json(probe, {"probe": "x" * 4096})
+            probe.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _pass_on(self, stop: Stop, workers: list[int]) -> None:
+        """Tell the workers of a stop, and of a later one that asks for haste."""
+        if stop != self._told:
+            haste, self._told, self._signalled = self._told is not None, stop, set()
+            if not haste:
+                self.facts.stop, self.facts.signal = self.stops.word, stop.name
+                self.deadline = min(self.deadline, time.monotonic() + self.grace)
+                self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
+            else:
+                self.say(f"{stop.name} received: in haste")
+            self.facts.numbers = (*self.facts.numbers, stop.number)
+            if disk := raise_flag(self.node_dir, stop, haste):
+                self.facts.disk, self.deadline = disk, time.monotonic()
         if not self.plan.workload.honours_stop and not (self.node_dir / "honours-stop").exists():
             # A worker that is just being started still ignores the signal, and it would be lost.
-            ready = [pid for pid in self.workers if pid not in self._signalled and not ignores(pid, number)]
-            send(ready, number)
+            ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
+            send(ready, stop.number)
             self._signalled.update(ready)
 
-    def _raise_empty_flag(self, error: OSError) -> None:
-        """On a full disk an empty flag often still fits, and means `stopped`; else there is no snapshot to wait for."""
-        try:
-            (self.node_dir / "stop").touch()
-        except OSError:
-            self.facts.disk = f"the stop flag cannot be written, so no snapshot can be: {error}"
-            self.deadline = time.monotonic()
+    def _end_when_due(self, child: Child) -> None:
+        """Kill everything below us once its time is over; what hangs prints its stacks before that."""
+        facts, impatient = self.facts, self.stops.impatient
+        if time.monotonic() <= self.deadline and not impatient:
+            return
+        facts.impatient = impatient
+        facts.killed = facts.killed or (bool(facts.stop) and not (facts.failures or facts.lost))
+        if self.plan.workload.own and (facts.hang or facts.killed) and not (impatient or self._stacks_asked):
+            self._stacks_asked = True
+            asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
+            send(asked, signal.SIGUSR2)
+            self.deadline = time.monotonic() + (STACKS if asked else 0)
+            return
+        send(descendants(os.getpid()), signal.SIGKILL)
 
-    def _finish(self, relay: Relay, logs: Path, ooms: int) -> None:
+    def _finish(self, child: Child, relay: Relay) -> None:
         end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
         while relay.open and time.monotonic() < until:
             self._wait(0.1)
         relay.close()
         self.selector.close()
-        self.facts.ooms = count_ooms() - ooms
-        self.facts.last = relay.last
-        if (logs / "torchrun.log").is_file():
-            self.facts.agent_log = (logs / "torchrun.log").read_text(errors="replace")[-20_000:]
-        if self.plan.topology.process and self.facts.status:
-            failure = {"rank": self.ranks[0], "exitcode": self.facts.status, "time": time.time()}
-            self.facts.failures = [failure]
+        facts = self.facts
+        facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
+        facts.last, facts.agent_log = relay.last, child.words
+        if self.plan.topology.process and facts.status:
+            facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
+        if self.plan.workload.own:
+            self.pulse.look(read_beats(self.node_dir, self.ranks), time.monotonic())
+            facts.moved = self.pulse.started(self._begun)

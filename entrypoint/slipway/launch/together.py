@@ -4,15 +4,18 @@ import dataclasses
 import importlib.metadata
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from slipway import __version__
-from slipway.launch.errors import EXITS, LaunchError
-from slipway.launch.job import Job, attempt, conclude, say, stop_word
+from slipway.launch.attempts import Course, Try
+from slipway.launch.errors import LaunchError
+from slipway.launch.holder import Hold, holder_file
+from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.muster import Card, Go, Muster
 from slipway.launch.plan import interfaces, make_plan
 from slipway.launch.rundir import Run, choose_run, newest_step, place_run
-from slipway.launch.supervise import Stops
+from slipway.launch.stops import STOP_FILE, Stops
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launch.verdict import Outcome, judge
 
@@ -42,18 +45,24 @@ def run_together(job: Job, stops: Stops) -> int:
     ) as muster:
         go = muster.join(make_card(job, run, problem), lambda: stops.first is not None)
         if go is None:
-            outcome = Outcome(topology.node_rank, socket.gethostname(), stop_word(stops), time.time())
-            return conclude(judge([outcome]), job, None)
+            outcome = Outcome(topology.node_rank, socket.gethostname(), stops.word, time.time())
+            return conclude(judge([outcome]), job, None, Course())
         for note in go.notes:
             say(note)
         job, run = agree(job, run, go, runs)
-        try:
-            outcome = attempt(job, run, stops, lambda: lost_node(muster))
-        except LaunchError as error:
-            word, host = EXITS[error.code].word, socket.gethostname()
-            outcome = Outcome(topology.node_rank, host, word, time.time(), evidence=str(error))
-        verdict = muster.report(outcome, lambda: stops.impatient)
-    return conclude(verdict, job, None if go.shared and topology.node_rank else run)
+        stops.watch(run.path)
+        with ExitStack() as stack:
+            try:
+                hold = stack.enter_context(Hold(holder_file(run, job.plan), say, stops))
+                if topology.node_rank == 0:
+                    (run.path / STOP_FILE).unlink(missing_ok=True)
+                ended = attempt(job, run, stops, lambda: hold.lost or lost_node(muster))
+            except LaunchError as error:
+                ended = not_started(job, run, error)
+            verdict = muster.report(ended.outcome, lambda: stops.impatient)
+            why = "" if verdict.first.good else "the nodes of a job are not started again together yet"
+            course = Course((Try(run.attempt, verdict.first),), why)  # the same on all nodes
+            return conclude(verdict, job, None if go.shared and topology.node_rank else run, course)
 
 
 def make_card(job: Job, run: Run, problem: str) -> Card:
@@ -101,7 +110,8 @@ def agree(job: Job, run: Run, go: Go, runs: Path) -> tuple[Job, Run]:
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
     if go.interface:
         plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
-    return dataclasses.replace(job, plan=plan), dataclasses.replace(run, path=path, attempt=go.attempt)
+    shared = go.shared and path.name == go.run
+    return dataclasses.replace(job, plan=plan), dataclasses.replace(run, path=path, attempt=go.attempt, shared=shared)
 
 
 def lost_node(muster: Muster) -> str:

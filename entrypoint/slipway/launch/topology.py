@@ -15,6 +15,7 @@ from slipway.launch.processes import HOOK_FORMULAS, Process, find_process
 from slipway.launch.schedulers import BEFORE_PLAIN, Reading, read_schedulers
 from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
 
+FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
 
@@ -104,7 +105,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         raise LaunchError(broken or _master_missing(nodes, readings))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
-        values["MASTER_PORT"] = Value(str(host.free_port), "a free port, for a single node")
+        values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
     return Topology(
         nodes=nodes,

@@ -5,6 +5,7 @@ import datetime
 import json
 from typing import Any
 
+from slipway.launch.attempts import Course
 from slipway.launch.errors import EXITS, PEER, UNHEALTHY
 from slipway.launch.verdict import CODES, Outcome, Verdict
 
@@ -23,17 +24,19 @@ TALLIES = {**{word: word for word in CODES}, "peer": "ended because a peer went 
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 
 
-def block(verdict: Verdict) -> tuple[str, ...]:
-    """The lines that every node prints at the end."""
+def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # noqa: B008  # frozen
+    """The lines that every node prints at the end; `course`: the attempts that this launcher made."""
     nodes = sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
     if verdict.word == "finished":
-        return (f"finished on {_count(nodes)}{evidence}",)
+        after = f" after {len(course.tries)} attempts" if len(course.tries) > 1 else ""
+        return (f"finished on {_count(nodes)}{after}{evidence}",)
     lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
-    lines += [f"  when        {_utc(verdict.first.time)}"]
+    lines += [f"  when        {utc(verdict.first.time)}"]
     lines += [f"  then        {place(other)}: {other.evidence or other.word}" for other in verdict.others]
     lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
+    lines += _attempts(course)
     lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
     return (*lines, f"  exit code   {_codes(verdict)}")
 
@@ -44,14 +47,30 @@ def place(outcome: Outcome) -> str:
     return f"node {outcome.node_rank} ({outcome.host}){rank}"
 
 
-def as_json(verdict: Verdict, node_rank: int) -> dict[str, Any]:
+def _attempts(course: Course) -> list[str]:
+    if len(course.tries) < 2:
+        return [f"  restarts    none: {course.why}"] if course.why else []
+    lines = [
+        f"  attempt {attempt.number:<4}{place(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
+        for attempt in course.tries[:-1]
+    ]
+    return [*lines, f"  restarts    {len(course.tries) - 1}{f': {course.why}' if course.why else ''}"]
+
+
+def as_json(verdict: Verdict, node_rank: int, course: Course = Course()) -> dict[str, Any]:  # noqa: B008  # frozen
     """The content of `outcome.json` on one node."""
-    return {"code": verdict.code(node_rank), **dataclasses.asdict(verdict)}
+    return {
+        "code": verdict.code(node_rank),
+        **dataclasses.asdict(verdict),
+        "attempt": course.tries[-1].number if course.tries else 0,
+        "attempts": [dataclasses.asdict(attempt) for attempt in course.tries],
+        "no_restart": course.why,
+    }
 
 
 def termination_message(verdict: Verdict, node_rank: int) -> bytes:
     """The verdict for `/dev/termination-log`: one JSON object of at most 4096 bytes."""
-    fields = as_json(verdict, node_rank)
+    fields: dict[str, Any] = {"code": verdict.code(node_rank), **dataclasses.asdict(verdict)}
     trims: tuple[dict[str, Any], ...] = ({}, {"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)})
     for less in trims:
         fields |= less
@@ -81,7 +100,8 @@ def _count(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
+    """A time in unix seconds as people read it; whatever a file says."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):

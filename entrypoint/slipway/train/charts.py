@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch"})
+TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped"})
 
 
 def tag(name: str) -> str:

@@ -18,21 +18,28 @@ import torch
 import torch.distributed as dist
 
 from slipway.train.group import leave_group, open_device, open_group
+from slipway.train.heartbeat import Heartbeat
 from slipway.train.outcome import Outcome, describe_failure, write_outcome
 from slipway.train.place import Place, read_place
 from slipway.train.stop import StopFlag
+
+PIECE = 2**26  # bytes that are broadcast at once
 
 
 class Context:
     """A worker's place, its device, and what it exchanges with the other ranks besides gradients."""
 
-    def __init__(self, place: Place, device: torch.device, side: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, place: Place, device: torch.device, side: dist.ProcessGroup | None, heartbeat: Heartbeat
+    ) -> None:
         """Use `side`, a gloo group of all ranks, for flags and snapshots; None with a single process."""
         self.place = place
         self.device = device
         self.side = side
+        self.steps: int | None = None  # in all, once it is known
         self.outcome = Outcome("finished", "finished")
         self._flag = StopFlag(place.node_dir / "stop" if self.speaks else None, side)
+        self._heartbeat = heartbeat
 
     @property
     def speaks(self) -> bool:
@@ -56,31 +63,52 @@ class Context:
         """Note how the work ended, for the outcome file."""
         self.outcome = replace(self.outcome, outcome=word, message=message)
 
-    def stop_requested(self) -> str | None:
-        """`stopped`, `cancelled` or None, the same on all ranks. To be called once per step by every rank."""
+    def beat(self, phase: str) -> None:
+        """Tell the launcher that `phase` goes on."""
+        self._heartbeat.beat(phase, self.outcome.step, self.steps)
+
+    def look(self, late: bool = False) -> None:
+        """Begin to exchange the stop flag, and whether this rank's next data are `late`. By every rank."""
+        self._flag.look(late)
+
+    def agreed(self) -> tuple[str | None, bool]:
+        """`stopped`, `cancelled` or None, and whether data are late, as of the last `look`: the same on all ranks."""
         return self._flag.agreed()
 
-    def gather_bytes(self, data: torch.Tensor) -> list[torch.Tensor]:
-        """The uint8 tensors of all ranks, which must have the same shape, on every rank."""
+    def agree(self, late: bool = False) -> tuple[str | None, bool]:
+        """The same at once: returns when every rank is here."""
+        self._flag.look(late)
+        return self._flag.agreed()
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The CPU tensors of all ranks, which must have the same shape and type, on every rank."""
         if self.side is None:
-            return [data]
-        parts = [torch.empty_like(data) for _ in range(self.place.world_size)]
-        dist.all_gather(parts, data, group=self.side)
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
+        dist.all_gather(parts, tensor, group=self.side)
         return parts
 
-    def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite a CPU tensor with rank 0's."""
+    def total(self, *numbers: int) -> list[int]:
+        """The sum over all ranks of each number."""
+        totals = torch.tensor(numbers, dtype=torch.int64)
         if self.side is not None:
-            dist.broadcast(tensor, 0, group=self.side)
+            dist.all_reduce(totals, group=self.side)
+        return totals.tolist()
+
+    def share(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite a contiguous CPU tensor with rank `source`'s, in pieces, so that no message is very large."""
+        if self.side is not None:
+            for piece in torch.split(tensor.view(-1).view(torch.uint8), PIECE):
+                dist.broadcast(piece, source, group=self.side)
         return tensor
 
-    def share_text(self, text: str) -> str:
-        """Rank 0's text, on every rank."""
+    def share_text(self, text: str, source: int = 0) -> str:
+        """Rank `source`'s text, on every rank."""
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        size = self.share(torch.tensor([data.numel()]))
-        if self.place.rank:
+        size = self.share(torch.tensor([data.numel()]), source)
+        if self.place.rank != source:
             data = torch.empty(int(size), dtype=torch.uint8)
-        return bytes(self.share(data).numpy()).decode()
+        return bytes(self.share(data, source).numpy()).decode()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of a tensor on the device."""
@@ -110,10 +138,12 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     place = read_place(environ)
     outcomes = place.node_dir / "outcome"
     (place.node_dir / "honours-stop").touch()
+    heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
+    heartbeat.beat("setup", 0, None)
     context = None
     try:
         device = open_device(place)
-        context = Context(place, device, open_group(place, device))
+        context = Context(place, device, open_group(place, device), heartbeat)
         yield context
         context.close()
         write_outcome(outcomes, place.rank, context.outcome)
@@ -132,6 +162,9 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
             write_outcome(outcomes, place.rank, outcome)
         except OSError as full:
             print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
-        traceback.clear_frames(error.__traceback__)  # they hold the model
+        chain: BaseException | None = error
+        while chain is not None:
+            traceback.clear_frames(chain.__traceback__)  # they hold the model
+            chain = chain.__context__
         leave_group()
         raise SystemExit(1) from None

@@ -36,13 +36,25 @@ class Sampler:
         """Samples at stream positions `position` … `position + count - 1`, shape (count,)."""
         stream = np.arange(position, position + count, dtype=np.uint64)
         epochs, places = np.divmod(stream, np.uint64(self.size))
-        keys = mix(mix(epochs + np.uint64(1)) ^ np.uint64(self.seed % 2**64))
+        keys = self._epoch_keys(epochs)
         places = self._permute(places, keys)
         outside = places >= self.size
         while outside.any():
             places[outside] = self._permute(places[outside], keys[outside])
             outside = places >= self.size
         return places.astype(np.int64)
+
+    def keys(self, position: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """A random 64-bit number for each of the `indices` that stand at `position` and after, shape (count,).
+
+        It depends on seed, epoch and sample alone: what a sample looks like is the same whoever prepares it.
+        """
+        stream = np.arange(position, position + len(indices), dtype=np.uint64)
+        samples = mix(indices.astype(np.uint64) + np.uint64(ROUNDS))
+        return mix(samples ^ mix(self._epoch_keys(stream // np.uint64(self.size)))).view(np.int64)
+
+    def _epoch_keys(self, epochs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return mix(mix(epochs + np.uint64(1)) ^ np.uint64(self.seed % 2**64))
 
     def _permute(self, places: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         half = np.uint64(max(1, ((self.size - 1).bit_length() + 1) // 2))

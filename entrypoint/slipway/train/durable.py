@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+PIECE = 2**24  # bytes
 
 # Names of the safetensors format: https://huggingface.co/docs/safetensors#format
 DTYPES: Mapping[torch.dtype, str] = {
@@ -19,18 +21,34 @@ DTYPES: Mapping[torch.dtype, str] = {
 }  # fmt: skip
 
 
-def write_file(path: Path, chunks: Iterator[bytes | memoryview]) -> dict[str, int | str]:
-    """Write and fsync a file. Returns size and sha256 of what was meant to be written, not of what is read back."""
+def write_file(
+    path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
+) -> dict[str, int | str]:
+    """Write and fsync a file. Returns size and sha256 of what was meant to be written, not of what is read back.
+
+    `note` is told the size of each piece that is written.
+    """
     digest = hashlib.sha256()
     size = 0
     with path.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
+        for piece in pieces(chunks):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+            note(len(piece))
         file.flush()
         os.fsync(file.fileno())
+        # Whoever reads it back shall see what the disk holds, and the memory is worth more to the training data.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return {"size": size, "sha256": digest.hexdigest()}
+
+
+def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """The same bytes, none longer than PIECE."""
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
 
 
 def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
@@ -47,6 +65,13 @@ def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | 
     for tensor in tensors.values():
         if tensor.numel():
             yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder where there is none, durably. Raises OSError."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

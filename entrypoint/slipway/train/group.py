@@ -18,7 +18,7 @@ from slipway.train.place import Place
 
 # Other workers start within seconds of each other; the slowest import torch from cold shared storage.
 CONNECT_TIMEOUT = timedelta(minutes=5)
-# Longer than any save or evaluation for which the other ranks wait inside a collective.
+# Longer than any evaluation for which the other ranks wait inside a collective; a save is waited for in short ones.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 

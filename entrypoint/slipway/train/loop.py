@@ -5,66 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from slipway.train.charts import Charts
-from slipway.train.compiler import decide_compile
 from slipway.train.context import Context
-from slipway.train.data import Sampler
-from slipway.train.metrics import MetricsFile, Progress, keep_metrics, peak_memory
-from slipway.train.options import Common, ConfigurationError
-from slipway.train.outcome import NoProgressError
-from slipway.train.precision import Precision, read_precision
-from slipway.train.resume import SNAPSHOTS, share_snapshot
-from slipway.train.snapshot import Snapshot, save_snapshot
-from slipway.train.state import (
-    load_model,
-    load_optimizer_state,
-    optimizer_state,
-    random_states,
-    restore_random_states,
-)
+from slipway.train.metrics import MetricsFile, Progress, has_evaluation, keep_metrics, peak_memory
+from slipway.train.nonfinite import NonFiniteError
+from slipway.train.options import Common
+from slipway.train.saving import resume, save, wait_for_writers
+from slipway.train.step import settle, take_step
+from slipway.train.task import Task
+from slipway.train.training import Training, prepare
 
-Batch = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How a model is judged. Every sample counts once, whatever the number of processes."""
-
-    samples: int
-    batch_size: int  # per process; nothing but memory and speed depend on it
-    batch: Callable[[torch.Tensor], Batch]
-    # (model, batch) -> sums over the batch, float64, shape (k,); the last one is what the others are divided by
-    sums: Callable[[nn.Module, Batch], torch.Tensor]
-    # the k - 1 means -> named results; `val_loss` is among them
-    results: Callable[[list[float]], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a workload trains. Sample indices arrive as int64 tensors of shape (n,) on the context's device."""
-
-    name: str
-    model: nn.Module  # the same on all ranks, already on the context's device
-    description: Mapping[str, Any]  # JSON values that tell this model from others; kept in snapshots
-    samples: int  # in an epoch
-    batch: Callable[[torch.Tensor], Batch]
-    loss: Callable[[nn.Module, Batch], torch.Tensor]  # mean over the batch
-    optimizer: torch.optim.Optimizer
-    validation: Validation
-    data: str = ""  # which data, so that a resumed run can tell whether they are still the same
-    unit: str = "samples"  # of throughput
-    units_per_sample: int = 1
-    sample: Callable[[], str] | None = None  # a text that the model writes, at each evaluation
+MOMENT = 0.5  # seconds; whoever waits longer for data says so
 
 
 @dataclass(frozen=True)
@@ -77,41 +33,47 @@ class Result:
     sample: str = ""
 
 
-@dataclass
-class Training:
-    """A task under way."""
-
-    task: Task
-    options: Common
-    context: Context
-    precision: Precision
-    batch_size: int
-    total: int  # steps
-    model: nn.Module  # compiled if asked for
-    parallel: nn.Module  # averages gradients over the processes
-    scaler: torch.amp.grad_scaler.GradScaler
-    sampler: Sampler
-    losses: torch.Tensor  # sum over the steps since the last report, on the device
-    gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
-    step: int = 0
-    position: int = 0  # in the sampler's stream, in samples
-    reported: int = 0  # the step of the last report
-    saved: int = -1
-    evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sample: str = ""
-
-
 def fit(task: Task, options: Common, context: Context) -> Result:
     """Train `task` until its last step or until the stop flag, save, evaluate, and note the outcome in `context`.
 
-    Raises ConfigurationError for a batch that cannot be divided, NoProgressError for a loss that is not finite,
+    Raises ConfigurationError for a batch that cannot be divided, NoProgressError for too many steps that are not finite,
     SnapshotError and OSError where a snapshot cannot be read or written.
     """
     training = prepare(task, options, context)
-    if resume(training) and training.step >= training.total:
-        context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
-        context.conclude("finished", f"was already finished at step {training.step}")
-        return Result("finished", training.step, {})
+    try:
+        resumed = resume(training, context.place.resume)
+        if resumed and training.step >= training.total and is_evaluated(training):
+            wait_for_writers(training)
+            context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
+            context.conclude("finished", f"was already finished at step {training.step}")
+            return Result("finished", training.step, {})
+        outcome = train_through(training)
+        context.beat("finish")
+        conclude(training, outcome)
+        return Result(outcome, training.step, training.evaluation, training.sample)
+    finally:
+        training.loader.close()
+        training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
+
+
+def train_through(training: Training) -> str:
+    """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
+    try:
+        return run(training)
+    except NonFiniteError as error:
+        training.context.warn(f"{error}; going back to the newest snapshot, once")
+        wait_for_writers(training)
+        if not resume(training, "auto"):
+            raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
+    try:
+        return run(training)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
+
+
+def run(training: Training) -> str:
+    """Train from where the training stands, with files and progress that begin there. Returns the outcome."""
+    context, task = training.context, training.task
     first, file = context.place.rank == 0, context.place.run_dir / "metrics.jsonl"
     if first:
         keep_metrics(file, training.step)
@@ -120,227 +82,141 @@ def fit(task: Task, options: Common, context: Context) -> Result:
     metrics = MetricsFile(file if first else None, charts)
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
+    training.loader.start(training.position)
     try:
-        outcome = train(training, metrics, progress)
+        return train(training, metrics, progress)
     finally:
         progress.close()
         metrics.close()
-    conclude(training, outcome)
-    return Result(outcome, training.step, training.evaluation, training.sample)
-
-
-def prepare(task: Task, options: Common, context: Context) -> Training:
-    """Everything that training needs, at step 0."""
-    batch_size = divide_batch(options, context)
-    precision = read_precision(options.precision, context.device)
-    cuda = context.device.type == "cuda"
-    compiled = decide_compile(options.compile, context.device.type, os.environ)
-    model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
-    parallel = model
-    if context.place.world_size > 1:
-        parallel = DistributedDataParallel(
-            model, device_ids=[context.device.index] if cuda else None, gradient_as_bucket_view=True
-        )
-    total = options.steps or math.ceil((options.epochs or 1) * task.samples / batch_size)
-    context.say(
-        f"{task.name}: {sum(parameter.numel() for parameter in task.model.parameters()):,} parameters, "
-        f"{task.samples:,} samples, {total:,} steps of {batch_size} samples, {precision.name} on {context.device.type}"
-    )
-    # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
-    torch.manual_seed(options.seed + 1 + context.place.rank)
-    return Training(
-        task, options, context, precision, batch_size, total, model, parallel, precision.scaler(),
-        Sampler(task.samples, options.seed), torch.zeros((), device=context.device),
-        torch.zeros((), device=context.device),
-    )  # fmt: skip
-
-
-def divide_batch(options: Common, context: Context) -> int:
-    """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError."""
-    parts = context.place.world_size * options.accumulate
-    if options.batch_size % parts == 0:
-        return options.batch_size
-    above = math.ceil(options.batch_size / parts) * parts
-    if "batch_size" not in options.given:
-        context.say(f"batch size {above} instead of {options.batch_size}, to divide it among {parts} parts")
-        return above
-    below = above - parts
-    raise ConfigurationError(
-        f"--batch-size {options.batch_size} counts all processes, and {context.place.world_size} processes × "
-        f"--accumulate {options.accumulate} do not divide it. Type --batch-size "
-        f"{f'{below} or {above}' if below else above}."
-    )
 
 
 def train(training: Training, metrics: MetricsFile, progress: Progress) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
-    while training.step < training.total:
-        word = context.stop_requested()
+    word, _ = context.agree()  # before the first step, which may compile for minutes
+    if word is None and training.step and not is_evaluated(training):
+        word = evaluate(training, metrics, progress)
+    if word is None:
+        context.beat("first-step")
+        settle(training)
+        context.look(late=not training.loader.ready())
+    phase = "first-step"
+    while training.step < training.total and word is None:
+        word = next_word(training)
         if word is not None:
-            save(training)
-            return word
-        rate = take_step(training)
+            break
+        rate = take_step(training, phase)
+        phase = "train"
+        context.beat(phase)
+        mind(training, training.numbers.late())
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report(training, rate, metrics, progress, ended_epoch)
         if last or (options.save_every and training.step % options.save_every == 0):
-            save(training)
+            mind(training, int(training.numbers.in_row))
+            save(training, live=last)
             progress.restart(training.step)
-        if last or (options.eval_every and training.step % options.eval_every == 0):
-            evaluate(training, metrics, progress)
+        if is_due(training):
+            word = evaluate(training, metrics, progress)
             progress.restart(training.step)
-    return "finished"
+    save(training, live=True)
+    wait_for_writers(training)
+    return word or "finished"
 
 
-def take_step(training: Training) -> float:
-    """One optimizer step over a global batch. Returns its learning rate. Never waits for a GPU."""
-    options, optimizer = training.options, training.task.optimizer
-    rate = learning_rate(options, training.step, training.total)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    parts = local_parts(training)
-    for number, indices in enumerate(parts, start=1):
-        last = number == len(parts)
-        with nullcontext() if last else no_sync(training.parallel):
-            with training.precision.autocast():
-                loss = training.task.loss(training.parallel, training.task.batch(indices)) / len(parts)
-            training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        training.losses += loss.detach()
-    training.scaler.unscale_(optimizer)
-    parameters = list(training.task.model.parameters())
-    training.gradient = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if options.clip:
-        nn.utils.clip_grads_with_norm_(parameters, options.clip, training.gradient)
-    training.scaler.step(optimizer)
-    training.scaler.update()
-    optimizer.zero_grad()
-    training.step += 1
-    training.position += training.batch_size
-    training.context.progress(training.step)
-    return rate
+def next_word(training: Training) -> str | None:
+    """What the ranks agreed on while the step before was taken; without a word, once all have the next step's data.
+
+    Raises OSError where a snapshot could not be written meanwhile.
+    """
+    training.writer.check()
+    word, late = training.context.agreed()
+    while late and word is None:
+        mine = not training.loader.ready(within=MOMENT)
+        if mine:
+            training.context.beat("data")
+        word, late = training.context.agree(late=mine)
+    return word
 
 
-def local_parts(training: Training) -> list[torch.Tensor]:
-    """This process's sample indices of the next global batch, on the device, one tensor per accumulation part."""
-    place, count = training.context.place, training.options.accumulate
-    indices = torch.from_numpy(training.sampler.indices(training.position, training.batch_size))
-    mine = indices.view(count, place.world_size, -1)[:, place.rank].contiguous()
-    if training.context.device.type == "cuda":
-        mine = mine.pin_memory().to(training.context.device, non_blocking=True)
-    return list(mine)
-
-
-def no_sync(parallel: nn.Module) -> Any:
-    """A context in which gradients stay on this process, to be averaged with the last part."""
-    return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
-
-
-def learning_rate(options: Common, step: int, total: int) -> float:
-    """The rate of step `step` (from 0): a linear rise over the warm-up, then constant or a cosine to a tenth."""
-    if step < options.warmup:
-        return options.lr * (step + 1) / options.warmup
-    if options.schedule == "constant":
-        return options.lr
-    share = (step - options.warmup) / max(1, total - options.warmup)
-    return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, share))))
+def mind(training: Training, left_out: int) -> None:
+    """Raise NonFiniteError, on all ranks, where more steps in a row were left out than the user allows."""
+    if left_out > training.options.nonfinite_budget:
+        raise NonFiniteError(
+            f"loss or gradient were not finite in {left_out} steps in a row, up to step {training.step}"
+        )
 
 
 def report(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
-    """Show this process's own mean loss since the last report, and write down the mean of all processes.
-
-    Raises NoProgressError, on all ranks, where that is not finite.
-    """
-    task, place = training.task, training.context.place
-    own = training.losses / (training.step - training.reported)
-    loss = float(training.context.sum(own.clone())) / place.world_size
-    training.losses.zero_()
+    """Show this process's own mean loss since the last report, and write down the mean of all processes."""
+    task, numbers, context = training.task, training.numbers, training.context
+    skipped = int(numbers.skipped)
+    taken = max(1, training.step - training.reported - skipped)
+    own = float(numbers.losses) / taken if skipped < training.step - training.reported else math.nan
+    loss = float(context.sum(numbers.losses.clone())) / taken / context.place.world_size
     training.reported = training.step
-    if not math.isfinite(loss):
-        raise NoProgressError(f"the loss is {loss} at step {training.step}; type a smaller --lr or a positive --clip")
+    numbers.restart()
     epochs = training.position / task.samples
-    text = f"loss {float(own):.4f}  lr {rate:.3g}"
+    text = f"loss {own:.4f}  lr {rate:.3g}"
     if ended_epoch:
         text = f"epoch {int(epochs)} done  {text}"
+    if skipped:
+        text += f"  {skipped} steps left out: not finite"
     speed = progress.report(training.step, text)
-    values = {"epoch": round(epochs, 4), "loss": loss, "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
-    values["memory_peak_gib"] = round(peak_memory(training.context.device), 3)
-    if math.isfinite(norm := float(training.gradient)):  # an fp16 step that overflowed has none; the scaler skips it
+    values = {"epoch": round(epochs, 4), "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
+    values["memory_peak_gib"] = round(peak_memory(context.device), 3)
+    if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
         values["grad_norm"] = norm
+    values |= {"skipped": skipped} if skipped else {}
+    values |= {} if math.isnan(own) else {"loss": loss}
     metrics.write(training.step, **values)
 
 
+def is_due(training: Training) -> bool:
+    """Whether the model is judged at this step."""
+    every = training.options.eval_every
+    return training.step >= training.total or bool(every and training.step % every == 0)
+
+
+def is_evaluated(training: Training) -> bool:
+    """Whether nothing is left to judge at this step: a stop may have come between its snapshot and its evaluation."""
+    file = training.context.place.run_dir / "metrics.jsonl"
+    done = not is_due(training) or (training.context.place.rank == 0 and has_evaluation(file, training.step))
+    return bool(training.context.share(torch.tensor([done])))
+
+
 @torch.no_grad()
-def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> None:
-    """Judge the model on the validation samples, shared out over the processes."""
-    validation, context = training.task.validation, training.context
-    mine = torch.arange(context.place.rank, validation.samples, context.place.world_size, device=context.device)
-    parts = []
+def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
+    """Judge the model on the validation samples, shared out over the processes. Returns the word where a stop came."""
+    validation, context, place = training.task.validation, training.context, training.context.place
+    mine = torch.arange(place.rank, validation.samples, place.world_size, device=context.device)
+    parts, word = [], None
     training.model.eval()
-    for indices in torch.split(mine, validation.batch_size):
+    # As many turns on all ranks, so that they agree on leaving; the last may be empty.
+    for turn in range(math.ceil(validation.samples / place.world_size / validation.batch_size)):
+        word, _ = context.agreed()
+        if word is not None:
+            break
+        context.beat("evaluate")
+        context.look()
+        indices = mine[turn * validation.batch_size : (turn + 1) * validation.batch_size]
         with training.precision.autocast():
             parts.append(validation.sums(training.model, validation.batch(indices)))
     training.model.train()
+    if word is not None:
+        return word
     *totals, count = context.sum(torch.stack(parts).sum(0)).tolist()
     training.evaluation = validation.results([total / count for total in totals])
     metrics.write(training.step, **training.evaluation)
     shown = "  ".join(f"{name} {value:.4f}" for name, value in training.evaluation.items())
-    if context.place.rank == 0:
+    if place.rank == 0:
         progress.say(f"step {training.step}/{training.total}  {shown}")
         if training.task.sample:
             training.sample = training.task.sample()
             metrics.write_text(training.step, "sample", training.sample)
-
-
-def save(training: Training) -> None:
-    """Write a snapshot on rank 0, and return on all ranks once it is there."""
-    context, step = training.context, training.step
-    random = random_states(context)
-    name = ""
-    if context.place.rank == 0 and training.saved != step:
-        tensors, values = optimizer_state(training.task.optimizer)
-        state = {
-            "workload": training.task.name,
-            "model": dict(training.task.description),
-            "data": training.task.data,
-            "position": training.position,
-            "world_size": context.place.world_size,
-            "optimizer": values,
-            "scaler": training.scaler.state_dict(),
-        }
-        snapshot = Snapshot(
-            step, state, {"model": training.task.model.state_dict(), "optimizer": tensors, "rng": random}
-        )
-        name = save_snapshot(context.place.run_dir / SNAPSHOTS, snapshot, training.options.keep).name
-    context.progress(step, context.share_text(name))
-    training.saved = step
-
-
-def resume(training: Training) -> bool:
-    """Go on from the snapshot that the context asks for. Returns whether there was one."""
-    snapshot = share_snapshot(training.context)
-    if snapshot is None:
-        return False
-    if snapshot.state["workload"] != training.task.name:
-        raise ConfigurationError(
-            f"The snapshot to resume from is of the workload {snapshot.state['workload']}, and this is {training.task.name}."
-        )
-    load_model(training.task.model, snapshot, training.task.description)
-    if snapshot.state["data"] != training.task.data:
-        training.context.say(f"note: so far it was trained on {snapshot.state['data']}, now on {training.task.data}")
-    load_optimizer_state(training.task.optimizer, snapshot.tensors["optimizer"], snapshot.state["optimizer"])
-    training.scaler.load_state_dict(snapshot.state["scaler"])
-    training.step = training.reported = snapshot.step
-    training.position = snapshot.state["position"]
-    training.saved = snapshot.step if training.context.place.resume == "auto" else -1
-    restore_random_states(
-        training.context,
-        snapshot.tensors["rng"],
-        training.options.seed + 1 + training.context.place.rank + snapshot.step,
-    )
-    return True
+    return None
 
 
 def write_options(training: Training) -> None:

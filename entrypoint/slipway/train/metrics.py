@@ -31,6 +31,18 @@ def keep_metrics(path: Path, step: int) -> None:
     temporary.replace(path)
 
 
+def has_evaluation(path: Path, step: int) -> bool:
+    """Whether a metrics file holds the evaluation at `step`."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue  # torn by a crash while it was written
+        if "val_loss" in values and values["step"] == step:
+            return True
+    return False
+
+
 class MetricsFile:
     """JSON lines, each with `time` (Unix seconds) and `step`, and the same in `charts`; nothing where they are None."""
 

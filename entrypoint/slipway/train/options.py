@@ -50,6 +50,10 @@ class Common:
     seed: int = option(0, click.IntRange(0, 2**32 - 1), "Seed of weights, data order and dropout.")
     save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
+    nonfinite_budget: int = option(
+        10, COUNT_OR_ZERO, "Steps in a row that may be skipped because their loss or gradient is not finite."
+    )
+    workers: int = option(0, COUNT_OR_ZERO, "Threads that prepare batches ahead; 0 prepares each when it is needed.")
     eval_every: int = option(0, COUNT_OR_ZERO, "Steps between evaluations; 0 evaluates at the end only.")
     log_every: int = option(50, COUNT, "Steps between lines of progress.")
 

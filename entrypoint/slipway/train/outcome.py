@@ -35,6 +35,10 @@ class NoProgressError(Exception):
     """Training cannot get any further, and another attempt would not help."""
 
 
+class PeerError(Exception):
+    """Another rank cannot go on; it says itself why."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One worker's ending; `message` is one line for people, `snapshot` the name of the last one saved.
@@ -66,7 +70,7 @@ def classify(error: BaseException) -> str:
         return "unhealthy"
     if isinstance(error, RuntimeError) and "cuda" in text and any(sign in text for sign in DEVICE_SIGNS):
         return "unhealthy"
-    if isinstance(error, dist.DistError):
+    if isinstance(error, PeerError | dist.DistError):
         return "peer"
     if isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text) and any(s in text for s in PEER_SIGNS):
         return "peer"

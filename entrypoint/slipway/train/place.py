@@ -21,6 +21,12 @@ class Place:
     device: str
     resume: str
     bar: bool
+    shared: bool  # whether all nodes see the same run directory
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether this worker reads and writes snapshots: the first of the job, or of each node where nothing is shared."""
+        return self.rank == 0 if self.shared else self.local_rank == 0
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
@@ -39,4 +45,5 @@ def read_place(environ: Mapping[str, str]) -> Place:
         device=environ.get("SLIPWAY_DEVICE", "cpu"),
         resume=environ.get("SLIPWAY_RESUME", "none"),
         bar=environ.get("SLIPWAY_PROGRESS") == "bar",
+        shared=environ.get("SLIPWAY_SHARED_RUN_DIR", "1") != "0",
     )

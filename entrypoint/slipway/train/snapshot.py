@@ -1,24 +1,26 @@
 """Snapshots that cannot lie: a folder per snapshot, complete and verified or not there at all.
 
-`snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `rng.safetensors`, `state.json` (what is
-not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). It is written under a temporary
-name, fsynced and renamed. Nothing is pickled.
+`snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `ranks.safetensors` (what differs from rank
+to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). It
+is written under a temporary name, fsynced and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 
-from slipway.train.durable import safetensors_chunks, sync_folder, write_file
+from slipway.train.durable import make_folder, safetensors_chunks, sync_folder, write_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -35,7 +37,7 @@ class NewerFormatError(SnapshotError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything needed to go on after `step`: JSON values in `state`, tensors by file (model, optimizer, rng)."""
+    """Everything needed to go on after `step`: JSON values in `state`, tensors by file (model, optimizer, ranks)."""
 
     step: int
     state: Mapping[str, Any]
@@ -50,81 +52,118 @@ def snapshot_name(step: int) -> str:
 def list_snapshots(folder: Path) -> list[Path]:
     """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
     found = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(found, key=snapshot_step, reverse=True)
 
 
-def save_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+def snapshot_step(path: Path) -> int:
+    """The step in a snapshot's name."""
+    return int(path.name[5:])
+
+
+def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[int], None] = lambda size: None) -> Path:
     """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
 
     Snapshots of later steps are deleted as well: the job went on from an earlier one, so they can only be damaged.
-    Raises OSError where it cannot be written and SnapshotError where the disk does not give back what was written.
+    `note` is told the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
+    does not give back what was written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover)
     final = folder / snapshot_name(snapshot.step)
     temporary = folder / f".{final.name}.writing"
     try:
         temporary.mkdir()
-        write_files(temporary, snapshot)
+        write_files(temporary, snapshot, note)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
         raise
-    if final.exists():
+    if final.exists():  # damaged, or the job would have gone on from it
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)
     sync_folder(folder)
-    verify_snapshot(final)
-    older = [path for path in list_snapshots(folder) if int(path.name[5:]) < snapshot.step]
-    wanted = {final, *older[: keep - 1]}
-    for path in list_snapshots(folder):
-        if path not in wanted:
-            # A half-deleted snapshot must not look like a damaged one.
-            shutil.rmtree(path.rename(folder / f".{path.name}.deleting"))
+    try:
+        verify_snapshot(final)
+    except SnapshotError as error:
+        raise OSError(errno.EIO, f"the disk does not give back what was written: {error}") from error
+    prune(folder, final, keep)
     return final
 
 
-def write_files(folder: Path, snapshot: Snapshot) -> None:
+def prune(folder: Path, newest: Path, keep: int) -> None:
+    """Delete all snapshots but `newest`, which was verified, and the `keep` - 1 before it."""
+    snapshots = list_snapshots(folder)
+    wanted = {newest, *[path for path in snapshots if snapshot_step(path) < snapshot_step(newest)][: keep - 1]}
+    for path in snapshots:
+        if path not in wanted:
+            # A half-deleted snapshot must not look like a damaged one.
+            shutil.rmtree(path.rename(folder / f".{path.name}.deleting"))
+
+
+def write_files(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:
     """Write all files of a snapshot, the manifest last, and fsync each."""
     state = json.dumps(snapshot.state, indent=1, sort_keys=True).encode()
-    files = {STATE: write_file(folder / STATE, iter([state]))}
+    files = {STATE: write_file(folder / STATE, [state], note)}
     for stem, tensors in snapshot.tensors.items():
         name = f"{stem}.safetensors"
-        files[name] = write_file(folder / name, safetensors_chunks(tensors))
+        files[name] = write_file(folder / name, safetensors_chunks(tensors), note)
     manifest = {"format": FORMAT, "step": snapshot.step, "files": files}
-    write_file(folder / MANIFEST, iter([json.dumps(manifest, indent=1, sort_keys=True).encode()]))
+    write_file(folder / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()], note)
     sync_folder(folder)
 
 
-def verify_snapshot(path: Path) -> list[str]:
-    """Compare every file with the manifest; returns their names. Raises SnapshotError naming the first wrong one."""
+def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and sha256 of each file of a snapshot. Raises SnapshotError, and NewerFormatError for a later version's."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        written, step, files = manifest["format"], manifest["step"], dict(manifest["files"])
-        if written > FORMAT:
+        if manifest["format"] > FORMAT:
             raise NewerFormatError(
-                f"{path} has format {written}, this version of slipway reads up to {FORMAT}. "
+                f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
                 "Go on with the version that wrote it, or type --resume PATH with an older snapshot."
             )
-        if snapshot_name(step) != path.name:
-            raise SnapshotError(f"{path / MANIFEST} belongs to step {step}")
-        for name, expected in files.items():
-            verify_file(path / name, expected["size"], expected["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error!r})"
-        raise SnapshotError(f"{path / MANIFEST} {reason}") from error
-    return sorted(files)
+        if snapshot_name(manifest["step"]) != path.name:
+            raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest['step']}")
+        return {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
+    except FileNotFoundError:
+        raise SnapshotError(f"{path / MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{path / MANIFEST} cannot be read ({error!r})") from error
+
+
+def verify_snapshot(path: Path) -> None:
+    """Compare every file with the manifest. Raises SnapshotError naming the first wrong one."""
+    for name, (size, sha256) in read_manifest(path).items():
+        verify_file(path / name, size, sha256)
 
 
 def verify_file(path: Path, size: int, sha256: str) -> None:
     """Raise SnapshotError unless the file has this size and checksum."""
-    try:
-        found = path.stat().st_size
-        if found != size:
-            raise SnapshotError(f"{path} has {found} bytes instead of {size}")
+    with told(path):
+        check(path, path.stat().st_size, size, "bytes")
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise SnapshotError(f"{path} does not have the checksum that the manifest gives")
+            check(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
+
+
+def read_file(path: Path, size: int, sha256: str) -> bytes:
+    """The content of a file, which is what was verified. Raises SnapshotError unless it has this size and checksum."""
+    with told(path):
+        check(path, path.stat().st_size, size, "bytes")
+        content = path.read_bytes()
+        check(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
+    return content
+
+
+def check(path: Path, found: object, expected: object, what: str) -> None:
+    """Raise SnapshotError where a file is not as the manifest says."""
+    if found != expected:
+        raise SnapshotError(f"{path} has {found} {what} instead of {expected}")
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn an OSError into a SnapshotError that names the file."""
+    try:
+        yield
     except FileNotFoundError:
         raise SnapshotError(f"{path} is missing") from None
     except OSError as error:
@@ -133,10 +172,16 @@ def verify_file(path: Path, size: int, sha256: str) -> None:
 
 def load_snapshot(path: Path) -> Snapshot:
     """Verify and read one snapshot into CPU tensors. Raises SnapshotError."""
-    names = verify_snapshot(path)
-    state = json.loads((path / STATE).read_bytes())
-    tensors = {Path(name).stem: load_file(path / name) for name in names if name.endswith(".safetensors")}
-    return Snapshot(int(path.name[5:]), state, tensors)
+    manifest = read_manifest(path)
+    tensors = {
+        Path(name).stem: load(read_file(path / name, size, sha256))
+        for name, (size, sha256) in manifest.items()
+        if name.endswith(".safetensors")
+    }
+    if STATE not in manifest:
+        raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
+    state = json.loads(read_file(path / STATE, *manifest[STATE]))
+    return Snapshot(snapshot_step(path), state, tensors)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> tuple[Path, Snapshot] | None:

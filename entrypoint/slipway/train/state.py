@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipway.train.context import Context
 from slipway.train.options import ConfigurationError
 from slipway.train.snapshot import Snapshot
 
@@ -39,26 +38,19 @@ def load_optimizer_state(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def random_states(context: Context) -> dict[str, torch.Tensor]:
-    """The states of torch's random generators on all ranks, gathered on every rank."""
-    own = {"cpu": torch.get_rng_state()}
-    if context.device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(context.device)
-    return {
-        f"{rank}.{name}": part for name, state in own.items() for rank, part in enumerate(context.gather_bytes(state))
-    }
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of this process's random generators, as uint8 tensors: `cpu`, and `cuda` on a GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
-def restore_random_states(context: Context, states: Mapping[str, torch.Tensor], seed: int) -> None:
-    """Go on with this rank's generators; where the world size or the device is another one, start fresh ones."""
-    place, last = context.place, max(int(name.partition(".")[0]) for name in states)
-    mine = f"{place.rank}.{context.device.type}"
-    if last + 1 != place.world_size or mine not in states:
-        torch.manual_seed(seed)
-        return
-    torch.set_rng_state(states[f"{place.rank}.cpu"])
-    if context.device.type == "cuda":
-        torch.cuda.set_rng_state(states[mine], context.device)
+def set_random_states(device: torch.device, states: Mapping[str, torch.Tensor]) -> None:
+    """Undo `random_states`."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, Any]) -> None:

@@ -12,27 +12,33 @@ WORDS = (None, "stopped", "cancelled")  # by the number that the ranks exchange;
 
 
 class StopFlag:
-    """Agreement among all ranks on whether to stop, one step late, so that no step waits for it."""
+    """Agreement among all ranks on whether to stop, and on whether one of them still waits for data."""
 
     def __init__(self, path: Path | None, group: dist.ProcessGroup | None) -> None:
         """Look for the file `path` (None on ranks that leave it to others) and agree over the gloo `group`."""
         self._path = path
         self._group = group
-        self._number = torch.zeros(1, dtype=torch.int64)
+        self._numbers = torch.zeros(2, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def agreed(self) -> str | None:
-        """What the ranks agreed on in the call before this one: `stopped`, `cancelled` or None, the same on all."""
+    def look(self, late: bool = False) -> None:
+        """Begin to exchange what this rank sees now, and whether its next data are `late`; waits for nobody."""
         self.close()
-        answer = WORDS[int(self._number)]
-        self._number = torch.tensor([WORDS.index(read_stop_flag(self._path) if self._path else None)])
-        if self._group is None:
-            return WORDS[int(self._number)]
-        self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        return answer
+        word = read_stop_flag(self._path) if self._path else None
+        self._numbers = torch.tensor([WORDS.index(word), int(late)])
+        if self._group is not None:
+            self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def agreed(self) -> tuple[str | None, bool]:
+        """What the ranks exchanged last: `stopped`, `cancelled` or None, and whether data are late anywhere."""
+        if self._group is None:  # a process alone need not wait for the next exchange
+            self.look(late=bool(self._numbers[1]))
+        self.close()
+        word, late = self._numbers.tolist()
+        return WORDS[word], bool(late)
 
     def close(self) -> None:
-        """Wait for the exchange that `agreed` left under way."""
+        """Wait for the exchange that `look` left under way."""
         if self._work is not None:
             self._work.wait()
             self._work = None

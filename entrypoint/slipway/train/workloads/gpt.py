@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.train.context import Context, open_context
-from slipway.train.loop import Batch, Task, Validation, fit
+from slipway.train.loop import fit
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.options import ConfigurationError, GptOptions, parse
 from slipway.train.sample import continue_prompt
+from slipway.train.task import Batch, Task, Validation
 from slipway.train.text import read_stdlib
 
 
@@ -67,7 +68,7 @@ def make_task(options: GptOptions, device: torch.device) -> Task:
         # Not the dropout: it may change from one start to the next.
         description={name: value for name, value in asdict(config).items() if name != "dropout"},
         samples=(len(train) - 1) // length,
-        batch=lambda indices: cut(train, indices, length, length),
+        batch=lambda indices, keys: cut(train, indices, length, length),
         loss=loss,
         optimizer=adamw(model, options.lr, options.weight_decay),
         validation=Validation(

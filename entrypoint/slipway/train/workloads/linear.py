@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.train.context import Context, open_context
-from slipway.train.loop import Batch, Task, Validation, fit
+from slipway.train.loop import fit
 from slipway.train.models.linear import Linear
 from slipway.train.options import LinearOptions, parse
+from slipway.train.task import Batch, Task, Validation
 
 
 def make_data(options: LinearOptions) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,7 @@ def make_task(options: LinearOptions, device: torch.device) -> Task:
         model=model,
         description={"input_size": options.input_size},
         samples=options.dataset_size,
-        batch=lambda indices: (inputs[indices], labels[indices]),
+        batch=lambda indices, keys: (inputs[indices], labels[indices]),
         loss=loss,
         optimizer=torch.optim.SGD(model.parameters(), options.lr, weight_decay=options.weight_decay, fused=True),
         validation=Validation(

@@ -1,0 +1,90 @@
+"""Whether a job that ended is started again, when, and why not. Pure.
+
+Only the first cause and the newest snapshots count. Exit codes 1 and 76 may be tried again here; 75 and 77 are the
+scheduler's to try again, 2, 78, 79 and 93 nobody's.
+"""
+
+import re
+from dataclasses import dataclass
+
+from slipway.launch.verdict import Outcome
+
+DEFAULT = 3  # restarts of one of our workloads; a user's script may not know how to go on, so it has none
+# Seconds before the next attempt. What passes by itself (a port, a file server) is over in seconds, what is broken longer
+# should not be tried in a hurry; a minute is as long as somebody who watches will wait.
+PAUSES = (1.0, 4.0, 16.0, 60.0)
+STUCK = 3  # attempts in a row without a new snapshot
+RETRYABLE = ("failed", "peer", "lost")
+# What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
+# the workload. Not out-of-memory: the next attempt needs as much.
+PASSING = re.compile(
+    r"Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
+    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable|Connection refused|timed out",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attempt: how it ended, and the step of the newest snapshot before and after it (None: there was none).
+
+    `moved`: whether it got past its first step; None where nobody can tell, as with a user's script.
+    """
+
+    number: int
+    outcome: Outcome
+    before: int | None = None
+    after: int | None = None
+    moved: bool | None = None
+
+    @property
+    def advanced(self) -> bool:
+        """Whether it left a newer snapshot."""
+        return self.after is not None and (self.before is None or self.after > self.before)
+
+
+@dataclass(frozen=True)
+class Course:
+    """All attempts of one start of the launcher, and why no further one follows (empty: none was due)."""
+
+    tries: tuple[Try, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows an attempt: another one after `pause` seconds, or None and the reason; `stuck` ends with 93."""
+
+    pause: float | None
+    why: str = ""
+    stuck: bool = False
+
+
+def decide(tries: tuple[Try, ...], limit: int) -> Decision:
+    """What follows the attempts so far (at least one), with at most `limit` restarts."""
+    last = tries[-1]
+    if last.outcome.word not in RETRYABLE:
+        return Decision(None)
+    if is_stuck(tries):
+        return Decision(None, f"{STUCK} attempts in a row left no newer snapshot", stuck=True)
+    if len(tries) > limit:
+        return Decision(None, f"--max-restarts {limit}" if limit else "--max-restarts is 0")
+    if last.moved is False and not is_passing(last.outcome):
+        return Decision(None, "it failed before its first step, which another attempt would not change")
+    return Decision(PAUSES[min(len(tries), len(PAUSES)) - 1])
+
+
+def is_stuck(tries: tuple[Try, ...]) -> bool:
+    """Whether the newest attempts that failed for reasons of their own, lost peers left out, all got nowhere."""
+    counted = []
+    for attempt in reversed(tries):
+        if attempt.advanced:
+            break
+        counted += [attempt] if attempt.outcome.own else []
+    # Nobody knows what a user's script saves, and where.
+    return len(counted) >= STUCK and all(attempt.moved is not None for attempt in counted)
+
+
+def is_passing(outcome: Outcome) -> bool:
+    """Whether a cause is known to be a passing one: a lost peer, a busy port, a kill from outside."""
+    return not outcome.own or PASSING.search(outcome.evidence) is not None

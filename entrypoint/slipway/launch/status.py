@@ -1,0 +1,129 @@
+"""What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
+
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.heartbeat import HEARTBEATS, Beat, read_beats
+from slipway.launch.holder import TOUCH, Holder, find_holders, is_alive, read_holder
+from slipway.launch.rundir import RUN_FILE, last_outcome, newest_run, newest_step, read_json
+from slipway.launch.verdict import CODES
+from slipway.launch.verdict_block import ENDINGS, utc
+
+GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no sign of life does not count as running
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed."""
+
+    path: Path
+    record: Mapping[str, Any]
+    holders: tuple[Holder, ...]  # those alive
+    beats: tuple[Beat, ...]
+    ages: tuple[float, ...]
+    snapshot: int | None
+    outcome: Mapping[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """Whether a launcher runs it now."""
+        return bool(self.holders)
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
+
+    Raises LaunchError where there is none.
+    """
+    candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
+    for path in candidates:
+        if (path / RUN_FILE).is_file() or find_holders(path):
+            return path
+    known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
+    if not name or not known:
+        raise LaunchError(f"There is no run in {runs}. Give the path of one, or its folder with --runs DIR.")
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
+    raise LaunchError(f"There is no run {name}, neither here nor in {runs}. There are for example {', '.join(near)}.")
+
+
+def sleep(seconds: float) -> bool:
+    """Wait, and never give up: how somebody without stop signals watches a launcher."""
+    time.sleep(seconds)
+    return False
+
+
+def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
+    """Look at a run. Takes up to a few seconds where a launcher runs on another host, or did."""
+    files = find_holders(path)
+    with ThreadPoolExecutor(max_workers=len(files) or 1) as pool:  # each may take its few seconds
+        alive = list(pool.map(lambda file: is_alive(file, stopped, GLANCE), files))
+    holders = [read_holder(file) for file, lives in zip(files, alive, strict=True) if lives]
+    beats, ages = [], []
+    for folder in sorted(path.glob(f"node-*/{HEARTBEATS}")):
+        ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
+        for beat in read_beats(folder.parent, sorted(ranks)).values():
+            beats.append(beat)
+            ages.append(max(0.0, time.time() - (folder / f"rank-{beat.rank}.json").stat().st_mtime))
+    return Status(
+        path,
+        read_json(path / RUN_FILE),
+        tuple(holder for holder in holders if holder),
+        tuple(beats),
+        tuple(ages),
+        newest_step(path),
+        last_outcome(path),
+    )
+
+
+def status_json(status: Status) -> dict[str, Any]:
+    """The documented form of `slipway status --json`."""
+    return {
+        "run": str(status.path),
+        "alive": status.alive,
+        "attempt": status.record.get("attempt"),
+        "snapshot": status.snapshot,
+        "holders": [{name: value for name, value in asdict(holder).items() if name != "token"} for holder in status.holders],
+        "ranks": [
+            {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
+            for beat, age in zip(status.beats, status.ages, strict=True)
+        ],
+        "outcome": dict(status.outcome) or None,
+    }  # fmt: skip
+
+
+def status_lines(status: Status) -> list[str]:
+    """The same for people: who runs it and where each rank stands, or how it ended."""
+    record = status.record
+    lines = [f"{status.path}: {record.get('workload', 'a run')}, attempt {record.get('attempt', 1)}"]
+    lines += [f"  running     {holder.text}" for holder in status.holders]
+    if not status.alive:
+        lines += _ending(status)
+    lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
+    if status.alive and status.beats:
+        lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last sign of life")
+        for beat, age in zip(status.beats, status.ages, strict=True):
+            step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
+            lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")
+    return lines
+
+
+def _ending(status: Status) -> list[str]:
+    """How it ended, as far as anybody wrote it down."""
+    outcome = status.outcome
+    word, first = str(outcome.get("word")), outcome.get("first")
+    if word not in CODES or not isinstance(first, dict):
+        return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
+    rank = "" if first.get("rank") is None else f", rank {first['rank']}"
+    lines = [
+        f"  ended       {ENDINGS[word]}: node {first.get('node_rank')} ({first.get('host')}){rank}: {first.get('evidence')}"
+    ]
+    if isinstance(at := first.get("time"), int | float):
+        lines.append(f"  when        {utc(at)}")
+    lines += [f"  what to do  {first['advice']}"] if first.get("advice") else []
+    return [*lines, f"  exit code   {outcome.get('code')}"]

@@ -1,0 +1,75 @@
+"""Commands for a run from another shell or container that sees its directory: `slipway status`, `slipway stop`."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from slipway.launch.errors import FAILED, FINISHED, LaunchError
+from slipway.launch.rundir import code_of
+from slipway.launch.settings import Sources, read_env_file
+from slipway.launch.status import find_run, read_status, status_json, status_lines
+from slipway.launch.stops import TICK, ask_to_stop
+from slipway.launch.verdict import GOOD
+
+RUNS = click.option("--runs", metavar="DIR", help="Folder that holds the runs.  [SLIPWAY_RUNS, default runs]")
+
+
+def _find(run: str, runs: str | None) -> Path:
+    """The run that is meant; the folder of runs comes from the same places as for `slipway run`."""
+    file = Path(".env")
+    options = {"SLIPWAY_RUNS": runs} if runs else {}
+    sources = Sources(options, dict(os.environ), read_env_file(file) if file.is_file() else {})
+    return find_run(run, Path(sources.value("SLIPWAY_RUNS")))
+
+
+@click.command(epilog="Example: slipway status gpt-20260101-120000")
+@click.argument("run", default="")
+@RUNS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
+def status(run: str, runs: str | None, as_json: bool) -> None:
+    """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
+    found = read_status(_find(run, runs))
+    click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(status_lines(found)))
+
+
+@click.command(epilog="Example: slipway stop gpt-20260101-120000 --wait")
+@click.argument("run")
+@RUNS
+@click.option(
+    "--wait", is_flag=True, help="Return when the run has ended, with 0 if it was stopped, else with its code."
+)
+def stop(run: str, runs: str | None, wait: bool) -> None:
+    """Stop a RUN for good, with a snapshot, like Ctrl-C: its launcher ends with 79.
+
+    RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
+    """
+    path = _find(run, runs)
+    found = read_status(path)
+    if not found.alive:
+        code = found.outcome.get("code")
+        how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
+        raise LaunchError(f"{path} is not running: {how}. `slipway status {path}` tells more.")
+    try:
+        ask_to_stop(path)
+    except OSError as error:
+        holder = found.holders[0]
+        raise LaunchError(
+            f"The request cannot be written: {error}. On {holder.host} type kill -INT {holder.pid}.", code_of(error)
+        ) from None
+    click.echo(f"asked {found.holders[0].text} to stop {path}")
+    if wait:
+        sys.exit(_wait(path))
+
+
+def _wait(path: Path) -> int:
+    """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code."""
+    while (found := read_status(path)).alive:
+        time.sleep(TICK)
+    click.echo("\n".join(status_lines(found)))
+    if found.outcome.get("word") in GOOD:
+        return FINISHED
+    return int(found.outcome.get("code", FAILED))

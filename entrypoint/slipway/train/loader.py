@@ -1,0 +1,113 @@
+"""The batches of one process, made when they are asked for, or ahead of time by threads.
+
+Threads, not processes: what prepares a batch (indexing tensors, decoding images) runs outside Python's lock, there is no
+fork beside gloo and OpenMP, nothing goes through /dev/shm, and no signal to the process group can hit them.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from threading import Thread
+
+import torch
+
+from slipway.train.data import Sampler
+from slipway.train.task import Batch
+
+
+class Loader:
+    """This process's share of the stream: each step is a global batch, split into parts and then among the processes."""
+
+    def __init__(
+        self,
+        make: Callable[[torch.Tensor, torch.Tensor], Batch],
+        sampler: Sampler,
+        batch_size: int,
+        parts: int,
+        share: tuple[int, int],
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        """`batch_size` counts all processes, `share` is (rank, world size), `make` turns indices and keys into a batch."""
+        self._make, self._sampler, self._device = make, sampler, device
+        self._batch_size, self._parts, self._share, self._workers = batch_size, parts, share, workers
+        self._ahead: deque[Future[Batch]] = deque()
+        self._jobs: queue.SimpleQueue[tuple[Future[Batch], Callable[[], Batch]] | None] = queue.SimpleQueue()
+        self._threads: list[Thread] = []
+        self._upcoming: Iterator[Callable[[], Batch]] = iter(())
+
+    def start(self, position: int) -> None:
+        """Begin, or begin again, at `position` of the stream."""
+        self.close()
+        self._upcoming = self._jobs_from(position)
+        self._jobs = queue.SimpleQueue()
+        # Daemons: a thread that hangs on dead storage must not keep the process from ending.
+        self._threads = [Thread(target=work, args=(self._jobs,), daemon=True) for _ in range(self._workers)]
+        for thread in self._threads:
+            thread.start()
+        if self._workers:
+            for _ in range(self._parts + self._workers):
+                self._order()
+
+    def ready(self, within: float = 0.0) -> bool:
+        """Whether the next step's batches are here, or will be `within` so many seconds."""
+        if not self._workers:
+            return True
+        return not wait(list(self._ahead)[: self._parts], within).not_done
+
+    def step(self) -> Iterator[Batch]:
+        """The parts of the next step. Raises what went wrong while they were made."""
+        for _ in range(self._parts):
+            if self._workers:
+                batch = self._ahead.popleft().result()
+                self._order()
+                yield batch
+            else:
+                yield next(self._upcoming)()
+
+    def example(self) -> Batch:
+        """A batch like any other; the stream stays where it is."""
+        return next(self._jobs_from(0))()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._threads = []
+        self._ahead.clear()
+
+    def _order(self) -> None:
+        future: Future[Batch] = Future()
+        self._ahead.append(future)
+        self._jobs.put((future, next(self._upcoming)))
+
+    def _jobs_from(self, position: int) -> Iterator[Callable[[], Batch]]:
+        while True:
+            indices = self._sampler.indices(position, self._batch_size)
+            keys = self._sampler.keys(position, indices)
+            for part in range(self._parts):
+                yield partial(self._make_part, *(self._mine(torch.from_numpy(all_), part) for all_ in (indices, keys)))
+            position += self._batch_size
+
+    def _mine(self, numbers: torch.Tensor, part: int) -> torch.Tensor:
+        rank, world_size = self._share
+        return numbers.view(self._parts, world_size, -1)[part, rank]
+
+    def _make_part(self, indices: torch.Tensor, keys: torch.Tensor) -> Batch:
+        if self._device.type == "cuda":
+            indices, keys = (part.pin_memory().to(self._device, non_blocking=True) for part in (indices, keys))
+        return self._make(indices, keys)
+
+
+def work(jobs: queue.SimpleQueue[tuple[Future[Batch], Callable[[], Batch]] | None]) -> None:
+    """Make batches until there is no more to do."""
+    while (job := jobs.get()) is not None:
+        future, make = job
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)

@@ -1,0 +1,107 @@
+"""From a training to a snapshot and back, on all ranks together."""
+
+from __future__ import annotations
+
+import torch
+
+from slipway.train.nonfinite import NonFiniteError, are_finite
+from slipway.train.options import ConfigurationError
+from slipway.train.outcome import PeerError
+from slipway.train.resume import share_snapshot
+from slipway.train.snapshot import Snapshot, snapshot_name
+from slipway.train.state import load_model, load_optimizer_state, optimizer_state, random_states, set_random_states
+from slipway.train.training import Training
+
+POLL = 0.05  # seconds between two looks at the writers
+
+
+def save(training: Training, live: bool = False) -> None:
+    """Begin to write a snapshot of this step, on the ranks that keep one.
+
+    `live`: nothing changes before `wait_for_writers`, so it needs no copy. Raises NonFiniteError, on all ranks, where
+    it would hold something that is not finite, and what `wait_for_writers` raises about the one before.
+    """
+    if training.saved == training.step:
+        return
+    wait_for_writers(training)
+    context = training.context
+    tensors, values = optimizer_state(training.task.optimizer)
+    model = training.task.model.state_dict()
+    floating = [tensor for tensor in (*model.values(), *tensors.values()) if tensor.is_floating_point()]
+    if any(context.total(not are_finite(floating))):
+        raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
+    own = {**random_states(context.device), "numbers": training.numbers.state()}
+    ranks = {f"{rank}.{name}": part for name, state in own.items() for rank, part in enumerate(context.gather(state))}
+    if context.place.keeps_snapshots and training.held != training.step:
+        state = {
+            "workload": training.task.name,
+            "model": dict(training.task.description),
+            "data": training.task.data,
+            "position": training.position,
+            "reported": training.reported,
+            "world_size": context.place.world_size,
+            "optimizer": values,
+            "scaler": training.scaler.state_dict(),
+        }
+        snapshot = Snapshot(training.step, state, {"model": model, "optimizer": tensors, "ranks": ranks})
+        training.writer.start(snapshot, copy=not live)
+    training.saved = training.step
+
+
+def wait_for_writers(training: Training) -> None:
+    """Return on all ranks once the snapshot under way is there. Raises OSError, or PeerError where it failed elsewhere.
+
+    No rank waits in one long exchange, however long the disks take.
+    """
+    context, writer = training.context, training.writer
+    seen = -1
+    while True:
+        busy, failed, written = context.total(writer.wait(POLL), writer.failed, writer.written)
+        if failed:
+            writer.check()
+            raise PeerError("another rank could not write its snapshot")
+        if written > seen:  # only then does anything move
+            context.beat("save")
+            seen = written
+        if not busy:
+            break
+    if training.saved >= 0:
+        context.progress(training.step, snapshot_name(training.saved))
+
+
+def resume(training: Training, wanted: str) -> bool:
+    """Go on from the snapshot that `wanted` means: none, auto or a path. Returns whether there was one."""
+    context, options = training.context, training.options
+    snapshot, held = share_snapshot(context, wanted)
+    if snapshot is None:
+        return False
+    state = snapshot.state
+    if state["workload"] != training.task.name:
+        raise ConfigurationError(
+            f"The snapshot to resume from is of the workload {state['workload']}, and this is {training.task.name}."
+        )
+    load_model(training.task.model, snapshot, training.task.description)
+    if state["data"] != training.task.data:
+        context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
+    load_optimizer_state(training.task.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+    training.scaler.load_state_dict(state["scaler"])
+    training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
+    load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
+    training.held = snapshot.step if held else -1
+    [without] = context.total(context.place.keeps_snapshots and not held)
+    training.saved = -1 if without else snapshot.step
+    save(training)  # a node without this snapshot gets its copy now, and a run that branches off its beginning
+    return True
+
+
+def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
+    """Take what this rank had; with another world size or device, generators begin anew from `seed`."""
+    context, tensors = training.context, snapshot.tensors["ranks"]
+    rank, same = context.place.rank, snapshot.state["world_size"] == context.place.world_size
+    numbers = [tensors[f"{number}.numbers"] for number in range(snapshot.state["world_size"])]
+    training.numbers.load(numbers, numbers[rank] if same else None)
+    kinds = {kind: tensors[f"{rank}.{kind}"] for kind in ("cpu", "cuda") if f"{rank}.{kind}" in tensors}
+    if same and context.device.type in kinds:
+        set_random_states(context.device, kinds)
+    else:
+        torch.manual_seed(seed)

@@ -1,0 +1,117 @@
+"""A run seen from other shells: its status, a request to stop it, and a second start in its directory."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import Launcher
+from test_several_nodes import node
+
+__all__ = ["node"]  # a fixture
+Run = Callable[..., Launcher]
+ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1", "--run-dir", "runs/mine")
+
+
+WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(300)"
+
+
+@pytest.fixture
+def waiting(start: Run, tmp_path: Path) -> Launcher:
+    """A script that waits for its end, in runs/mine."""
+    (tmp_path / "wait.py").write_text(WAITS)
+    job = start("run", "--run-dir", "runs/mine", "wait.py", NPROC_PER_NODE="1")
+    job.wait_for("ready")
+    return job
+
+
+def read_json(job: Launcher) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(job.text)
+    return found
+
+
+def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2")
+    job.wait_for("step 3/")
+    shown = read_json(slipway("status", "--json"))
+    assert shown["alive"] is True
+    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
+    assert all(rank["phase"] and rank["age"] < 60 for rank in shown["ranks"])
+    stopping = slipway("stop", "mine", "--wait")
+    assert stopping.end() == 0, stopping.text
+    assert job.end() == 79, job.text
+    assert any("`slipway stop`" in line for line in job.closing)
+    assert "stopped by its user" in stopping.text
+    assert len(list(tmp_path.glob("runs/mine/snapshots/step-*"))) == 1
+    again = slipway("stop", "runs/mine")
+    assert again.end() == 78, again.text
+    assert "ended with exit code 79" in again.text
+    assert "stopped by its user" in slipway("status").text
+    assert read_json(slipway("status", "mine", "--json"))["outcome"]["code"] == 79
+
+
+def test_a_stop_file_stops_like_the_system_does(waiting: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine" / "stop").touch()
+    assert waiting.end() == 75, waiting.text
+    assert any("the stop file" in line for line in waiting.closing)
+
+
+def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_taken_over(
+    waiting: Launcher, slipway: Run, tmp_path: Path
+) -> None:
+    words = ("run", "--run-dir", "runs/mine")
+    for more in ((), ("--resume", "auto")):
+        second = slipway(*words, *more, "wait.py")
+        assert second.end() == 78, second.text
+        assert f"is in use by the launcher with process id {waiting.process.pid}" in second.text
+    waiting.signal(signal.SIGKILL)
+    waiting.end()
+    assert "without a verdict" in slipway("status").text
+    assert "its launcher is gone" in slipway("stop", "mine").text
+    (tmp_path / "wait.py").write_text("print('again')")
+    second = slipway(*words, "--resume", "auto", "wait.py")
+    assert second.end() == 0, second.text
+    assert any("ended without a word" in line for line in second.closing)
+
+
+def test_a_launcher_may_be_process_1_of_a_container(slipway: Run, waiting: Launcher, tmp_path: Path) -> None:
+    """Kubernetes' `command` replaces the image's entry point. And whoever is in another container is seen from there."""
+    apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("no process namespace can be made here")
+    (tmp_path / "own.py").write_text("import os\nprint('parents', os.getppid() > 1, flush=True)")
+    job = slipway("own.py", before=apart, NPROC_PER_NODE="1")
+    assert job.end() == 0, job.text
+    assert "parents True" in job.text
+    second = slipway("run", "--run-dir", "runs/mine", "--resume", "auto", "own.py", before=apart)
+    assert second.end() == 78, second.text
+    assert f"is in use by the launcher with process id {waiting.process.pid}" in second.text
+
+
+def test_a_run_that_is_not_there_is_told_with_what_is(slipway: Run, tmp_path: Path) -> None:
+    for command in ("status", "stop"):
+        job = slipway(command, "mine")
+        assert job.end() == 78, job.text
+        assert "There is no run in runs" in job.text
+    (tmp_path / "runs" / "gpt-1").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt-1" / "run.json").write_text("{}")
+    assert "gpt-1" in slipway("stop", "gpt-2").text
+
+
+SHOWS = (
+    "import os\nprint('shared', os.environ['SLIPWAY_SHARED_RUN_DIR'], flush=True)\nos._exit(int(os.environ['RANK']))"
+)
+
+
+def test_nodes_without_a_shared_run_directory_tell_their_workers_and_are_not_started_again(
+    node: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(SHOWS)
+    jobs = [node(rank, 2, "run", "--max-restarts", "5", "--runs", f"disk-{rank}", "own.py") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
+    for job in jobs:
+        assert "shared 0" in job.text
+        assert any("are not started again together yet" in line for line in job.closing), job.closing

@@ -1,0 +1,108 @@
+"""A worker with faults, which FAULTS in its environment holds as JSON.
+
+kill            [rank, step]: SIGKILL before that step
+small_buckets   true: gradients are exchanged in many pieces
+forget_random   true: the random generators' states are not restored
+infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
+slow            {"part" | "evaluate" | "save" | "data": seconds}: each of these takes longer
+full_disk       step: from its snapshot on the disk is full
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch._dynamo  # which every optimizer loads
+from torch.nn.parallel import DistributedDataParallel
+
+from slipway.train import loop, saving, snapshot, step, training
+from slipway.train.context import Context, open_context
+from slipway.train.loader import Loader
+from slipway.train.training import Training
+from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that forks us has them loaded
+
+gpt.read_stdlib = cache(gpt.read_stdlib)
+gpt.read_stdlib()  # once, in the server that forks us
+
+
+class SmallBuckets(DistributedDataParallel):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more, bucket_cap_mb=0.01)
+
+
+def wrap(place: object, name: str, before: Callable[..., None]) -> None:
+    """Call `before` with the same arguments each time."""
+    real = getattr(place, name)
+
+    def wrapped(*args: Any, **more: Any) -> Any:
+        before(*args, **more)
+        return real(*args, **more)
+
+    setattr(place, name, wrapped)
+
+
+def break_steps(faults: Mapping[str, Any], own: int) -> None:
+    rank, steps, times = faults.get("infinite", [-1, [], 0])
+    seen: list[int] = []
+
+    def begin(training: Training, phase: str) -> None:
+        seen.append(training.step)
+        if faults.get("kill") == [own, training.step]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def infect(loss: torch.Tensor) -> torch.Tensor:
+        time.sleep(faults.get("slow", {}).get("part", 0))
+        wrong = rank == own and seen and seen[-1] in steps and seen.count(seen[-1]) <= times
+        return poison(loss + torch.inf if wrong else loss)  # its gradient stays finite
+
+    wrap(loop, "take_step", begin)
+    poison = step.poison
+    step.poison = infect
+
+
+def break_the_disk(faults: Mapping[str, Any]) -> None:
+    def write(path: Any, *_: Any) -> None:
+        time.sleep(faults.get("slow", {}).get("save", 0))
+        if "full_disk" in faults and f"{faults['full_disk']:08d}" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    wrap(snapshot, "write_file", write)
+
+
+def break_context(context: Context, slow: Mapping[str, float]) -> None:
+    def look(late: bool = False) -> None:
+        if context._heartbeat._phase == "evaluate":
+            time.sleep(slow["evaluate"])
+
+    if "evaluate" in slow:
+        wrap(context, "look", look)
+
+
+def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence[str]) -> None:
+    """Be the worker that `environment` says, in a process of its own; all that it prints goes to the file `log`."""
+    with open(log, "w") as file:  # noqa: PTH123
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    faults = json.loads(environment["FAULTS"])
+    if faults.get("small_buckets"):
+        training.DistributedDataParallel = step.DistributedDataParallel = SmallBuckets  # type: ignore[misc]
+    if faults.get("forget_random"):
+        saving.set_random_states = lambda *_: None
+    break_steps(faults, int(environment["RANK"]))
+    break_the_disk(faults)
+    wrap(Loader, "_make_part", lambda *_: time.sleep(faults.get("slow", {}).get("data", 0)))
+    with open_context() as context:
+        break_context(context, faults.get("slow", {}))
+        import_module(f"slipway.train.workloads.{workload}").train(context, list(args))

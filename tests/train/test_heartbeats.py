@@ -1,0 +1,68 @@
+"""What a worker tells the launcher about where it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training_jobs import Job, raise_stop_flag
+
+from slipway.train import heartbeat
+from slipway.train.heartbeat import Heartbeat
+
+
+def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    path = tmp_path / "heartbeat" / "rank-3.json"
+    beats, seen = Heartbeat(path), []
+    for seconds, phase in [(0, "setup"), (0.1, "train"), (0.1, "train"), (0.3, "train"), (0.2, "train"), (0, "save")]:
+        now += seconds
+        beats.beat(phase, len(seen), 20)
+        seen.append((record := json.loads(path.read_text()))["step"])
+    assert seen == [0, 1, 1, 1, 4, 5]
+    assert record == {"phase": "save", "step": 5, "steps": 20, "monotonic": now, "pid": os.getpid()}
+    assert path.read_text().count("\n") == 1
+
+
+def test_a_heartbeat_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").write_text("a file where the folder should be")
+    Heartbeat(tmp_path / "heartbeat" / "rank-0.json").beat("setup", 0, None)
+
+
+def test_workers_tell_their_steps_and_print_their_stacks_when_asked(start: Callable[..., Job]) -> None:
+    job = start("linear", "--dataset-size", 512, "--steps", 100_000)
+    job.wait_for("train", 5)
+    first = [job.heartbeat(rank) for rank in (0, 1)]
+    assert [beat["pid"] for beat in first] == [worker.pid for worker in job.workers]
+    assert {beat["steps"] for beat in first} == {100_000}
+    time.sleep(1.5)
+    for rank, before in enumerate(first):
+        after = job.heartbeat(rank)
+        assert (after["step"] > before["step"], after["monotonic"] > before["monotonic"]) == (True, True)
+    os.kill(first[1]["pid"], signal.SIGUSR2)
+    deadline = time.monotonic() + 10
+    while "(most recent call first)" not in job.output and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "in train_through" in job.output
+    raise_stop_flag(job.folders[0])
+    run = job.end()[0]
+    assert [outcome["outcome"] for outcome in run.outcomes] == ["stopped", "stopped"]
+    assert job.heartbeat()["phase"] == "finish"
+
+
+def test_a_worker_that_stands_still_says_so_no_more(start: Callable[..., Job]) -> None:
+    job = start("linear", "--dataset-size", 512, "--steps", 100_000)
+    job.wait_for("train", 5)
+    os.kill(job.workers[1].pid or 0, signal.SIGSTOP)
+    time.sleep(1)
+    before = [job.heartbeat(rank)["monotonic"] for rank in (0, 1)]
+    time.sleep(1.5)
+    assert [job.heartbeat(rank)["monotonic"] for rank in (0, 1)] == before

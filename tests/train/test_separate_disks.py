@@ -1,0 +1,95 @@
+"""Nodes that share no file system: each keeps a copy of every snapshot, and the newest valid one serves all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_jobs import Job, Run
+
+from slipway.train.resume import Finding, choose
+
+Nodes = Callable[..., list[Run]]
+OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
+
+
+@pytest.fixture
+def nodes(start: Callable[..., Job]) -> Nodes:
+    def run(*args: object, **more: object) -> list[Run]:
+        return start("linear", *OPTIONS, *args, folders=("one", "two"), **more).end()
+
+    return run
+
+
+def test_every_node_keeps_a_copy_and_one_copy_is_enough(nodes: Nodes, start: Callable[..., Job]) -> None:
+    whole = start("linear", *OPTIONS, "--steps", 14, folders=("whole",)).end()[0]
+    first = nodes("--steps", 9)
+    assert [run.snapshots for run in first] == [["step-00000009", "step-00000008"]] * 2
+    assert all(run.tensors("model", "optimizer", "ranks") for run in first)
+    shutil.rmtree(first[0].folder)  # a new node 0 with an empty disk
+    one = nodes("--steps", 14, resume="auto", kill=[0, 13])[0]
+    assert "step-00000009" in one.snapshots  # its copy, before anything else is saved
+    assert "two/snapshots/step-00000009" in one.output
+    one, two = nodes("--steps", 14, resume="auto")
+    assert (one.exit_code, two.exit_code) == (0, 0), one.output
+    for run in (one, two):
+        assert run.snapshots == ["step-00000014", "step-00000012"]
+        for name, tensor in whole.tensors("model", "ranks").items():
+            assert tensor.equal(run.tensors("model", "ranks")[name])
+
+
+def test_the_newest_valid_one_of_all_nodes_is_taken_and_the_damaged_one_named(nodes: Nodes) -> None:
+    one, two = nodes("--steps", 8)
+    shutil.rmtree(two.folder / "snapshots" / "step-00000008")
+    (one.folder / "snapshots" / "step-00000008" / "model.safetensors").write_bytes(b"")
+    one, two = nodes("--steps", 10, resume="auto")
+    assert one.exit_code == 0, one.output
+    assert "skipping the damaged snapshot step-00000008: " in one.output
+    assert "model.safetensors has 0 bytes" in one.output
+    assert "going on from" in one.output
+    assert "step-00000004" in one.output
+    assert one.snapshots == two.snapshots == ["step-00000010", "step-00000008"]
+
+
+def test_a_new_format_on_one_node_is_refused_by_all(nodes: Nodes) -> None:
+    one, two = nodes("--steps", 4)
+    manifest = two.folder / "snapshots" / "step-00000004" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    one, two = nodes("--steps", 10, resume="auto")
+    outcomes = [*one.outcomes, *two.outcomes]
+    assert [outcome["outcome"] for outcome in outcomes] == ["configuration"] * 2
+    assert "format 99" in outcomes[0]["message"]
+    assert outcomes[0]["message"] == outcomes[1]["message"]
+
+
+def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
+    for run in nodes("--steps", 4):
+        (run.folder / "snapshots" / "step-00000004" / "manifest.json").unlink()
+    for run in nodes("--steps", 10, resume="auto"):
+        assert [outcome["outcome"] for outcome in run.outcomes] == ["no-progress"]
+        assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
+
+
+REPORTS = st.tuples(st.sampled_from(Finding), st.integers(0, 9)).map(
+    lambda report: (int(report[0]), report[1] if report[0] == Finding.SNAPSHOT else -1)
+)
+
+
+@given(st.lists(REPORTS, min_size=1, max_size=8))
+def test_all_ranks_choose_a_refusal_else_the_newest_else_the_damage(reports: list[tuple[int, int]]) -> None:
+    chosen = choose(reports)
+    findings = [finding for finding, _ in reports]
+    if chosen is None:
+        assert set(findings) == {Finding.NOTHING}
+        return
+    finding, step = reports[chosen]
+    assert (finding == Finding.REFUSED) == (Finding.REFUSED in findings)
+    if finding == Finding.SNAPSHOT:
+        assert step == max(step for _, step in reports)
+        assert chosen == reports.index((finding, step))
+    if finding == Finding.DAMAGED:
+        assert set(findings) <= {Finding.DAMAGED, Finding.NOTHING}

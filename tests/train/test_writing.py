@@ -1,0 +1,117 @@
+"""A snapshot is complete or not there, whenever its writer dies, and training need not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import slipway
+from slipway.train import snapshot as module
+from slipway.train.snapshot import Snapshot, load_snapshot, save_snapshot
+from slipway.train.writer import Writer
+
+
+def make_snapshot(step: int) -> Snapshot:
+    return Snapshot(step, {}, {"model": {"a": torch.full((2, 3), float(step)), "b": torch.arange(4).bfloat16()}})
+
+
+def test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(slipway.__file__).parents[1])}
+    script = Path(__file__).with_name("crashing_writer.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    steps = [result["step"] for result in results]
+    assert len(steps) > 40
+    assert steps == sorted(steps)
+    assert set(steps) == {1, 2, 3}
+    for result in results:
+        assert (result["whole"], result["warnings"], result["left"]) == (True, [], ["step-00000004"]), result
+
+
+def test_every_file_is_on_the_disk_before_the_manifest_and_all_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[tuple[str, str]] = []
+
+    def record(name: str, path_of: Callable[..., str]) -> None:
+        real = getattr(os, name)
+
+        def recorded(*args: Any, **more: Any) -> Any:
+            log.append((name, path_of(*args).removeprefix(f"{tmp_path}/")))
+            return real(*args, **more)
+
+        monkeypatch.setattr(os, name, recorded)
+
+    record("fsync", lambda descriptor: str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    record("rename", lambda source, target: f"{source} {target}")
+    record("rmdir", lambda path, **_: str(path))
+    folder = tmp_path / "snapshots"
+    for step in (1, 2):
+        log.clear()
+        save_snapshot(folder, make_snapshot(step), keep=1)
+    new, old = "snapshots/.step-00000002.writing", "snapshots/step-00000001"
+    assert log == [
+        ("fsync", f"{new}/state.json"),
+        ("fsync", f"{new}/model.safetensors"),
+        ("fsync", f"{new}/manifest.json"),
+        ("fsync", new),
+        ("rename", f"{new} {tmp_path}/snapshots/step-00000002"),
+        ("fsync", "snapshots"),
+        ("rename", f"{old} {tmp_path}/snapshots/.step-00000001.deleting"),
+        ("rmdir", "snapshots/.step-00000001.deleting"),
+    ]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The disk writes nothing before this is set."""
+    opened, real = threading.Event(), module.write_file
+
+    def write(*args: Any) -> Any:
+        opened.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(module, "write_file", write)
+    return opened
+
+
+def test_what_is_written_is_what_was_there_when_it_began(tmp_path: Path, gate: threading.Event) -> None:
+    writer, training = Writer(tmp_path, keep=2), make_snapshot(1)
+    for step in (1, 2):  # the second goes into the same memory
+        writer.start(Snapshot(step, {}, training.tensors), copy=True)
+        assert writer.wait(0.01)
+        training.tensors["model"]["a"].add_(1)
+        gate.set()
+        assert not writer.wait(30)
+        gate.clear()
+    for step in (1, 2):
+        assert load_snapshot(tmp_path / f"step-{step:08d}").tensors["model"]["a"].eq(step).all()
+    assert writer.newest == "step-00000002"
+    assert writer.written > 0
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_file", full)
+    writer = Writer(tmp_path, keep=1)
+    writer.start(make_snapshot(1), copy=False)
+    assert not writer.wait(30)
+    assert writer.failed
+    with pytest.raises(OSError, match="No space left"):
+        writer.check()
+    assert list(tmp_path.iterdir()) == []

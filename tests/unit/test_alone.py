@@ -1,0 +1,128 @@
+"""A single node's attempts: what the next one starts with, and what is left of the last."""
+
+import dataclasses
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environments import PER_PROCESS
+from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
+
+from slipway.launch.alone import again, give_up, restart_limit, stopped_between, with_free_port
+from slipway.launch.attempts import Course, Try
+from slipway.launch.job import Job
+from slipway.launch.muster.card import Go
+from slipway.launch.rundir import Run
+from slipway.launch.stops import Stop, Stops
+from slipway.launch.together import agree
+from slipway.launch.verdict import Outcome, judge
+from slipway.launch.verdict_block import as_json, block
+
+
+def make_job(*words: str, environ: Mapping[str, str] | None = None) -> Job:
+    environ = environ or {}
+    return Job(
+        plan_for(words or ("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host()
+    )
+
+
+def tried(number: int = 1, word: str = "failed", **more: Any) -> Try:
+    outcome = Outcome(0, "n0", word, 1000.0 + number, rank=1, evidence="ValueError: bad", advice="look at the log")
+    return Try(number, outcome, **more)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "limit"),
+    [
+        (["linear"], {}, 3),
+        (["train.py"], {}, 0),
+        (["linear"], {"SLIPWAY_MAX_RESTARTS": "0"}, 0),
+        (["train.py"], {"SLIPWAY_MAX_RESTARTS": "7"}, 7),
+    ],
+)
+def test_our_workloads_are_started_again_three_times_and_a_script_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environ: dict[str, str], limit: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    assert restart_limit(make_job(*words, environ=environ)) == limit
+
+
+@pytest.mark.parametrize(
+    ("resume", "snapshot", "following"),
+    [
+        ("none", False, "auto"),
+        ("none", True, "auto"),
+        ("auto", True, "auto"),
+        ("/old/run", True, "auto"),
+        ("/old/run", False, "/old/run"),  # nothing of its own yet: it begins there again
+    ],
+)
+def test_the_next_attempt_goes_on_where_there_is_something(
+    tmp_path: Path, resume: str, snapshot: bool, following: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if snapshot:
+        (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
+    run = again(Run(tmp_path, resume, 4), 4.0, (tried(),))
+    assert run == Run(tmp_path, following, 5)
+    said = capfd.readouterr().err
+    assert "the workload failed: node 0 (n0), rank 1: ValueError: bad" in said
+    assert "starting again in 4 s" in said
+    assert ("from the snapshot of step 9" in said) is snapshot
+
+
+def test_the_next_attempt_takes_another_port_where_any_will_do() -> None:
+    job = with_free_port(make_job())
+    assert job.plan.topology.store_port != FREE_PORT
+    assert f"--master-port={job.plan.topology.store_port}" in job.plan.argv
+    given = make_job(environ={"MASTER_PORT": "4000"})
+    assert with_free_port(given) == given
+    process = make_job(environ=PER_PROCESS)
+    assert with_free_port(process) == process
+
+
+def test_one_attempt_too_many_says_what_was_wrong() -> None:
+    last = give_up((tried(1), tried(2), tried(3, before=40, after=40)))
+    assert last.outcome.word == "no-progress"
+    assert judge([last.outcome]).code(0) == 93
+    assert "3 attempts left no snapshot after step 40; the last failed: ValueError: bad" in last.outcome.evidence
+    assert "look at the log" in last.outcome.advice
+    assert "no snapshot at all" in give_up((tried(),)).outcome.evidence
+
+
+def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None:
+    with Stops() as stops:
+        stops.came = [Stop(0.0, signal.SIGINT, "SIGINT")]
+        ended = stopped_between((tried(2),), stops)
+    assert ended.outcome.word == "cancelled"
+    assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
+
+
+def test_the_closing_block_counts_the_attempts() -> None:
+    course = Course((tried(1), tried(2), tried(3, "finished")))
+    lines = block(judge([course.tries[-1].outcome]), course)
+    assert lines[0].startswith("finished on 1 node after 3 attempts")
+    course = Course((tried(1), tried(2)), "--max-restarts 1")
+    lines = block(judge([course.tries[-1].outcome]), course)
+    assert [line for line in lines if line.startswith("  attempt")] == [
+        "  attempt 1   node 0 (n0), rank 1: ValueError: bad"
+    ]
+    assert "  restarts    1: --max-restarts 1" in lines
+    assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), "because"))
+    told = as_json(judge([course.tries[-1].outcome]), 0, course)
+    assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, "--max-restarts 1", 2)
+
+
+@pytest.mark.parametrize(
+    ("seen", "run_dir", "shared"), [(True, "", True), (False, "", False), (True, "other", False), (True, "lm-1", True)]
+)
+def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
+    tmp_path: Path, seen: bool, run_dir: str, shared: bool
+) -> None:
+    environ = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2", "SLIPWAY_RUN_DIR": run_dir}
+    job = dataclasses.replace(make_job(environ=environ), sources=make_sources(environ))
+    go = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, seen, None)
+    _, run = agree(job, Run(tmp_path / "guess", "none", 1), go, tmp_path)
+    assert (run.shared, run.attempt) == (shared, 3)

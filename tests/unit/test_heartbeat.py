@@ -1,0 +1,138 @@
+"""Where each rank stands, and when that means a hang: only changes count, and only time in which somebody looked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.launch.heartbeat import PATIENCE, Beat, Pulse, heartbeat_file, read_beats
+
+
+def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
+    file = heartbeat_file(node, rank)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write(tmp_path, 3, {"phase": "train", "step": 7, "steps": 20, "monotonic": 12.5, "pid": 99})
+    write(tmp_path, 4, {"phase": "setup", "step": 0, "steps": None, "monotonic": 1})
+    assert read_beats(tmp_path, (3, 4, 5)) == {
+        3: Beat(3, "train", 7, 20, 12.5, 99),
+        4: Beat(4, "setup", 0, None, 1.0, None),
+    }
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"phase": 1, "step": 1, "monotonic": 1}', '{"phase": "train", "monotonic": 1}']
+)
+def test_a_beat_that_makes_no_sense_is_none(tmp_path: Path, content: str) -> None:
+    write(tmp_path, 0, content)
+    assert read_beats(tmp_path, (0,)) == {}
+
+
+def look(pulse: Pulse, seconds: range, *beats: Beat) -> None:
+    for now in seconds:
+        pulse.look({beat.rank: beat for beat in beats}, float(now))
+
+
+def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None:
+    """The second in which it is a hang; the beats never change."""
+    pulse = Pulse([beat.rank for beat in beats], limit, 0.0)
+    for now in range(1, until):
+        look(pulse, range(now, now + 1), *beats)
+        if pulse.hangs:
+            return now
+    return None
+
+
+@pytest.mark.parametrize(("phase", "times"), PATIENCE.items())
+def test_each_phase_may_stand_still_for_its_own_time(phase: str, times: int) -> None:
+    # The first look finds a change; from then on it stands still, and longer than allowed is a hang.
+    assert standing(Beat(0, phase, 1, None, 5.0)) == 10 * times + 2
+
+
+def test_a_rank_that_never_wrote_stands_in_setup() -> None:
+    pulse = Pulse([0], 10.0, 0.0)
+    look(pulse, range(1, 31))
+    assert not pulse.hangs
+    look(pulse, range(31, 32))
+    assert pulse.hangs
+
+
+def test_0_waits_for_ever() -> None:
+    assert standing(Beat(0, "train", 1), limit=0.0) is None
+
+
+def test_a_rank_that_works_is_waited_for_by_the_others() -> None:
+    """Rank 0 saves for long, and rank 1 waits in `train`: no hang before rank 0's own time is over."""
+    assert standing(Beat(0, "save", 5), Beat(1, "train", 5)) == 10 * PATIENCE["save"] + 2
+
+
+def test_any_change_begins_anew() -> None:
+    pulse = Pulse([0, 1], 10.0, 0.0)
+    for now in range(1, 200):
+        look(pulse, range(now, now + 1), Beat(0, "train", 1), Beat(1, "train", now // 5))
+        assert not pulse.hangs
+
+
+def test_waiting_for_data_is_no_progress_however_often_it_is_said() -> None:
+    pulse = Pulse([0], 10.0, 0.0)
+    for now in range(1, 13):
+        look(pulse, range(now, now + 1), Beat(0, "data", 4, None, now))
+    assert pulse.hangs
+    look(pulse, range(13, 14), Beat(0, "data", 5, None, 13))
+    assert not pulse.hangs
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """A container that was frozen, a launcher whose reader paused."""
+    pulse = Pulse([0], 10.0, 0.0)
+    look(pulse, range(1, 2), Beat(0, "train", 1))
+    pulse.look({0: Beat(0, "train", 1)}, 5000.0)
+    assert not pulse.hangs
+
+
+def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
+    """What a beat says about time is only compared for change."""
+    assert standing(Beat(0, "train", 1, None, -1e9)) == standing(Beat(0, "train", 1, None, 1e9)) == 12
+
+
+@pytest.mark.parametrize(
+    ("beats", "states", "behind", "says"),
+    [
+        ([Beat(0, "train", 9, 20), Beat(1, "train", 8, 20)], {}, (1,), "behind: rank 1 (step 8 of 20, train, for 0 s)"),
+        ([Beat(0, "train", 9), Beat(1, "train", 9)], {}, (0, 1), "none lags behind"),
+        ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "T"}, (1,), "SIGSTOP"),
+        ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "R", 70: "S"}, (0,), "step 8, train"),
+        ([Beat(rank, "save", 3) for rank in range(9)], {}, tuple(range(9)), "and 5 more"),
+    ],
+)  # fmt: skip
+def test_the_ranks_that_lag_behind_are_named(
+    beats: list[Beat], states: dict[int, str], behind: tuple[int, ...], says: str
+) -> None:
+    pulse = Pulse([beat.rank for beat in beats], 10.0, 0.0)
+    look(pulse, range(1, 2), *beats)
+    found = pulse.laggards(lambda pid: states.get(pid, ""))
+    assert tuple(beat.rank for beat in found) == behind
+    assert says in pulse.describe(found, lambda pid: states.get(pid, ""))
+
+
+@pytest.mark.parametrize(
+    ("beat", "begun", "moved"),
+    [
+        (Beat(0, "setup", 0), 0, False),
+        (Beat(0, "first-step", 0), 0, False),
+        (Beat(0, "train", 1), 0, True),
+        (Beat(0, "load", 500), 0, False),  # the step of the snapshot that it resumes from
+        (Beat(0, "data", 500), 500, False),
+        (Beat(0, "data", 501), 500, True),
+        (Beat(0, "save", 501), 500, True),
+        (Beat(0, "train", 495), 500, True),  # the newest snapshot was damaged, and it went on from one before
+    ],
+)
+def test_an_attempt_has_moved_once_a_rank_took_a_step(beat: Beat, begun: int, moved: bool) -> None:
+    pulse = Pulse([0, 1], 10.0, 0.0)
+    look(pulse, range(1, 2), beat)
+    assert pulse.started(begun) is moved

@@ -1,0 +1,132 @@
+"""Who holds a run directory: one launcher at a time, a dead one's place is taken, a living one's never."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.errors import CANCELLED, CONFIGURATION, LaunchError
+from slipway.launch.holder import Hold, Holder, find_holders, is_alive, read_holder, refuse_held, this_launcher
+from slipway.launch.status import sleep
+from slipway.launch.stops import Stops, ask_to_stop
+
+PATIENCE = 1.5  # s; a living holder gives a sign of life every second
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "node-0" / "launcher.json"
+
+
+@pytest.fixture
+def stops() -> Iterator[Stops]:
+    with Stops() as stops:
+        yield stops
+
+
+def write(file: Path, holder: Holder | None, **change: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(holder, **change))) if holder else "")
+
+
+def hold(file: Path, stops: Stops, said: list[str] | None = None) -> Hold:
+    return Hold(file, (said if said is not None else []).append, stops, PATIENCE)
+
+
+def test_a_holder_is_named_while_it_holds_and_gone_afterwards(file: Path, stops: Stops) -> None:
+    with hold(file, stops):
+        holder = read_holder(file)
+        assert holder is not None
+        assert (holder.pid, holder.host) == (os.getpid(), os.uname().nodename)
+        assert find_holders(file.parent.parent) == [file]
+        before = file.stat().st_mtime_ns
+        time.sleep(1.2)
+        assert file.stat().st_mtime_ns > before, "it gives signs of life"
+    assert list(file.parent.iterdir()) == []
+
+
+def test_a_living_holder_is_refused_with_its_name(file: Path, stops: Stops) -> None:
+    with hold(file, stops), pytest.raises(LaunchError) as caught, hold(file, stops):
+        pass
+    assert caught.value.code == CONFIGURATION
+    for words in (f"process id {os.getpid()}", os.uname().nodename, "UTC", "slipway stop"):
+        assert words in str(caught.value)
+
+
+def test_a_process_that_ended_without_a_word_is_replaced_at_once(file: Path, stops: Stops) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        write(file, this_launcher(1.0), pid=process.pid)
+    began, said = time.monotonic(), list[str]()
+    with hold(file, stops, said):
+        assert time.monotonic() - began < 1
+        assert read_holder(file) == dataclasses.replace(this_launcher(0), **vars_of(file))
+    assert "ended without a word" in said[0]
+
+
+def vars_of(file: Path) -> dict[str, object]:
+    found = read_holder(file)
+    assert found is not None
+    assert found.pid == os.getpid()
+    return {"since": found.since, "token": found.token}
+
+
+def test_a_process_id_that_was_given_again_is_not_its_old_owner(file: Path, stops: Stops) -> None:
+    """A restarted container gives the same numbers to its processes."""
+    write(file, this_launcher(1.0), started=1)
+    assert not is_alive(file, sleep, 0.0)
+
+
+@pytest.mark.parametrize("holder", [dataclasses.replace(this_launcher(1.0), space="another boot"), None])
+def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder: Holder | None) -> None:
+    write(file, holder)
+    assert not is_alive(file, sleep, PATIENCE)
+    touching = threading.Event()
+
+    def live() -> None:
+        while not touching.wait(0.5):
+            os.utime(file, (1.0, time.monotonic()))  # another host's clock, far away from ours
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert is_alive(file, sleep, PATIENCE)
+    touching.set()
+    thread.join()
+
+
+def test_a_stop_while_watching_ends_it(file: Path, stops: Stops) -> None:
+    write(file, this_launcher(1.0), space="another boot")
+    stops.watch(file.parent)
+    ask_to_stop(file.parent)
+    with pytest.raises(LaunchError, match="before anything was started") as caught:
+        refuse_held(file, stops, 60)
+    assert caught.value.code == CANCELLED
+
+
+def test_one_that_was_taken_for_dead_learns_that_it_was_replaced(file: Path, stops: Stops) -> None:
+    with hold(file, stops) as first:
+        file.unlink()
+        time.sleep(1.2)
+        assert first.lost == "", "a folder that somebody cleared away is nobody else's"
+        write(file, this_launcher(2.0), host="elsewhere", space="another boot")
+        time.sleep(1.2)
+        assert "elsewhere" in first.lost
+    assert file.exists(), "and leaves its successor's file alone"
+
+
+@pytest.mark.parametrize(
+    ("parent", "says"), [("file/run", "--run-dir or --runs"), ("/proc/run", "--run-dir or --runs")]
+)
+def test_a_folder_that_cannot_be_made_says_what_to_choose(
+    tmp_path: Path, stops: Stops, parent: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(LaunchError, match=says), hold(Path(parent, "node-0", "launcher.json"), stops):
+        pass

@@ -1,0 +1,133 @@
+"""What a run's directory tells somebody who looks at it, whatever state it was left in."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import Slipway
+
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.launch.heartbeat import heartbeat_file
+from slipway.launch.holder import Hold, this_launcher
+from slipway.launch.rundir import last_outcome, write_json
+from slipway.launch.status import find_run, read_status, status_json, status_lines
+from slipway.launch.stops import Stops
+
+FIRST = {"node_rank": 0, "host": "n0", "rank": 1, "evidence": "ValueError: bad", "time": 1000.0, "advice": "look at it"}
+FAILED = {"code": 1, "word": "failed", "first": FIRST, "attempt": 2}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make(name: str = "gpt-1", outcome: dict[str, Any] | None = None, beats: int = 0, **record: Any) -> Path:
+    run = Path("runs", name)
+    (run / "node-0" / "heartbeat").mkdir(parents=True)
+    write_json(run / "run.json", {"workload": "gpt", "started": 1.0, "attempt": 2, **record})
+    if outcome:
+        write_json(run / "outcome.json", outcome)
+    for rank in range(beats):
+        write_json(heartbeat_file(run / "node-0", rank), {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0})
+    return run
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    with Stops() as stops, Hold(run / "node-0" / "launcher.json", print, stops):
+        yield
+
+
+def test_a_run_is_found_by_its_path_by_its_name_and_as_the_newest() -> None:
+    older, newer = make("gpt-1"), make("linear-1", workload="linear", started=2.0)
+    assert find_run("runs/gpt-1", Path("runs")) == find_run("gpt-1", Path("runs")) == older
+    assert find_run("", Path("runs")) == newer
+
+
+@pytest.mark.parametrize(("name", "says"), [("gpt-2", "for example gpt-1"), ("zzz", "gpt-1"), ("runs", "gpt-1")])
+def test_a_run_that_is_not_there_is_told_with_the_nearest(name: str, says: str) -> None:
+    make("gpt-1")
+    with pytest.raises(LaunchError, match=says) as caught:
+        find_run(name, Path("runs"))
+    assert caught.value.code == CONFIGURATION
+
+
+@pytest.mark.parametrize("name", ["", "gpt-1"])
+def test_where_there_are_no_runs_that_is_said(name: str) -> None:
+    with pytest.raises(LaunchError, match="There is no run in elsewhere"):
+        find_run(name, Path("elsewhere"))
+
+
+def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:
+    run = make(beats=2, outcome=FAILED | {"attempt": 1})
+    (run / "snapshots" / "step-00000005").mkdir(parents=True)
+    with held(run):
+        status = read_status(run)
+        lines = "\n".join(status_lines(status))
+    assert status.alive
+    assert f"process id {os.getpid()}" in lines
+    assert "step 5" in lines
+    assert lines.count("7/20") == 2
+    assert "ended" not in lines, "the verdict is of the attempt before"
+    told = json.loads(json.dumps(status_json(status)))
+    assert (told["alive"], told["attempt"], told["snapshot"], told["outcome"]) == (True, 2, 5, None)
+    assert [(rank["rank"], rank["phase"], rank["step"], rank["steps"]) for rank in told["ranks"]] == [
+        (0, "train", 7, 20),
+        (1, "train", 7, 20),
+    ]
+
+
+def test_a_run_that_ended_shows_its_verdict() -> None:
+    run = make(outcome=FAILED)
+    lines = "\n".join(status_lines(read_status(run)))
+    assert "the workload failed: node 0 (n0), rank 1: ValueError: bad" in lines
+    assert "look at it" in lines
+    assert "exit code   1" in lines
+    assert status_json(read_status(run))["alive"] is False
+
+
+@pytest.mark.parametrize("outcome", [None, FAILED | {"attempt": 1}, {"attempt": 2}, FAILED | {"first": None}])
+def test_a_run_whose_launcher_was_killed_has_no_verdict(outcome: dict[str, Any] | None) -> None:
+    run = make(outcome=outcome)
+    write_json(run / "node-0" / "launcher.json", dataclasses.asdict(this_launcher(1.0)) | {"started": 1})
+    assert "without a verdict" in "\n".join(status_lines(read_status(run)))
+
+
+def test_a_verdict_counts_for_its_own_attempt_only(tmp_path: Path) -> None:
+    assert last_outcome(make("a", outcome=FAILED)) == FAILED
+    assert last_outcome(make("b", outcome=FAILED, attempt=3)) == {}
+    write_json(tmp_path / "outcome.json", FAILED)
+    assert last_outcome(tmp_path) == FAILED, "a node without the record of node 0"
+
+
+def test_the_commands_tell_what_is_missing(slipway: Slipway) -> None:
+    for command in ("status", "stop"):
+        answer = slipway(command, "absent")
+        assert (answer.code, answer.out) == (78, "")
+        assert "There is no run in runs" in answer.err
+    make(outcome=FAILED)
+    answer = slipway("stop", "gpt-1")
+    assert answer.code == 78
+    assert "it ended with exit code 1" in answer.err
+    assert slipway("status").code == 0
+    assert slipway("status", SLIPWAY_RUNS="elsewhere").code == 78
+    assert slipway("status", "--runs", "runs", SLIPWAY_RUNS="elsewhere").code == 0
+    Path(".env").write_text("SLIPWAY_RUNS=elsewhere\n")
+    assert slipway("status").code == 78
+    Path(".env").unlink()
+    assert json.loads(slipway("status", "--json").out)["outcome"]["code"] == 1
+
+
+def test_a_request_is_written_for_the_launcher(slipway: Slipway) -> None:
+    run = make()
+    with held(run):
+        answer = slipway("stop", "gpt-1")
+    assert answer.code == 0, answer.err
+    assert f"process id {os.getpid()}" in answer.out
+    assert json.loads((run / "stop").read_text())["outcome"] == "cancelled"

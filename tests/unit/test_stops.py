@@ -1,0 +1,112 @@
+"""What counts as a request to stop, and which one counts."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.stops import SAME_STOP, Stop, Stops, ask_to_stop, raise_flag
+
+
+@pytest.fixture
+def stops(tmp_path: Path) -> Iterator[Stops]:
+    with Stops() as stops:
+        yield stops
+
+
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("requests", "word", "later", "impatient"),
+    [
+        ([], "stopped", None, False),
+        ([(0, TERM)], "stopped", None, False),
+        ([(0, USR1), (SAME_STOP, TERM)], "stopped", None, False),
+        ([(0, USR1), (60, TERM)], "stopped", TERM, False),
+        ([(0, INT), (1, INT)], "cancelled", None, False),
+        ([(0, INT), (6, INT)], "cancelled", INT, True),
+        ([(0, INT), (6, TERM)], "cancelled", TERM, False),
+        ([(0, TERM), (6, INT)], "stopped", INT, True),
+    ],
+)
+def test_requests_within_five_seconds_are_one_and_a_later_one_asks_for_haste(
+    stops: Stops,
+    requests: list[tuple[float, signal.Signals]],
+    word: str,
+    later: signal.Signals | None,
+    impatient: bool,
+) -> None:
+    stops.came = [Stop(at, number, number.name) for at, number in requests]
+    assert stops.word == word
+    assert (stops.later.number if stops.later else None) == later
+    assert stops.impatient is impatient
+
+
+def test_signals_are_noted_and_wake_whoever_waits(stops: Stops) -> None:
+    began = time.monotonic()
+    os.kill(os.getpid(), TERM)
+    assert stops.wait(30)
+    assert time.monotonic() - began < 5
+    assert stops.first is not None
+    assert stops.first.name == "SIGTERM"
+
+
+def test_the_handlers_of_before_come_back() -> None:
+    before = [signal.getsignal(number) for number in (TERM, USR1, INT)]
+    with Stops():
+        assert signal.getsignal(TERM) != before[0]
+    assert [signal.getsignal(number) for number in (TERM, USR1, INT)] == before
+
+
+def test_without_a_request_waiting_takes_its_time(stops: Stops) -> None:
+    began = time.monotonic()
+    assert not stops.wait(0.7)
+    assert time.monotonic() - began >= 0.7
+
+
+@pytest.mark.parametrize(
+    ("content", "word", "name"),
+    [
+        ("", "stopped", "the stop file"),
+        ("now, please", "stopped", "the stop file"),
+        ('{"outcome": "stopped"}', "stopped", "the stop file"),
+        ('{"outcome": "cancelled"}', "cancelled", "`slipway stop`"),
+    ],
+)
+def test_a_stop_file_is_a_request(stops: Stops, tmp_path: Path, content: str, word: str, name: str) -> None:
+    stops.watch(tmp_path)
+    stops.look()
+    assert not stops.came
+    (tmp_path / "stop").write_text(content)
+    stops.look()
+    stops.look()
+    assert [stop.name for stop in stops.came] == [name]
+    assert stops.word == word
+
+
+def test_a_stop_file_that_was_there_before_was_meant_for_somebody_else(stops: Stops, tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    stops.watch(tmp_path)
+    stops.look()
+    (tmp_path / "stop").unlink()
+    stops.look()
+    assert not stops.came
+    ask_to_stop(tmp_path)
+    stops.look()
+    ask_to_stop(tmp_path)
+    stops.look()
+    assert [stop.number for stop in stops.came] == [INT, INT], "and writing it again is asking again"
+
+
+def test_the_flag_for_the_workers_says_what_was_asked(tmp_path: Path) -> None:
+    assert raise_flag(tmp_path, Stop(0.0, INT, "`slipway stop`"), haste=True) == ""
+    assert json.loads((tmp_path / "stop").read_text()) == {"outcome": "cancelled", "signal": "SIGINT", "haste": True}
+
+
+def test_a_flag_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    assert "the stop flag cannot be written" in raise_flag(tmp_path / "absent", Stop(0.0, TERM, "SIGTERM"), haste=False)
