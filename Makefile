@@ -74,6 +74,10 @@ image: ## Build the image slipway:dev (BASE=… CA=… PIP_CONF=… IMAGE=…)
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
 	@.venv/bin/python bench/muster.py $(ARGS)
 
+.PHONY: bench-snapshot
+bench-snapshot: .venv/.dev .venv/.train ## Measure how long training stands still for a snapshot, against torch.save
+	@.venv/bin/python bench/snapshot.py $(ARGS)
+
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
 	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; \

@@ -1,0 +1,49 @@
+"""The image on a real engine. `container` starts containers of it; IMAGE names another than slipway:dev."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from containers import IMAGE, Containers, docker, fresh_name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _image() -> None:
+    """The engine and the image must be there: a test that did not run is no success."""
+    if subprocess.run(["docker", "version"], capture_output=True).returncode:
+        pytest.fail("no Docker Engine answers. Type: make engine", pytrace=False)
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.fail(f"there is no image {IMAGE}. Type: make image", pytrace=False)
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    """Removes what a test made on the engine, the newest first."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def container(undo: ExitStack) -> Containers:
+    """Starts containers, gives their exit codes and logs, and fails on warnings that a test does not name."""
+    return Containers(undo)
+
+
+@pytest.fixture
+def network(undo: ExitStack) -> str:
+    """A network of the user's, on which containers know each other's names."""
+    name = fresh_name()
+    docker("network", "create", name)
+    undo.callback(docker, "network", "rm", name)
+    return name
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder for results that any user may write to."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder

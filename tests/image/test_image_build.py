@@ -1,0 +1,115 @@
+"""What the image is made of: its labels, its size, and what changes when the code does."""
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from containers import IMAGE, PATIENCE, docker, fresh_name
+
+ROOT = Path(__file__).parents[2]
+# Under pyxis an image's ENV beats the job's, and PYTORCH_VERSION makes an enroot hook inject values per task.
+JOBS_OWN = re.compile(r"MASTER_|RANK$|WORLD_SIZE$|LOCAL_|NCCL_|OMP_|PYTORCH_VERSION$|NPROC_PER_NODE$|PET_")
+LABELS = {
+    "org.opencontainers.image.title": "Slipway",
+    "org.opencontainers.image.licenses": "Apache-2.0",
+    "slipway.torch": "2.10.0+cu128",
+    "slipway.minimum-driver": "525.60.13",
+    "slipway.compute-capability": "7.0-12.0",
+}
+MARKER = "changed-source"
+EMPTY_LAYER = f"sha256:{hashlib.sha256(bytes(1024)).hexdigest()}"  # a tar without files
+
+
+def inspect(image: str) -> dict:
+    """What `docker image inspect` tells."""
+    return json.loads(docker("image", "inspect", image))[0]
+
+
+def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
+    names = [entry.partition("=")[0] for entry in inspect(IMAGE)["Config"]["Env"]]
+    assert names
+    assert not [name for name in names if JOBS_OWN.match(name)]
+
+
+def test_it_starts_the_launcher_under_tini_as_a_user_without_rights() -> None:
+    config = inspect(IMAGE)["Config"]
+    assert config["Entrypoint"] == ["/usr/bin/tini", "--", "/opt/slipway/bin/slipway"]
+    assert config["Cmd"] == ["run"]
+    assert config["User"] == "1000:0"
+    assert config["WorkingDir"] == "/workspace"
+    assert not config.get("ExposedPorts"), "the rendezvous port is never published"
+
+
+def test_its_labels_say_what_it_is_and_what_it_needs() -> None:
+    labels = inspect(IMAGE)["Config"]["Labels"]
+    assert LABELS.items() <= labels.items()
+    for name in ("description", "version", "revision", "base.name"):
+        assert labels[f"org.opencontainers.image.{name}"], name
+
+
+def test_it_is_at_most_6_8_gigabytes_on_disk() -> None:
+    assert inspect(IMAGE)["Size"] <= 6.8e9
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """An image of the same tree with one changed source file and a secret in its `.env`."""
+
+    image: str
+    log: str
+    canary: str
+
+
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rebuilt]:
+    """Builds it in a copy of the tree, so that nobody's own `.env` is touched."""
+    tree, image, canary = tmp_path_factory.mktemp("tree"), fresh_name(), secrets.token_hex(16)
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for name in (".dockerignore", "images/build.sh", *allowed):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, tree / name)
+    (tree / ".env").write_text(f"SLIPWAY_TOKEN={canary}\n")
+    with (tree / "entrypoint/slipway/__init__.py").open("a") as source:
+        source.write(f"# {MARKER}\n")
+    base = inspect(IMAGE)["Config"]["Labels"]["org.opencontainers.image.base.name"]
+    done = subprocess.run(
+        ["env", f"IMAGE={image}", f"BASE={base}", tree / "images/build.sh"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout
+    yield Rebuilt(image, done.stdout, canary)
+    docker("image", "rm", image)
+
+
+def weights(image: str) -> dict[str, int]:
+    """The layers of an image with their sizes in bytes, without empty ones (WORKDIR makes one)."""
+    layers = [layer for layer in inspect(image)["RootFS"]["Layers"] if layer != EMPTY_LAYER]
+    sizes = docker("history", "--human=false", "--format", "{{.Size}}", image).split()  # the newest first
+    return dict(zip(layers, [int(size) for size in reversed(sizes) if size != "0"], strict=True))
+
+
+def test_a_change_of_code_changes_at_most_5_megabytes(rebuilt: Rebuilt) -> None:
+    before, after = weights(IMAGE), weights(rebuilt.image)
+    changed = {layer: size for layer, size in after.items() if layer not in before}
+    assert changed
+    assert sum(changed.values()) <= 5e6, changed
+
+
+def test_a_secret_in_the_env_file_of_the_tree_is_in_no_layer_no_history_and_no_log(rebuilt: Rebuilt) -> None:
+    assert rebuilt.canary not in rebuilt.log
+    assert rebuilt.canary not in docker("history", "--no-trunc", rebuilt.image) + json.dumps(inspect(rebuilt.image))
+    # The changed source is found, so that whoever packs the layers (compressed, say) does not blind this search.
+    search = f"docker save {rebuilt.image} | grep --only-matching --text -e {rebuilt.canary} -e {MARKER}"
+    found = subprocess.run(["bash", "-c", search], capture_output=True, text=True, timeout=PATIENCE)
+    assert set(found.stdout.split()) == {MARKER}, found.stderr

@@ -1,0 +1,83 @@
+"""How a container ends: the exit codes of the one table arrive outside, and a stopped job keeps its snapshot."""
+
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from containers import PATIENCE, WELL, Containers, command_line, docker, fresh_name
+
+ENDLESS = "linear --epochs 100000"
+# A 3 MB model does not fit.
+SMALL_DISK = "--shm-size 1g --tmpfs /checkpoints:size=1m,mode=1777"
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "said"),
+    [
+        (0, f"{WELL} IMG linear --epochs 1", "finished on 1 node: 128 steps"),
+        (1, f"{WELL} --volume {{folder}}:/workspace:ro IMG exits.py", "exit code 3"),
+        (2, "IMG run --no-such-option", "No such option"),
+        (
+            76,
+            f"{WELL} -e RANK=0 -e WORLD_SIZE=2 -e MASTER_ADDR=127.0.0.1 -e SLIPWAY_MUSTER_TIMEOUT=1 IMG linear",
+            "missing node rank 1",
+        ),
+        (78, "-e RANK=2 -e WORLD_SIZE=2 IMG linear", "RANK counts nodes"),
+        (78, "IMG liner", "linear"),
+        (93, f"{WELL} IMG linear --epochs 1 --lr 1e38", "the loss is nan"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_the_exit_code_arrives_outside(container: Containers, tmp_path: Path, code: int, line: str, said: str) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
+    tmp_path.chmod(0o755)
+    assert said in container(line.format(folder=tmp_path), code=code).text
+
+
+def test_a_full_disk_is_an_unhealthy_node(container: Containers) -> None:
+    job = container(f"{SMALL_DISK} IMG gpt --steps 1 --sample-tokens 0", code=77, warns=("is no volume",))
+    assert "No space left on device" in job.text
+
+
+def test_docker_stop_leaves_a_snapshot_and_another_container_goes_on_from_it(
+    container: Containers, undo: ExitStack
+) -> None:
+    volume = fresh_name()
+    docker("volume", "create", volume)
+    undo.callback(docker, "volume", "rm", volume)
+    options = f"--shm-size 1g --stop-timeout 120 --volume {volume}:/checkpoints"
+    job = container.start(f"{options} IMG gpt --steps 100000 --log-every 1")
+    job.wait_for("step 3/")
+    docker("stop", job.name)
+    job.wait(75)  # 137 where it took longer than --stop-timeout
+    assert any("SIGTERM" in line for line in job.closing)
+    stopped = int(job.text.partition("stopped at step ")[2].split()[0].strip(".,:;"))
+    again = container(f"{options} IMG gpt --steps {stopped + 2} --log-every 1 --sample-tokens 0 --resume auto")
+    assert f"step {stopped + 1}/{stopped + 2}" in again.text
+    assert f"step {stopped}/{stopped + 2}" not in again.text
+
+
+def test_ctrl_c_ends_a_container_in_the_foreground_with_79(undo: ExitStack) -> None:
+    name = fresh_name()
+    undo.callback(docker, "rm", "--force", "--volumes", name)
+    words = ["docker", "run", "--name", name, *command_line(f"{WELL} IMG {ENDLESS}")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
+        assert client.stdout
+        said = ""
+        while "step 50/" not in said:
+            said += (line := client.stdout.readline())
+            assert line, said
+        client.send_signal(signal.SIGINT)
+        said += client.communicate(timeout=PATIENCE)[0]
+    assert client.returncode == 79, said
+    assert docker("wait", name).strip() == "79"
+
+
+def test_a_killed_container_has_no_verdict_of_ours(container: Containers) -> None:
+    job = container.start(f"{WELL} -e RANK=0 -e WORLD_SIZE=2 -e MASTER_ADDR=127.0.0.1 IMG linear")
+    job.wait_for("waiting for nodes: 1 of 2")
+    docker("kill", job.name)
+    job.wait(137)
+    assert "exit code" not in job.text
