@@ -11,7 +11,7 @@ from compose_projects import CPU, LINEAR, TWO_NODES, Project, docker
 
 def run_directories(said: str) -> set[str]:
     """The folders that a container's starts trained in."""
-    return set(re.findall(r"run directory (\S+)", said))
+    return set(re.findall(r": run directory ([^\s,]+)", said))
 
 
 def test_the_example_as_it_is_takes_the_gpus_of_a_machine_that_has_some(project: Callable[..., Project]) -> None:
@@ -25,7 +25,7 @@ def test_the_example_as_it_is_takes_the_gpus_of_a_machine_that_has_some(project:
 def test_a_killed_training_goes_on_with_its_run_from_a_snapshot(trained: Project) -> None:
     said = trained.logs("train")
     assert trained.container("train")["RestartCount"] == 1
-    assert said.count("run directory") == 2
+    assert said.count(": run directory ") == 2
     assert len(run_directories(said)) == 1
     assert re.search(r"going on from /checkpoints/gpt-[\d-]+/snapshots/step-0*[1-9]", said)
 
