@@ -4,8 +4,9 @@ kill            [rank, step]: SIGKILL before that step
 small_buckets   true: gradients are exchanged in many pieces
 forget_random   true: the random generators' states are not restored
 infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
-slow            {"part" | "evaluate" | "save" | "data": seconds}: each of these takes longer
+slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 full_disk       step: from its snapshot on the disk is full
+patience        seconds that one exchange among the ranks may take
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -24,7 +26,7 @@ import torch
 import torch._dynamo  # which every optimizer loads
 from torch.nn.parallel import DistributedDataParallel
 
-from slipway.train import loop, saving, snapshot, step, training
+from slipway.train import group, loop, resume, saving, snapshot, step, training
 from slipway.train.context import Context, open_context
 from slipway.train.loader import Loader
 from slipway.train.training import Training
@@ -76,6 +78,7 @@ def break_the_disk(faults: Mapping[str, Any]) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     wrap(snapshot, "write_file", write)
+    wrap(resume, "load_newest", lambda *_: time.sleep(faults.get("slow", {}).get("load", 0)))
 
 
 def break_context(context: Context, slow: Mapping[str, float]) -> None:
@@ -102,6 +105,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
         saving.set_random_states = lambda *_: None
     break_steps(faults, int(environment["RANK"]))
     break_the_disk(faults)
+    if "patience" in faults:
+        group.COLLECTIVE_TIMEOUT = timedelta(seconds=faults["patience"])
     wrap(Loader, "_make_part", lambda *_: time.sleep(faults.get("slow", {}).get("data", 0)))
     with open_context() as context:
         break_context(context, faults.get("slow", {}))

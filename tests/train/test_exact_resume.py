@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import Run
 
+from slipway.train import loader as module
 from slipway.train.data import Sampler
 from slipway.train.loader import Loader
 
@@ -144,3 +147,35 @@ def test_what_goes_wrong_while_data_are_prepared_is_raised_where_they_are_needed
     with pytest.raises(ValueError, match="a broken picture"):
         next(loader.step())
     loader.close()
+
+
+def test_no_thread_is_at_work_any_more_once_the_loader_is_closed() -> None:
+    begun = []
+
+    def make(indices: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        begun.append(threading.current_thread())
+        time.sleep(0.3)
+        return indices, keys
+
+    loader = Loader(make, Sampler(10, 0), 2, 1, (0, 1), torch.device("cpu"), 2)
+    loader.start(0)
+    next(loader.step())
+    loader.close()
+    assert not [thread for thread in begun if thread.is_alive()]
+    assert len(begun) <= 4  # what was ordered ahead is left undone
+
+
+def test_dead_storage_does_not_keep_a_loader_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = threading.Event()
+    monkeypatch.setattr(module, "LINGER", 0.2)
+
+    def make(indices: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        alive.wait(60)
+        return indices, keys
+
+    loader = Loader(make, Sampler(10, 0), 2, 1, (0, 1), torch.device("cpu"), 2)
+    loader.start(0)
+    begun = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun < 30
+    alive.set()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 from training_jobs import Run
 
+from slipway.train import step
+from slipway.train.heartbeat import Heartbeat
 from slipway.train.nonfinite import Numbers, are_finite, poison
 from slipway.train.training import allow_left_out_steps
 
@@ -34,6 +37,26 @@ def test_a_passing_fault_costs_nothing_but_the_way_back_to_the_snapshot(job: Sta
     for name, tensor in whole.tensors("model", "ranks").items():
         assert torch.equal(tensor, run.tensors("model", "ranks")[name])
     assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+
+
+def test_after_going_back_the_launcher_is_told_of_no_first_step(train: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases, losses = [], []
+    poison, beat = step.poison, Heartbeat.beat
+
+    def infect(loss: torch.Tensor) -> torch.Tensor:
+        losses.append(loss)
+        return poison(loss + torch.inf if 12 < len(losses) < 16 else loss)
+
+    def listen(self: Heartbeat, phase: str, *numbers: Any) -> None:
+        phases.append(phase)
+        beat(self, phase, *numbers)
+
+    monkeypatch.setattr(step, "poison", infect)
+    monkeypatch.setattr(Heartbeat, "beat", listen)
+    assert train("linear", "--steps", 20, "--save-every", 10, "--nonfinite-budget", 2).exit_code == 0
+    first, second = (place for place, phase in enumerate(phases) if phase == "load" and phases[place - 1] != "load")
+    assert "first-step" in phases[first:second]
+    assert "first-step" not in phases[second:]
 
 
 def test_the_second_time_ends_the_job(job: Start) -> None:

@@ -7,13 +7,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from training_jobs import Job, raise_stop_flag
+from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.train import heartbeat
+from slipway.train import heartbeat, loop, snapshot
 from slipway.train.heartbeat import Heartbeat
+from slipway.train.loader import Loader
+from slipway.train.training import Training
 
 
 def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_second(
@@ -66,3 +69,42 @@ def test_a_worker_that_stands_still_says_so_no_more(start: Callable[..., Job]) -
     before = [job.heartbeat(rank)["monotonic"] for rank in (0, 1)]
     time.sleep(1.5)
     assert [job.heartbeat(rank)["monotonic"] for rank in (0, 1)] == before
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The phases of a worker in this process, in order, while it trains."""
+    told: list[str] = []
+    beat = Heartbeat.beat
+
+    def listen(self: Heartbeat, phase: str, step: int, steps: int | None) -> None:
+        told.extend([phase] if told[-1:] != [phase] else [])
+        beat(self, phase, step, steps)
+
+    monkeypatch.setattr(Heartbeat, "beat", listen)
+    return told
+
+
+def test_who_waits_for_data_after_an_evaluation_says_so(
+    train: Callable[..., Run], phases: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Loader._make_part
+    monkeypatch.setattr(Loader, "_make_part", lambda *args: (time.sleep(1.5), make(*args))[1])
+    train("linear", "--steps", 3, "--eval-every", 1, "--save-every", 0, "--workers", 1)
+    assert [after for phase, after in pairwise(phases) if phase == "evaluate"] == ["data", "data", "save"]
+
+
+def test_a_failed_worker_that_still_writes_a_snapshot_says_so(
+    train: Callable[..., Run], phases: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, write = loop.take_step, snapshot.write_file
+
+    def fail(training: Training, phase: str) -> float:
+        if training.step == 3:
+            raise ValueError("a reason of its own")
+        return take(training, phase)
+
+    monkeypatch.setattr(loop, "take_step", fail)
+    monkeypatch.setattr(snapshot, "write_file", lambda *args: (time.sleep(0.5), write(*args))[1])
+    assert train("linear", "--steps", 9, "--save-every", 2).exit_code == 1
+    assert phases[-2:] == ["train", "save"]

@@ -119,6 +119,15 @@ def test_a_manifest_of_another_step_is_noticed(tmp_path: Path) -> None:
         verify_snapshot(path.rename(tmp_path / "step-00000009"))
 
 
+@pytest.mark.parametrize("name", ["model.safetensorr", "state.jsom"])
+def test_a_manifest_that_names_another_file_is_damaged(tmp_path: Path, name: str) -> None:
+    path = save_snapshot(tmp_path, make_snapshot(3), keep=1) / "manifest.json"
+    right = FILES[0] if name.startswith("model") else "state.json"
+    path.write_text(path.read_text().replace(f'"{right}"', f'"{name}"'))  # by a single bit
+    with pytest.raises(SnapshotError, match=r"manifest\.json.* name"):
+        load_snapshot(path.parent)
+
+
 def test_a_newer_format_is_refused_instead_of_losing_steps(tmp_path: Path) -> None:
     for step in (1, 2):
         path = save_snapshot(tmp_path, make_snapshot(step), keep=2)

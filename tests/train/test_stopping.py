@@ -90,3 +90,9 @@ def test_a_failed_snapshot_at_the_end_is_no_success(start: Start) -> None:
     run: Run = start("linear", *LINEAR, full_disk=30).end()[0]
     assert {outcome["outcome"] for outcome in run.outcomes} == {"unhealthy", "peer"}
     assert "another rank could not write its snapshot" in str(run.outcomes)
+
+
+def test_ranks_wait_for_a_slow_disk_longer_than_for_each_other(start: Start) -> None:
+    start("linear", *LINEAR).end()
+    run = start("linear", *LINEAR, "--steps", 40, resume="auto", slow={"load": 8}, patience=5).end()[0]
+    assert [outcome["step"] for outcome in run.outcomes] == [40, 40], run.output

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import Run, raise_stop_flag, worker_environment
 
@@ -17,6 +18,7 @@ from slipway.train.group import leave_group
 from slipway.train.heartbeat import Heartbeat
 from slipway.train.options import ConfigurationError, parse
 from slipway.train.place import read_place
+from slipway.train.precision import Precision
 from slipway.train.step import take_step
 from slipway.train.training import divide_batch, prepare
 from slipway.train.workloads.linear import make_task
@@ -240,6 +242,16 @@ def test_a_snapshot_does_not_bring_back_old_settings(train: Start) -> None:
     decayed = train("linear", *LINEAR, "--epochs", 3, "--weight-decay", 0.5, resume="auto")
     plain = train("linear", *LINEAR, "--epochs", 3, folder="plain")
     assert largest_difference(decayed.tensors(), plain.tensors()) > 0.01
+
+
+def test_a_run_goes_on_with_an_arithmetic_that_scales_its_gradients(
+    train: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train("linear", *LINEAR)
+    monkeypatch.setattr(Precision, "scaler", lambda _: GradScaler("cpu"))
+    assert train("linear", *LINEAR[:4], "--epochs", 3, resume="auto").exit_code == 0
+    run = train("linear", *LINEAR[:4], "--epochs", 4, resume="auto")
+    assert run.outcomes[0]["step"] == 64
 
 
 def test_an_older_snapshot_of_the_same_run_is_not_branched_off(

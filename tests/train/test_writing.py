@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import torch
 
 import slipway
 from slipway.train import snapshot as module
+from slipway.train.metrics import keep_metrics
 from slipway.train.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.writer import Writer
 
@@ -115,3 +117,20 @@ def test_a_snapshot_that_cannot_be_written_is_told_when_it_is_asked_for(
     with pytest.raises(OSError, match="No space left"):
         writer.check()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_replaced_stays_as_it_was_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n{"step": 2}\n\xff\xfe')  # and a torn line
+    keep_metrics(file, 1)
+    assert file.read_text() == '{"step": 1}\n'
+
+    def fail(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        keep_metrics(file, 0)
+    assert file.read_text() == '{"step": 1}\n'

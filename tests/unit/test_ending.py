@@ -91,6 +91,14 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": -9, "hang": "hang: x", "behind": 1, "killed": True, **STOP}, "peer", 1, "hang"),
         ({}, {"status": -9, "hang": "hang: x", "behind": 1, **CANCEL}, "cancelled", 1, "hang"),
         ({}, {"status": -9, "hang": "hang: x", "behind": 0, "failures": [failure(1, KILLED)]}, "peer", 0, "hang"),
+        # Who told its own reason explains the hang of those that wait for it; an echo does not.
+        ({0: CRASH}, {"status": -9, "hang": "hang: x", "behind": 1}, "failed", 0, "ValueError: bad batch"),
+        ({0: LOST}, {"status": -9, "hang": "hang: x", "behind": 1}, "peer", 1, "hang"),
+        # Who told that all is done did it, whatever became of the process afterwards.
+        (DONE, {"status": 1, "failures": [failure(0, -signal.SIGABRT)]}, "finished", None, "val_loss 1.5"),
+        (SAVED, {"status": -9, "killed": True, **STOP}, "stopped", None, "saved step 10"),
+        (DONE, {"status": -9, "hang": "hang: x", "behind": 0}, "finished", None, "val_loss 1.5"),
+        ({0: DONE[0]}, {"status": 1, "failures": [failure(0, -6), failure(1, KILLED)]}, "failed", 1, "SIGKILL"),
         # Something around the workers failed.
         ({}, {"status": -9, "lost": "node 1"}, "peer", None, "because of node 1"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
+from slipway.launch import status as module
 from slipway.launch.errors import CONFIGURATION, LaunchError
-from slipway.launch.heartbeat import heartbeat_file
+from slipway.launch.heartbeat import Beat, heartbeat_file
 from slipway.launch.holder import Hold, this_launcher
 from slipway.launch.rundir import last_outcome, write_json
 from slipway.launch.status import find_run, read_status, status_json, status_lines
@@ -81,6 +82,13 @@ def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:
         (0, "train", 7, 20),
         (1, "train", 7, 20),
     ]
+
+
+def test_a_heartbeat_that_goes_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(beats=2)
+    monkeypatch.setattr(module, "read_beats", lambda *_: {0: Beat(0), 7: Beat(7)})
+    status = read_status(run)
+    assert ([beat.rank for beat in status.beats], len(status.ages)) == ([0], 1)
 
 
 def test_a_run_that_ended_shows_its_verdict() -> None:

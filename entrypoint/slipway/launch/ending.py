@@ -53,11 +53,15 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
 
-    bad = [(rank, record) for rank, record in files.items() if record.get("outcome") not in GOOD]
+    bad = {rank: record for rank, record in files.items() if record.get("outcome") not in GOOD}
+    if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
+        return _as_asked(facts, files, outcome)
     if facts.disk:
         return outcome("unhealthy", facts.disk, advice="free some space; the newest snapshot stands")
     if facts.killed and facts.impatient:
         return outcome("cancelled", "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost")
+    if any(record.get("outcome") != "peer" for record in bad.values()):
+        return _first_failure(facts, bad, now, outcome)
     if facts.hang:
         advice = f"the Python stacks of all ranks are in node-{facts.node_rank}/logs/rank-*.log of the run directory"
         word = "cancelled" if facts.stop == "cancelled" else "peer"
@@ -65,19 +69,24 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.killed:
         return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:
-        return _first_failure(facts, dict(bad), now, outcome)
+        return _first_failure(facts, bad, now, outcome)
     if facts.lost and facts.status != 0:
         return outcome("peer", f"ended because of {facts.lost}")
     if facts.status != 0:
         return _launcher_failure(facts, outcome)
+    return _as_asked(facts, files, outcome)
+
+
+def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Any) -> Outcome:
+    """All workers ended well, as far as they said anything."""
     words = {record.get("outcome") for record in files.values()}
     if word := next((word for word in ("cancelled", "stopped") if word in words), ""):
         record = next(record for record in files.values() if record.get("outcome") == word)
-        return outcome(word, str(record.get("message") or facts.signal))
+        return outcome(word, str(record.get("message") or facts.signal))  # type: ignore[no-any-return]
     if facts.stop and not facts.own:
-        return outcome(facts.stop, f"the script ended after {facts.signal}")
+        return outcome(facts.stop, f"the script ended after {facts.signal}")  # type: ignore[no-any-return]
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
-    return outcome("finished", messages[0] if messages else "")
+    return outcome("finished", messages[0] if messages else "")  # type: ignore[no-any-return]
 
 
 def _too_late(facts: Facts, late: Sequence[int], outcome: Any) -> Outcome:

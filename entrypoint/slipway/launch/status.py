@@ -4,6 +4,7 @@ import difflib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,9 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     for folder in sorted(path.glob(f"node-*/{HEARTBEATS}")):
         ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
         for beat in read_beats(folder.parent, sorted(ranks)).values():
-            beats.append(beat)
-            ages.append(max(0.0, time.time() - (folder / f"rank-{beat.rank}.json").stat().st_mtime))
+            with suppress(FileNotFoundError):  # another attempt may just begin
+                ages.append(max(0.0, time.time() - (folder / f"rank-{beat.rank}.json").stat().st_mtime))
+                beats.append(beat)
     return Status(
         path,
         read_json(path / RUN_FILE),

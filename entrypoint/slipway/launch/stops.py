@@ -121,14 +121,14 @@ def _identity(file: Path) -> tuple[int, ...]:
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def raise_flag(node_dir: Path, stop: Stop, haste: bool) -> str:
+def raise_flag(node_dir: Path, stop: Stop) -> str:
     """Tell this node's workers to stop. Returns why that is impossible, empty where it worked.
 
     On a full disk an empty flag often still fits, and means `stopped`; without any there will be no snapshot either.
     """
     flag = node_dir / STOP_FILE
     try:
-        write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name, "haste": haste})
+        write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name})
     except OSError as error:
         try:
             flag.touch()

@@ -135,17 +135,18 @@ class Attempt:
         return True
 
     def _pass_on(self, stop: Stop, workers: list[int]) -> None:
-        """Tell the workers of a stop, and of a later one that asks for haste."""
+        """Tell the workers of a stop. A later one asks for haste: a script gets it, too, and ours are stopping already."""
         if stop != self._told:
-            haste, self._told, self._signalled = self._told is not None, stop, set()
-            if not haste:
+            again, self._told, self._signalled = self._told is not None, stop, set()
+            if not again:
                 self.facts.stop, self.facts.signal = self.stops.word, stop.name
                 self.deadline = min(self.deadline, time.monotonic() + self.grace)
                 self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
             else:
-                self.say(f"{stop.name} received: in haste")
+                left = max(0.0, self.deadline - time.monotonic())
+                self.say(f"{stop.name} received: stopping already, at most {left:.0f} s are left for the snapshot")
             self.facts.numbers = (*self.facts.numbers, stop.number)
-            if disk := raise_flag(self.node_dir, stop, haste):
+            if disk := raise_flag(self.node_dir, stop):
                 self.facts.disk, self.deadline = disk, time.monotonic()
         if not self.plan.workload.honours_stop and not (self.node_dir / "honours-stop").exists():
             # A worker that is just being started still ignores the signal, and it would be lost.

@@ -43,6 +43,14 @@ def write_file(
     return {"size": size, "sha256": digest.hexdigest()}
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file that is the old one or the new one, never half of it or none. Raises OSError."""
+    temporary = path.with_name(f".{path.name}")
+    write_file(temporary, [text.encode()])
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
 def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     """The same bytes, none longer than PIECE."""
     for chunk in chunks:

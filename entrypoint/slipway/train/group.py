@@ -18,8 +18,9 @@ from slipway.train.place import Place
 
 # Other workers start within seconds of each other; the slowest import torch from cold shared storage.
 CONNECT_TIMEOUT = timedelta(minutes=5)
-# Longer than any evaluation for which the other ranks wait inside a collective; a save is waited for in short ones.
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# Longer than what the launcher lets a rank stand still (PATIENCE in launch/heartbeat.py: half an hour for a first step
+# that compiles), so that its verdict names the rank that lags behind; the limit where that is turned off.
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
 
 
 def open_device(place: Place) -> torch.device:

@@ -7,9 +7,11 @@ fork beside gloo and OpenMP, nothing goes through /dev/shm, and no signal to the
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from threading import Thread
 
@@ -17,6 +19,8 @@ import torch
 
 from slipway.train.data import Sampler
 from slipway.train.task import Batch
+
+LINGER = 10.0  # seconds that `close` waits for batches under way; those of dead storage never come
 
 
 class Loader:
@@ -74,9 +78,18 @@ class Loader:
         return next(self._jobs_from(0))()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end, each after the batch that it is making.
+
+        Waits for them: one that comes back from torch while the interpreter ends aborts the process.
+        """
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
+        until = time.monotonic() + LINGER
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
         self._threads = []
         self._ahead.clear()
 

@@ -12,6 +12,7 @@ import torch
 
 from slipway.train.charts import Charts
 from slipway.train.context import Context
+from slipway.train.durable import replace_file
 from slipway.train.metrics import MetricsFile, Progress, has_evaluation, keep_metrics, peak_memory
 from slipway.train.nonfinite import NonFiniteError
 from slipway.train.options import Common
@@ -53,26 +54,31 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.loader.close()
+        if training.writer.wait(0):
+            context.beat("save")
         training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
 
 
 def train_through(training: Training) -> str:
     """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
     try:
-        return run(training)
+        return run(training, "first-step")
     except NonFiniteError as error:
         training.context.warn(f"{error}; going back to the newest snapshot, once")
         wait_for_writers(training)
         if not resume(training, "auto"):
             raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
     try:
-        return run(training)
+        return run(training, "train")
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
 
 
-def run(training: Training) -> str:
-    """Train from where the training stands, with files and progress that begin there. Returns the outcome."""
+def run(training: Training, phase: str) -> str:
+    """Train from where the training stands, with files and progress that begin there. Returns the outcome.
+
+    `phase` is what the first step is called to the launcher.
+    """
     context, task = training.context, training.task
     first, file = context.place.rank == 0, context.place.run_dir / "metrics.jsonl"
     if first:
@@ -84,23 +90,22 @@ def run(training: Training) -> str:
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     training.loader.start(training.position)
     try:
-        return train(training, metrics, progress)
+        return train(training, metrics, progress, phase)
     finally:
         progress.close()
         metrics.close()
 
 
-def train(training: Training, metrics: MetricsFile, progress: Progress) -> str:
+def train(training: Training, metrics: MetricsFile, progress: Progress, phase: str) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
     word, _ = context.agree()  # before the first step, which may compile for minutes
     if word is None and training.step and not is_evaluated(training):
         word = evaluate(training, metrics, progress)
     if word is None:
-        context.beat("first-step")
+        context.beat(phase)
         settle(training)
         context.look(late=not training.loader.ready())
-    phase = "first-step"
     while training.step < training.total and word is None:
         word = next_word(training)
         if word is not None:
@@ -200,7 +205,7 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
         if word is not None:
             break
         context.beat("evaluate")
-        context.look()
+        context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
         indices = mine[turn * validation.batch_size : (turn + 1) * validation.batch_size]
         with training.precision.autocast():
             parts.append(validation.sums(training.model, validation.batch(indices)))
@@ -223,7 +228,7 @@ def write_options(training: Training) -> None:
     """Write the options, as they were resolved, to `options.json`."""
     values = dataclasses.asdict(training.options) | {"batch_size": training.batch_size}
     values["given"] = sorted(training.options.given)
-    (training.context.place.run_dir / "options.json").write_text(json.dumps(values, indent=1))
+    replace_file(training.context.place.run_dir / "options.json", json.dumps(values, indent=1))
 
 
 def conclude(training: Training, outcome: str) -> None:

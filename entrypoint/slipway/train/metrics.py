@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from slipway.train.charts import Charts
+from slipway.train.durable import replace_file
 
 
 def keep_metrics(path: Path, step: int) -> None:
@@ -20,20 +21,18 @@ def keep_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue  # torn by a crash while it was written
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(f"{line}\n" for line in kept))
-    temporary.replace(path)
+    replace_file(path, "".join(f"{line}\n" for line in kept))
 
 
 def has_evaluation(path: Path, step: int) -> bool:
     """Whether a metrics file holds the evaluation at `step`."""
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             values = json.loads(line)
         except ValueError:

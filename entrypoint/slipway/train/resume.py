@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -28,6 +29,7 @@ from slipway.train.snapshot import (
 )
 
 SNAPSHOTS = "snapshots"
+POLL = 0.05  # seconds between two looks at the disks
 
 
 class Finding(IntEnum):
@@ -104,7 +106,7 @@ def share_snapshot(context: Context, resume: str) -> tuple[Snapshot | None, bool
     """
     place = context.place
     context.beat("load")
-    own = search(resume, place.run_dir / SNAPSHOTS, context) if place.keeps_snapshots else Search()
+    own = search_together(resume, context)
     reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
     source = choose(reports)
     if source is None:
@@ -116,13 +118,23 @@ def share_snapshot(context: Context, resume: str) -> tuple[Snapshot | None, bool
     layout = json.loads(context.share_text(json.dumps(describe_layout(own)), source))
     if layout["failure"] is not None:
         kind, message = layout["failure"]
-        raise own.failure or (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
+        raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
     context.say(f"going on from {layout['path']}")
     snapshot = own.snapshot if place.rank == source else None
     snapshot = receive(context, layout, snapshot, source)
     if resume == "auto":
         context.progress(snapshot.step, Path(layout["path"]).name)
     return snapshot, resume == "auto" and own.snapshot is not None and own.snapshot.step == snapshot.step
+
+
+def search_together(resume: str, context: Context) -> Search:
+    """What `search` finds, where this rank keeps snapshots; no rank waits in one long exchange, however long disks take."""
+    place = context.place
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        own = [reader.submit(search, resume, place.run_dir / SNAPSHOTS, context)] if place.keeps_snapshots else []
+        while any(context.total(len(wait(own, POLL).not_done))):
+            continue
+    return own[0].result() if own else Search()
 
 
 def receive(context: Context, layout: Mapping[str, Any], own: Snapshot | None, source: int) -> Snapshot:

@@ -7,12 +7,10 @@ import torch
 from slipway.train.nonfinite import NonFiniteError, are_finite
 from slipway.train.options import ConfigurationError
 from slipway.train.outcome import PeerError
-from slipway.train.resume import share_snapshot
+from slipway.train.resume import POLL, share_snapshot
 from slipway.train.snapshot import Snapshot, snapshot_name
 from slipway.train.state import load_model, load_optimizer_state, optimizer_state, random_states, set_random_states
 from slipway.train.training import Training
-
-POLL = 0.05  # seconds between two looks at the writers
 
 
 def save(training: Training, live: bool = False) -> None:
@@ -84,7 +82,8 @@ def resume(training: Training, wanted: str) -> bool:
     if state["data"] != training.task.data:
         context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
     load_optimizer_state(training.task.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
-    training.scaler.load_state_dict(state["scaler"])
+    if state["scaler"]:  # else it comes from an arithmetic that needs none
+        training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
     load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
     training.held = snapshot.step if held else -1

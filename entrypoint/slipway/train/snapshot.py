@@ -25,6 +25,7 @@ from slipway.train.durable import make_folder, safetensors_chunks, sync_folder, 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
+TENSORS = ".safetensors"
 
 
 class SnapshotError(Exception):
@@ -105,7 +106,7 @@ def write_files(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -
     state = json.dumps(snapshot.state, indent=1, sort_keys=True).encode()
     files = {STATE: write_file(folder / STATE, [state], note)}
     for stem, tensors in snapshot.tensors.items():
-        name = f"{stem}.safetensors"
+        name = f"{stem}{TENSORS}"
         files[name] = write_file(folder / name, safetensors_chunks(tensors), note)
     manifest = {"format": FORMAT, "step": snapshot.step, "files": files}
     write_file(folder / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()], note)
@@ -123,11 +124,16 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
             )
         if snapshot_name(manifest["step"]) != path.name:
             raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest['step']}")
-        return {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
+        files = {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
     except FileNotFoundError:
         raise SnapshotError(f"{path / MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SnapshotError(f"{path / MANIFEST} cannot be read ({error!r})") from error
+    if STATE not in files:
+        raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
+    if odd := [name for name in files if name != STATE and not name.endswith(TENSORS)]:
+        raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is no file of a snapshot")
+    return files
 
 
 def verify_snapshot(path: Path) -> None:
@@ -176,10 +182,8 @@ def load_snapshot(path: Path) -> Snapshot:
     tensors = {
         Path(name).stem: load(read_file(path / name, size, sha256))
         for name, (size, sha256) in manifest.items()
-        if name.endswith(".safetensors")
+        if name != STATE
     }
-    if STATE not in manifest:
-        raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
     state = json.loads(read_file(path / STATE, *manifest[STATE]))
     return Snapshot(snapshot_step(path), state, tensors)
 

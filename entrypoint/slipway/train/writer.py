@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread, get_native_id
 
@@ -61,7 +62,8 @@ class Writer:
     def _write(self, snapshot: Snapshot, ready: Callable[[], None], humble: bool) -> None:
         try:
             if humble:  # where training wants every core, checksums get a tenth of one; Linux has this per thread
-                os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+                with suppress(OSError):  # a sandbox may forbid it, and that is no reason to lose a snapshot
+                    os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
             ready()
             self.newest = save_snapshot(self.folder, snapshot, self._keep, self._note).name
         except BaseException as error:
