@@ -58,6 +58,10 @@ test-image: .venv/.dev engine image ## Run containers of the image: endings, loc
 test-compose: .venv/.dev engine image ## Bring the compose files up for real, and look at TensorBoard in Chromium
 	$(call section,compose,tests/compose/browser.sh; $(PYTEST) tests/compose $(ARGS))
 
+.PHONY: test-release
+test-release: .venv/.dev engine image ## Run what a release does: bill of materials, tags, push, archive, extending, workflows
+	$(call section,release,tests/release/tools.sh; $(PYTEST) tests/release $(ARGS))
+
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
 	@images/engine.sh
@@ -69,6 +73,42 @@ base: ## Build the image's base, Debian 13, from Debian packages, where no image
 .PHONY: image
 image: ## Build the image slipway:dev (BASE=… CA=… PIP_CONF=… IMAGE=…)
 	@images/build.sh
+
+.PHONY: image-report
+image-report: .venv/.dev ## Weigh the image layer by layer, on disk and packed, against the targets (IMAGE=…)
+	@.venv/bin/python images/release/report.py
+
+.PHONY: save
+save: ## Write the image into dist/, with its checksum, for a site without a network (IMAGE=… ARCHIVE=…)
+	@images/release/archive.sh save
+
+.PHONY: load
+load: ## Check and load what `make save` wrote (ARCHIVE=…)
+	@images/release/archive.sh load
+
+.PHONY: sbom
+sbom: ## Put the image's bill of materials (CycloneDX) into dist/
+	@images/release/sbom.sh
+
+.PHONY: audit
+audit: .venv/.dev ## Ask a service on the internet for known vulnerabilities in the lock
+	@images/release/audit.sh
+
+.PHONY: tags
+tags: ## Print the tags under which this version is published
+	@images/release/tags.sh
+
+.PHONY: release-ref
+release-ref: ## Print the git tag to publish: the pushed one, else the newest release
+	@images/release/ref.sh
+
+.PHONY: base-digest
+base-digest: ## Print the base with its digest, for BASE=… of a release
+	@images/release/base_digest.sh
+
+.PHONY: push
+push: ## Push the image under its tags, and print it by its digest (REPOSITORY=…)
+	@images/release/push.sh
 
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory

@@ -14,11 +14,13 @@ pip=/opt/slipway/bin/pip
 "$pip" install --quiet --require-hashes --requirement /build/requirements.lock --no-index --find-links /wheels \
     --no-compile --report /build/report.json
 
-# What the wheels weigh, for the report on the image: the floor under its compressed size.
+# What the wheels weigh, for the report on the image (the floor under its compressed size), and their checksums, for its
+# bill of materials.
 mkdir --parents /opt/slipway/share
 /opt/slipway/bin/python - >/opt/slipway/share/wheels.tsv <<'PYTHON'
 import json, pathlib, urllib.parse
 for item in json.loads(pathlib.Path("/build/report.json").read_text())["install"]:
     wheel = pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(item["download_info"]["url"]).path))
-    print(wheel.name, wheel.stat().st_size, sep="\t")
+    checksum = item["download_info"]["archive_info"]["hashes"]["sha256"]
+    print(wheel.name, wheel.stat().st_size, checksum, sep="\t")
 PYTHON

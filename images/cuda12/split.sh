@@ -13,7 +13,8 @@ shopt -s nullglob
 venv=/opt/slipway
 site=$(echo $venv/lib/python3.*/site-packages)
 
-compile() { $venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash "$@"; }
+# Forced: pip came compiled against time stamps, which are about to change.
+compile() { $venv/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash "$@"; }
 
 move() { # move LAYER PATH…
     local layer="/layers/$1" path

@@ -37,7 +37,9 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("compose/*.md")]),
+    sorted(
+        [*ROOT.glob("*.md"), *(page for part in ("docs", "compose", "images") for page in (ROOT / part).rglob("*.md"))]
+    ),
     ids=lambda page: page.name,
 )
 def test_links_between_pages_lead_somewhere(page: Path) -> None:

