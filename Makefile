@@ -32,7 +32,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train test-image test-compose test-release ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release ## Run all checks and tests
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
@@ -49,6 +49,10 @@ test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, seve
 .PHONY: test-train
 test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
 	$(call section,train,$(PYTEST) tests/train $(ARGS))
+
+.PHONY: faults
+faults: .venv/.dev .venv/.train engine image ## Harm real jobs in every way that we know, and print what each of them ended with
+	$(call section,faults,$(PYTEST) tests/faults $(ARGS))
 
 .PHONY: test-image
 test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes

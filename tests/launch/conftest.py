@@ -1,13 +1,10 @@
 """Real launchers as processes: `slipway(...)` runs one to its end, `start(...)` leaves it running."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launchers import OWN_SCRIPT, Launcher
+from launchers import OWN_SCRIPT, Launcher, start_launcher
 
 
 @pytest.fixture
@@ -16,19 +13,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     running: list[Launcher] = []
 
     def launch(*words: str, before: tuple[str, ...] = (), **variables: str) -> Launcher:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
-        process = subprocess.Popen(
-            [*before, sys.executable, "-m", "slipway", *words],
-            cwd=tmp_path,
-            env={**kept, "PYTHONWARNINGS": "ignore", **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        running.append(Launcher(process))
+        running.append(start_launcher(tmp_path, *words, before=before, **variables))
         return running[-1]
 
     yield launch

@@ -1,10 +1,13 @@
 """A `slipway` process under test, and a user's own program for it to start."""
 
+import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 PATIENCE = 120.0  # s; a machine under load needs many seconds for two imports of torch
 
@@ -49,6 +52,24 @@ class Launcher:
     def __post_init__(self) -> None:
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
+
+
+def start_launcher(folder: Path, *words: str, before: tuple[str, ...] = (), **variables: str) -> Launcher:
+    """Start `slipway` in a folder, with a clean environment; `before` are words in front of the command."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+    return Launcher(
+        subprocess.Popen(
+            [*before, sys.executable, "-m", "slipway", *words],
+            cwd=folder,
+            env={**kept, "PYTHONWARNINGS": "ignore", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    )
 
 
 OWN_SCRIPT = """

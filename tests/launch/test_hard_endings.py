@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from launchers import Launcher
+from limits import small_disk
 from test_several_nodes import node
 
 __all__ = ["node"]  # a fixture
@@ -79,23 +78,12 @@ def test_a_second_ctrl_c_ends_at_once_and_for_good(start: Start, tmp_path: Path)
     assert any("second Ctrl-C" in line for line in job.closing)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB: less than one snapshot of the tiny GPT."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_a_full_disk_is_the_nodes_fault_and_leaves_no_half_snapshot(start: Start, small_disk: Path) -> None:
-    job = start("gpt", "--steps", "20", "--save-every", "10", "--runs", str(small_disk), NPROC_PER_NODE="2")
-    assert job.end() == 77, job.text
-    assert any("No space left on device" in line for line in job.closing), job.closing
-    assert not list(small_disk.glob("*/snapshots/*"))
+def test_a_full_disk_is_the_nodes_fault_and_leaves_no_half_snapshot(start: Start, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as disk:  # less than one snapshot of the tiny GPT
+        job = start("gpt", "--steps", "20", "--save-every", "10", "--runs", str(disk), NPROC_PER_NODE="2")
+        assert job.end() == 77, job.text
+        assert any("No space left on device" in line for line in job.closing), job.closing
+        assert not list(disk.glob("*/snapshots/*"))
 
 
 def test_a_reader_that_stalls_does_not_keep_the_launcher_from_stopping(start: Start, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from limits import small_memory
 
 Run = Callable[..., Launcher]
 
@@ -57,28 +58,9 @@ def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(slipway: Run, s
     assert not any("out of memory" in line for line in cause)
 
 
-@pytest.fixture
-def small_memory() -> Iterator[tuple[str, ...]]:
-    """A memory cgroup of 1 GiB, v2 or v1; yields the words that start a command inside it."""
-    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    top, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
-    folder = top / f"slipway-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(1 << 30))
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
-    until = time.monotonic() + 20
-    while folder.is_dir() and time.monotonic() < until:
-        try:
-            folder.rmdir()
-        except OSError:
-            time.sleep(0.1)
-
-
-def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path, small_memory: tuple[str, ...]) -> None:
-    job = slipway("own.py", "--then", "eat", before=small_memory, NPROC_PER_NODE="2")
+def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path) -> None:
+    with small_memory(1 << 30) as inside:
+        job = slipway("own.py", "--then", "eat", before=inside, NPROC_PER_NODE="2")
     assert job.end() == 1, job.text
     assert any("out of memory" in line for line in job.closing), job.closing
 

@@ -31,8 +31,26 @@ def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_secon
         beats.beat(phase, len(seen), 20)
         seen.append((record := json.loads(path.read_text()))["step"])
     assert seen == [0, 1, 1, 1, 4, 5]
-    assert record == {"phase": "save", "step": 5, "steps": 20, "monotonic": now, "pid": os.getpid()}
+    assert record == {"phase": "save", "step": 5, "steps": 20, "beats": 6, "monotonic": now, "pid": os.getpid()}
     assert path.read_text().count("\n") == 1
+
+
+def test_the_last_beat_is_written_though_no_other_follows(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.json"
+    beats = Heartbeat(path)
+    for step in range(100):
+        beats.beat("train", step, 100)
+    deadline = time.monotonic() + 10
+    while json.loads(path.read_text())["step"] != 99 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert json.loads(path.read_text())["beats"] == 100
+
+
+def test_waiting_for_data_does_not_count_as_getting_further(tmp_path: Path) -> None:
+    beats = Heartbeat(tmp_path / "rank-0.json")
+    for phase in ("train", "data", "data", "train"):
+        beats.beat(phase, 1, 2)
+    assert json.loads((tmp_path / "rank-0.json").read_text())["beats"] == 2
 
 
 def test_a_heartbeat_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:

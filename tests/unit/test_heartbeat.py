@@ -16,10 +16,10 @@ def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
 
 
 def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
-    write(tmp_path, 3, {"phase": "train", "step": 7, "steps": 20, "monotonic": 12.5, "pid": 99})
+    write(tmp_path, 3, {"phase": "train", "step": 7, "steps": 20, "monotonic": 12.5, "pid": 99, "beats": 31})
     write(tmp_path, 4, {"phase": "setup", "step": 0, "steps": None, "monotonic": 1})
     assert read_beats(tmp_path, (3, 4, 5)) == {
-        3: Beat(3, "train", 7, 20, 12.5, 99),
+        3: Beat(3, "train", 7, 20, 12.5, 99, 31),
         4: Beat(4, "setup", 0, None, 1.0, None),
     }
 
@@ -104,6 +104,8 @@ def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
     [
         ([Beat(0, "train", 9, 20), Beat(1, "train", 8, 20)], {}, (1,), "behind: rank 1 (step 8 of 20, train, for 0 s)"),
         ([Beat(0, "train", 9), Beat(1, "train", 9)], {}, (0, 1), "none lags behind"),
+        ([Beat(0, "train", 9, beats=31), Beat(1, "train", 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, train"),
+        ([Beat(0, "train", 9, beats=30), Beat(1, "data", 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, data"),
         ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "T"}, (1,), "SIGSTOP"),
         ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "R", 70: "S"}, (0,), "step 8, train"),
         ([Beat(rank, "save", 3) for rank in range(9)], {}, tuple(range(9)), "and 5 more"),

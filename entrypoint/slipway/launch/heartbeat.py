@@ -33,7 +33,10 @@ STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting 
 
 @dataclass(frozen=True)
 class Beat:
-    """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process."""
+    """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
+
+    `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place.
+    """
 
     rank: int
     phase: str = "setup"
@@ -41,6 +44,7 @@ class Beat:
     steps: int | None = None
     monotonic: float = 0.0
     pid: int | None = None
+    beats: int = 0
 
     @property
     def place(self) -> str:
@@ -65,13 +69,19 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
     if not (isinstance(phase, str) and isinstance(step, int) and isinstance(monotonic, int | float)):
         return None
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
-    return Beat(rank, phase, step, steps, monotonic, pid)
+    beats = record.get("beats")
+    return Beat(rank, phase, step, steps, monotonic, pid, beats if isinstance(beats, int) else 0)
 
 
 def _stands(before: Beat, beat: Beat) -> bool:
     """Whether nothing moved between two beats. Who waits for data says so again and again, and gets nowhere by that."""
     waits = before.phase == beat.phase == "data" and before.step == beat.step
     return waits or beat == before
+
+
+def _order(beat: Beat) -> tuple[int, int, bool]:
+    """What tells a rank that lags behind: who waits for data at a place makes the others there wait for it."""
+    return beat.step, beat.beats, beat.phase != "data"
 
 
 class Pulse:
@@ -110,8 +120,8 @@ class Pulse:
         """
         beats = tuple(self._beats.values())
         odd = tuple(beat for beat in beats if beat.pid and state(beat.pid) in STATES)
-        least = min(beat.step for beat in beats)
-        return odd or tuple(beat for beat in beats if beat.step == least)
+        least = min(map(_order, beats))
+        return odd or tuple(beat for beat in beats if _order(beat) == least)
 
     def describe(self, behind: tuple[Beat, ...], state: Callable[[int], str]) -> str:
         """The evidence of a hang."""

@@ -6,33 +6,56 @@ import json
 import os
 import time
 from pathlib import Path
+from threading import Lock, Timer
+from typing import Any
 
 INTERVAL = 0.5  # seconds; how often it is written within a phase
 
 
 class Heartbeat:
-    """Written by the thread that trains and by no other, so that it stands still when training does."""
+    """Beats come from the thread that trains and from no other, so that they stand still when training does."""
 
     def __init__(self, path: Path) -> None:
         """Use the file `path`. Nothing fails where it cannot be written: a full disk has better messengers."""
         self._path = path
         self._phase = ""
         self._written = 0.0
+        self._beats = 0
+        self._newest: dict[str, Any] = {}
+        self._late: Timer | None = None
+        self._lock = Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError:
             return
 
     def beat(self, phase: str, step: int, steps: int | None) -> None:
-        """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second."""
+        """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second.
+
+        The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
+        """
         now = time.monotonic()
-        if phase == self._phase and now - self._written < INTERVAL:
-            return
-        self._phase, self._written = phase, now
-        record = {"phase": phase, "step": step, "steps": steps, "monotonic": now, "pid": os.getpid()}
+        self._beats += phase != "data"  # which only those say that wait for theirs, and again and again
+        place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}
+        self._newest = {**place, "monotonic": now, "pid": os.getpid()}
+        changed, self._phase = phase != self._phase, phase
+        if changed or now - self._written >= INTERVAL:
+            self._written = now
+            self._write()
+        elif self._late is None:
+            self._late = Timer(INTERVAL, self._catch_up)
+            self._late.daemon = True
+            self._late.start()
+
+    def _catch_up(self) -> None:
+        self._late = None  # a beat that comes from here on starts another
+        self._write()
+
+    def _write(self) -> None:
         temporary = self._path.with_name(f".{self._path.name}")
-        try:
-            temporary.write_text(json.dumps(record) + "\n")
-            temporary.replace(self._path)
-        except OSError:
-            return
+        with self._lock:
+            try:
+                temporary.write_text(json.dumps(self._newest) + "\n")
+                temporary.replace(self._path)
+            except OSError:
+                return

@@ -1,0 +1,85 @@
+"""Scenes for faults, an uninterrupted run to compare with, and the table with what was measured, at the end."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("launch", "image")]
+
+from containers import IMAGE  # noqa: E402
+from scene import Scene  # noqa: E402
+from table import Fault  # noqa: E402
+
+ROWS = pytest.StashKey[list[tuple[str, ...]]]()
+WIDTHS = (44, 4, 64, 7, 30)
+
+
+@pytest.fixture
+def engine(fault: Fault) -> None:
+    """For rows that need one: a Docker Engine that answers, and the image."""
+    if not fault.engine:
+        return
+    if subprocess.run(["docker", "version"], capture_output=True).returncode:
+        pytest.skip("no Docker Engine answers. Type: make engine")
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.skip(f"there is no image {IMAGE}. Type: make image")
+
+
+@pytest.fixture
+def scene(engine: None, tmp_path: Path, killed: Path) -> Iterator[Scene]:
+    """A folder for a fault; whatever is started there has ended afterwards."""
+    with ExitStack() as stack:
+        yield Scene(tmp_path, stack, killed)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the job ends with when nothing happens."""
+    with ExitStack() as stack:
+        scene = Scene(tmp_path_factory.mktemp("reference"), stack)
+        job = scene.start()
+        assert job.end() == 0, job.text
+        return scene.result()
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that died after step 25, with snapshots of the steps 10 and 20."""
+    with ExitStack() as stack:
+        scene = Scene(tmp_path_factory.mktemp("killed"), stack)
+        job = scene.start(do="kill", beat=("train", 25, 1))
+        assert job.end() == 1, job.text
+        return scene.run
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[Fault, int, str, float], None]:
+    """Note a row of the table."""
+    rows = request.config.stash.setdefault(ROWS, [])
+
+    def note(fault: Fault, code: int, line: str, seconds: float) -> None:
+        told = re.sub(r"node 0 \([^)]*\)(, |: )", "", line)  # on every line, and always the same
+        rows.append((fault.name, str(code), told, f"{seconds:.1f}/{fault.bound:.0f}", fault.resume.text))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table."""
+    rows = config.stash.get(ROWS, [])
+    if not rows:
+        return
+    terminalreporter.section("faults")
+    for row in [("fault", "exit", "last line", "s/bound", "resume"), *rows]:
+        cells = [shortened(cell, width).ljust(width) for cell, width in zip(row, WIDTHS, strict=True)]
+        terminalreporter.write_line("  ".join(cells).rstrip())
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most so many characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

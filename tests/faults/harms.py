@@ -1,0 +1,149 @@
+"""What goes wrong, as functions that return what does it: each starts a job in a scene, harms it, and returns the job."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from signal import Signals
+from typing import Any
+
+from launchers import Launcher, start_launcher
+from limits import small_disk, small_memory
+from scene import Scene
+
+Harm = Callable[[Scene], Any]
+NEXT_GESTURE = 5.3  # s; signals within 5 s count as one
+
+
+def inside(do: str, *words: str, rank: int = 1, before: tuple[str, ...] = (), **when: Any) -> Harm:
+    """A worker does it itself; by default after step 25."""
+
+    def provoke(scene: Scene) -> Launcher:
+        moment = {} if when.keys() & {"beat", "event", "batch"} else {"beat": ("train", 25, 1)}
+        job = scene.start(*words, do=do, rank=rank, before=before, **moment, **when)
+        job.wait_for(f"fault: {do}")
+        scene.harm()
+        return job
+
+    return provoke
+
+
+def sent(number: Signals, to: str, *words: str, release: bool = True) -> Harm:
+    """A signal from outside to `rank 0`, `rank 1`, `torchrun` or the `launcher`, in the middle of step 26."""
+
+    def provoke(scene: Scene) -> Launcher:
+        job = scene.held(*words)
+        scene.harm()
+        os.kill(job.process.pid if to == "launcher" else scene.pid(to), number)
+        if release:
+            scene.release()
+        return job
+
+    return provoke
+
+
+def stopped(number: Signals, times: int, *words: str, release: bool = True, **where: Any) -> Harm:
+    """Signals to the launcher while rank 0 is held somewhere, further apart than those that count as one."""
+
+    def provoke(scene: Scene) -> Launcher:
+        job = scene.held(*words, **where)
+        scene.harm()
+        job.signal(number)
+        scene.wait_for_file("node-0/stop")
+        for _ in range(times - 1):
+            time.sleep(NEXT_GESTURE)
+            job.signal(number)
+            job.wait_for("in haste")
+        if release:
+            scene.release()
+        return job
+
+    return provoke
+
+
+def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
+    """A signal to the launcher once it has said something."""
+
+    def provoke(scene: Scene) -> Launcher:
+        job = scene.start(*(("--max-restarts", "3") if fault else ()), **fault)
+        job.wait_for(words)
+        scene.harm()
+        job.signal(number)
+        return job
+
+    return provoke
+
+
+def asked(how: Callable[[Scene], object]) -> Harm:
+    """A stop without a signal, in the middle of step 26."""
+
+    def provoke(scene: Scene) -> Launcher:
+        job = scene.held()
+        scene.harm()
+        how(scene)
+        scene.wait_for_file("node-0/stop")
+        scene.release()
+        return job
+
+    return provoke
+
+
+def slipway_stop(scene: Scene) -> None:
+    """`slipway stop`, which waits for the end; we do not."""
+    scene.stack.callback(scene.end, start_launcher(scene.folder, "stop", str(scene.run)))
+
+
+def out_of_memory(scene: Scene) -> Launcher:
+    """A rank eats all memory of a cgroup of 1 GiB."""
+    return inside("eat", before=scene.stack.enter_context(small_memory(1 << 30)))(scene)
+
+
+def full(beat: tuple[str, int, int], *words: str) -> Harm:
+    """The run directory's disk is filled to the last byte at this heartbeat."""
+
+    def provoke(scene: Scene) -> Launcher:
+        disk = scene.stack.enter_context(small_disk(scene.folder / "disk", "4m"))
+        scene.run, filler = disk / "run", disk / "filler"
+        job = scene.held(*words, beat=beat)
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 512):
+                pass
+        scene.harm()
+        scene.release()
+        scene.afterwards.append(filler.unlink)
+        return job
+
+    return provoke
+
+
+def read_only(scene: Scene) -> Launcher:
+    """The run directory lies on a file system that is mounted read-only."""
+    disk = scene.stack.enter_context(small_disk(scene.folder / "disk", "4m"))
+    scene.run = disk / "run"
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    scene.afterwards.append(lambda: subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True))
+    scene.harm()
+    return scene.start()
+
+
+def clock_set_back(scene: Scene) -> Launcher:
+    """By a day, for the launcher and all workers, in the middle of training."""
+    job = scene.start(do="set_clock_back")
+    job.wait_for("step 5/")
+    scene.harm()
+    scene.release()
+    return job
+
+
+def second_start(scene: Scene) -> Launcher:
+    """Another launcher is started on the same run directory while the first is alive; that one must not notice."""
+    first = scene.held()
+    scene.harm()
+
+    def let_it_finish() -> None:
+        scene.release()
+        assert first.end() == 0, first.text
+
+    scene.afterwards.append(let_it_finish)
+    return scene.start("--resume", "auto")

@@ -1,0 +1,120 @@
+"""Where a fault happens: a small job in a folder of its own, what harms it from outside, and what a resume makes of it."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launchers import PATIENCE, Launcher, start_launcher
+
+from slipway.train.snapshot import list_snapshots, snapshot_name, verify_snapshot
+
+STEPS = 40
+JOB = (
+    "linear", "--dataset-size", "256", "--batch-size", "8", "--accumulate", "2", "--steps", str(STEPS),
+    "--save-every", "10", "--eval-every", "30", "--log-every", "1",
+)  # fmt: skip
+INSIDE = Path(__file__).parent / "inside"  # its sitecustomize.py does harm in the worker
+
+
+@dataclass
+class Scene:
+    """A folder with one run in it, and everything that was started there."""
+
+    folder: Path
+    stack: ExitStack
+    killed: Path = Path()  # a run that died, to be copied
+    run: Path = Path()
+    harmed: float = 0.0  # when the harm was done, monotonic seconds
+    resumed: Any = None  # the job that goes on, where the fault itself is found by it
+    afterwards: list[Callable[[], object]] = field(default_factory=list)  # what makes a resume possible
+
+    def __post_init__(self) -> None:
+        self.folder.chmod(0o777)  # a container's user writes here, too
+        self.run, self.go = self.folder / "run", self.folder / "go"
+
+    def start(self, *words: str, before: tuple[str, ...] = (), **fault: object) -> Launcher:
+        """Start the job with two processes; `words` are the launcher's, or change the job; `fault`: see sitecustomize."""
+        harm = {"FAULTS": json.dumps([{"rank": 0, "go": str(self.go), **fault}]), "PYTHONPATH": str(INSIDE)}
+        given = ("run", "--run-dir", str(self.run), "--max-restarts", "0", *JOB, *words)
+        launcher = start_launcher(self.folder, *given, before=before, NPROC_PER_NODE="2", **(harm if fault else {}))
+        self.stack.callback(self.end, launcher)
+        return launcher
+
+    def held(self, *words: str, beat: tuple[str, int, int] = ("train", 25, 3), **more: Any) -> Launcher:
+        """Start the job and wait until rank 0 waits for `release`; by default in the middle of step 26."""
+        job = self.start(*words, do="hold", **({"beat": beat} | more))
+        job.wait_for("fault: hold")
+        return job
+
+    def release(self) -> None:
+        self.go.touch()
+
+    def harm(self) -> None:
+        """From now on the time counts."""
+        self.harmed = time.monotonic()
+
+    def pid(self, who: str) -> int:
+        """The process id of `rank 0`, `rank 1` or `torchrun`."""
+        rank = who.removeprefix("rank ") if who.startswith("rank") else "0"
+        pid = int(json.loads((self.run / f"node-0/heartbeat/rank-{rank}.json").read_text())["pid"])
+        if who != "torchrun":
+            return pid
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def wait_for_file(self, path: str) -> None:
+        """Wait until there is a file in the run directory."""
+        until = time.monotonic() + PATIENCE
+        while not (self.run / path).exists():
+            assert time.monotonic() < until, f"there never was {path}"
+            time.sleep(0.05)
+
+    def resume(self) -> Any:
+        """Go on with the run, unless a job has done that already."""
+        for act in self.afterwards:
+            act()
+        return self.resumed or self.start("--resume", "auto")
+
+    def status(self) -> str:
+        """How `slipway status` says that the run ended."""
+        told = start_launcher(self.folder, "status", str(self.run))
+        assert told.end() == 0, told.text
+        return next(line.strip() for line in told.lines if line.strip().startswith("ended"))
+
+    def result(self) -> dict[str, str]:
+        """The sha256 of each file in the last snapshot, which must verify; each step must be in the metrics once."""
+        newest = list_snapshots(self.run / "snapshots")[0]
+        assert newest.name == snapshot_name(STEPS)
+        verify_snapshot(newest)
+        lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if "lr" in line] == list(range(1, STEPS + 1))
+        assert [line["step"] for line in lines if "val_loss" in line] == [30, 40]
+        files = json.loads((newest / "manifest.json").read_text())["files"]
+        return {name: file["sha256"] for name, file in files.items()}
+
+    @staticmethod
+    def end(launcher: Launcher) -> None:
+        """Leave nothing behind."""
+        if launcher.process.poll() is None:
+            os.killpg(launcher.process.pid, signal.SIGKILL)
+        launcher.end()
+
+
+def verdict(closing: list[str]) -> str:
+    """The line of what a launcher said that tells how it ended."""
+    told = [line for line in closing if not line.startswith((" ", "the run lies in "))]
+    return told[-1] if told else ""
+
+
+TRACEBACK = re.compile(r"^(\[[\d:]+\] )?(Traceback|\s+File \"|[\w.]+(Error|Exception)\b)")
+
+
+def is_traceback(line: str) -> bool:
+    """Whether a line of the output belongs to a traceback."""
+    return TRACEBACK.match(line) is not None

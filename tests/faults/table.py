@@ -1,0 +1,152 @@
+"""The faults, as data: how each is provoked, and what it must end with."""
+
+from dataclasses import dataclass
+from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+from typing import Any
+
+import contained
+from damages import delete, empty, empty_all, flip, found, overwrite, truncate, turn_times_round
+from harms import (
+    Harm,
+    asked,
+    clock_set_back,
+    full,
+    inside,
+    out_of_memory,
+    read_only,
+    second_start,
+    sent,
+    slipway_stop,
+    stopped,
+    stopped_when,
+)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What going on yields: the step of the snapshot (None: none), the exit code, and what it says.
+
+    `exact`: it ends with the files that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
+    """
+
+    step: int | None = None
+    code: int = 0
+    says: str = ""
+    exact: bool = True
+
+    @property
+    def text(self) -> str:
+        if self.code:
+            return f"refused with {self.code}: {self.says}"
+        begin = "from the start" if self.step is None else f"from step {self.step}"
+        return f"{'finished already' if self.says == DONE else begin}{', exact' if self.exact else ''}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, the exit code, a pattern of the closing line, the seconds from the harm to the end, and what a resume yields.
+
+    A negative code is a signal that ended the launcher itself; then `slipway status` tells.
+    """
+
+    name: str
+    provoke: Harm
+    code: int
+    line: str
+    bound: float
+    resume: Resume
+    engine: bool = False  # needs a Docker Engine and the image
+
+
+DONE = "is finished; there is nothing to resume"
+FINISHED = Resume(says=DONE)
+FROM_20 = Resume(20)
+SOON, STOP, HANG = 30, 30, 60  # s, on a machine under load; the hang's own 6 s may pass several times
+
+HELD: dict[str, tuple[Any, int | None]] = {
+    "setup": ({"beat": ("setup", 0, 1)}, 0),
+    "load": ({"beat": ("load", 0, 1)}, 0),
+    "first step": ({"beat": ("first-step", 0, 2)}, 1),
+    "training": ({}, 26),
+    "waiting for data": ({"batch": (52,)}, 25),
+    "evaluation": ({"beat": ("evaluate", 30, 1)}, 30),
+    "saving": ({"beat": ("save", 20, 1)}, 21),
+}
+
+
+def stops() -> list[Fault]:
+    rows = []
+    for phase, (where, step) in HELD.items():
+        data = "batch" in where
+        words = ("--workers", "1") if data else ()
+        for times in (1,) if data else (1, 2):  # the stop ends the waiting for data, long before a second one
+            provoke = stopped(SIGTERM, times, *words, **where)
+            line = f"stopped by the system: .*stopped at step {step} of 40, snapshot saved"
+            rows.append(Fault(f"SIGTERM ×{times}, {phase}", provoke, 75, line, STOP, Resume(step)))
+    return rows
+
+
+LOST = "the workload failed: .*, rank {}: {}"
+BEHIND = "workers hang: .*, rank 1: hang: behind: rank 1 {}"
+WRITING = r"snapshots/\.step-00000020\.writing"
+
+
+def dies(moment: str, event: str, pattern: str, number: int, step: int) -> Fault:
+    """Rank 0 is killed in the middle of the second snapshot, which replaces the first."""
+    provoke = inside("kill", "--keep", "1", rank=0, event=(event, pattern, number))
+    return Fault(f"SIGKILL {moment}", provoke, 1, LOST.format(0, "SIGKILL"), SOON, Resume(step))
+
+
+FAULTS = [
+    Fault("exception in a worker", inside("fail"), 1, LOST.format(1, "RuntimeError: boom"), SOON, FROM_20),
+    Fault("a worker leaves with 3", inside("leave"), 1, LOST.format(1, "exit code 3"), SOON, FROM_20),
+    Fault("a worker crashes", inside("crash"), 1, LOST.format(1, "SIGSEGV"), SOON, FROM_20),
+    Fault("exception before the first step", inside("fail", "--max-restarts", "3", beat=("load", 0, 1)), 1, LOST.format(1, "RuntimeError: boom"), SOON, Resume()),
+    Fault("SIGKILL of rank 0", sent(SIGKILL, "rank 0"), 1, LOST.format(0, "SIGKILL"), SOON, FROM_20),
+    Fault("SIGKILL of rank 1", sent(SIGKILL, "rank 1"), 1, LOST.format(1, "SIGKILL"), SOON, FROM_20),
+    Fault("SIGKILL of torchrun", sent(SIGKILL, "torchrun", release=False), 1, "torchrun was ended by SIGKILL", SOON, FROM_20),
+    Fault("SIGUSR1 to torchrun", sent(SIGUSR1, "torchrun"), 0, "^finished on 1 node", SOON, FINISHED),
+    Fault("SIGKILL of the launcher", sent(SIGKILL, "launcher", release=False), -9, "without a verdict: its launcher was killed", SOON, FROM_20),
+    Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED),
+    Fault("exception in every attempt", inside("fail", "--max-restarts", "9", beat=("train", 5, 1)), 93, "no progress: .*3 attempts left no snapshot at all", HANG, Resume()),
+    Fault("SIGSTOP of rank 1", sent(SIGSTOP, "rank 1", "--hang-seconds", "6"), 76, BEHIND.format(".*SIGSTOP"), HANG, FROM_20),
+    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20),
+    Fault("rank 1's data never come", inside("spin", "--hang-seconds", "6", "--workers", "1", batch=(52,)), 76, BEHIND.format(r"\(.*data"), HANG, FROM_20),
+    Fault("SIGTERM before the workers", stopped_when("run directory", SIGTERM), 75, "stopped by the system: .*stopped at step 0 of 40", STOP, Resume(0)),
+    *stops(),
+    Fault("SIGTERM in the last moment", stopped(SIGTERM, 1, beat=("finish", 40, 1)), 0, "^finished on 1 node", STOP, FINISHED),
+    Fault("SIGTERM between attempts", stopped_when("starting again", SIGTERM, do="fail", rank=1, beat=("train", 25, 1)), 75, "SIGTERM came before attempt 2", STOP, FROM_20),
+    Fault("SIGTERM, not heard in the grace", stopped(SIGTERM, 1, "--grace-seconds", "3", release=False), 76, "SIGTERM: ranks 0, 1 had not ended when the grace was over", STOP, FROM_20),
+    Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
+    Fault("Ctrl-C", stopped(SIGINT, 1), 79, "stopped by its user: .*cancelled at step 26", STOP, Resume(26)),
+    Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, FROM_20),
+    Fault("slipway stop", asked(slipway_stop), 79, "stopped by its user: .*cancelled at step 26", STOP, Resume(26)),
+    Fault("a stop file", asked(lambda scene: (scene.run / "stop").touch()), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
+    Fault("memory limit", out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20),
+    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10)),
+    Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20),
+    Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
+    Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume()),
+    dies("before a snapshot's folder", "os.mkdir", WRITING, 1, 10),
+    dies("before its model", "open", f"{WRITING}/model", 1, 10),
+    dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10),
+    dies("before its name", "os.rename", WRITING, 1, 10),
+    dies("before its name is durable", "open", "snapshots$", 2, 20),
+    dies("before the older one goes", "os.rename", "step-00000010$", 1, 20),
+    dies("while the older one goes", "os.remove", "model.safetensors$", 1, 20),
+    Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has")),
+    Fault("bit-flipped snapshot", found(flip("optimizer.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/optimizer.safetensors has")),
+    Fault("file of a snapshot deleted", found(delete("ranks.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/ranks.safetensors is missing")),
+    Fault("file of a snapshot empty", found(empty("state.json")), 0, "^finished", SOON, Resume(10, says="step-00000020/state.json has 0 bytes")),
+    Fault("garbled manifest", found(flip("manifest.json")), 0, "^finished", SOON, Resume(10, says="step-00000020")),
+    Fault("all snapshots damaged", found(empty_all), 93, "no progress: .*holds no snapshot that can be loaded", SOON, Resume(code=93, says="model.safetensors has 0 bytes")),
+    Fault("snapshot of a newer version", found(overwrite("manifest.json", format=9)), 78, "has format 9", SOON, Resume(code=78, says="has format 9")),
+    Fault("file times lie", found(turn_times_round), 0, "^finished", SOON, FROM_20),
+    Fault("clock set back by a day", clock_set_back, 0, "^finished on 1 node", SOON, FINISHED),
+    Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
+    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20),
+    Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
+    Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, engine=True),
+    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), engine=True),
+    Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, engine=True),
+]  # fmt: skip

@@ -1,0 +1,39 @@
+"""Whatever happens, a job ends in bounded time with the right exit code and a true reason, and goes on where it was."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from scene import Scene, is_traceback, verdict
+from table import DONE, FAULTS, Fault
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+def test_it_ends_soon_and_truly_and_goes_on(
+    fault: Fault, scene: Scene, reference: dict[str, str], tell: Callable[..., None]
+) -> None:
+    job = fault.provoke(scene)
+    try:
+        code = job.end(fault.bound)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"still there after {fault.bound} s:\n{job.text}", pytrace=False)
+    seconds = time.monotonic() - scene.harmed
+    line = scene.status() if code < 0 else verdict(job.closing)
+    tell(fault, code, line, seconds)
+    assert code == fault.code, job.text
+    assert re.search(fault.line, line), job.text
+    assert seconds < fault.bound
+    last = [text for text in job.lines if text.strip()][-1]
+    assert not is_traceback(last), job.text
+    assert code < 0 or last.startswith("slipway: "), job.text
+    again = scene.resume()
+    wanted = fault.resume
+    assert again.end() == wanted.code, again.text
+    assert wanted.says in again.text
+    if wanted.code == 0 and wanted.says != DONE:
+        assert ("going on from" in again.text) == (wanted.step is not None), again.text
+        assert wanted.step is None or f"snapshots/step-{wanted.step:08d}\n" in again.text, again.text
+    if wanted.code == 0 and wanted.exact:
+        assert scene.result() == reference
