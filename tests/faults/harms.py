@@ -54,7 +54,7 @@ def stopped(number: Signals, times: int, *words: str, release: bool = True, **wh
         for _ in range(times - 1):
             time.sleep(NEXT_GESTURE)
             job.signal(number)
-            job.wait_for("in haste")
+            job.wait_for("stopping already")
         if release:
             scene.release()
         return job

@@ -10,7 +10,7 @@ import tarfile
 from contextlib import ExitStack
 
 import pytest
-from commands import IMAGE, ROOT, make, output, run
+from commands import ROOT, make, run
 
 report = runpy.run_path(str(ROOT / "images/release/report.py"))
 Layer, Report = report["Layer"], report["Report"]
