@@ -19,8 +19,13 @@ ANYBODY = (
     "setpriv", "--reuid=12345", "--regid=0", "--clear-groups", "--inh-caps=-all,+dac_read_search",
     "--ambient-caps=+dac_read_search", "env", "--unset=HOME", "--unset=USER",
 )  # fmt: skip
-# What `docker run --read-only --tmpfs /tmp` does.
-READ_ONLY = 'mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp && mount -o remount,ro,bind / && cd / && exec "$@"'
+# What `docker run --read-only --tmpfs /tmp` does. A checkout that lies in /tmp itself stays in sight.
+CHECKOUT = Path(__file__).resolve().parents[2]
+READ_ONLY = f"""
+mount --bind {CHECKOUT} /mnt && mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp || exit
+[ -d {CHECKOUT} ] || {{ mkdir -p {CHECKOUT} && mount --bind /mnt {CHECKOUT} || exit; }}
+mount -o remount,ro,bind / && cd / && exec "$@"
+"""
 
 
 def obstacle(*words: str) -> str | None:
