@@ -1,9 +1,30 @@
 """A check that did not run is no success: in CI a skip of what the machine could do fails."""
 
 import os
-from collections.abc import Generator
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 
 import pytest
+
+IMAGE = os.environ.get("IMAGE", "slipway:dev")
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """The name of the image under test; engine and image must be there: a test that did not run is no success."""
+    if subprocess.run(["docker", "version"], capture_output=True).returncode:
+        pytest.fail("no Docker Engine answers. Type: make engine", pytrace=False)
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.fail(f"there is no image {IMAGE}. Type: make image", pytrace=False)
+    return IMAGE
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    """Removes what a test made on the engine, the newest first."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.hookimpl(wrapper=True)

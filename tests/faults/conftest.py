@@ -1,7 +1,6 @@
 """Scenes for faults, an uninterrupted run to compare with, and the table with what was measured, at the end."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +10,6 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("launch", "image")]
 
-from containers import IMAGE  # noqa: E402
 from scene import Scene  # noqa: E402
 from table import Fault  # noqa: E402
 
@@ -20,14 +18,10 @@ WIDTHS = (44, 4, 64, 7, 30)
 
 
 @pytest.fixture
-def engine(fault: Fault) -> None:
+def engine(fault: Fault, request: pytest.FixtureRequest) -> None:
     """For rows that need one: a Docker Engine that answers, and the image."""
-    if not fault.engine:
-        return
-    if subprocess.run(["docker", "version"], capture_output=True).returncode:
-        pytest.skip("no Docker Engine answers. Type: make engine")
-    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
-        pytest.skip(f"there is no image {IMAGE}. Type: make image")
+    if fault.engine:
+        request.getfixturevalue("image")
 
 
 @pytest.fixture

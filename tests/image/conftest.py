@@ -1,28 +1,15 @@
 """The image on a real engine. `container` starts containers of it; IMAGE names another than slipway:dev."""
 
-import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from containers import IMAGE, Containers, docker, fresh_name
+from containers import Containers, docker, fresh_name
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _image() -> None:
-    """The engine and the image must be there: a test that did not run is no success."""
-    if subprocess.run(["docker", "version"], capture_output=True).returncode:
-        pytest.fail("no Docker Engine answers. Type: make engine", pytrace=False)
-    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
-        pytest.fail(f"there is no image {IMAGE}. Type: make image", pytrace=False)
-
-
-@pytest.fixture
-def undo() -> Iterator[ExitStack]:
-    """Removes what a test made on the engine, the newest first."""
-    with ExitStack() as stack:
-        yield stack
+def _image(image: str) -> None:
+    """All of these need the image."""
 
 
 @pytest.fixture

@@ -7,28 +7,16 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import IMAGE, ROOT, output, run
+from commands import ROOT, output, run
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _image() -> None:
-    """The engine and the image must be there: a test that did not run is no success."""
-    if run("docker", "version").returncode:
-        pytest.fail("no Docker Engine answers. Type: make engine", pytrace=False)
-    if run("docker", "image", "inspect", IMAGE).returncode:
-        pytest.fail(f"there is no image {IMAGE}. Type: make image", pytrace=False)
-
-
-@pytest.fixture
-def undo() -> Iterator[ExitStack]:
-    """Removes what a test made, the newest first."""
-    with ExitStack() as stack:
-        yield stack
+def _image(image: str) -> None:
+    """All of these need the image."""
 
 
 @pytest.fixture
