@@ -44,8 +44,7 @@ def make_training(folder: Path) -> Training:
     """A training after its first step, so that the optimizer has its state."""
     place = read_place({"SLIPWAY_RUN_DIR": str(folder), "SLIPWAY_NODE_DIR": str(folder)})
     context = Context(place, torch.device("cpu"), None, Heartbeat(folder / "heartbeat.json"))
-    options = parse("gpt", MODEL.split())
-    assert isinstance(options, GptOptions)
+    options = parse(GptOptions, MODEL.split())
     training = prepare(make_task(options, context.device), options, context)
     training.loader.start(0)
     take_step(training, "train")

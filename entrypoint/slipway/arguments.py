@@ -143,10 +143,13 @@ def _read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
 
 def _check_arguments(workload: str, arguments: Sequence[str]) -> None:
     """Tell a mistake in one of our workloads' options before anything starts."""
-    from slipway.train.options import parse  # torch-free
+    from slipway.train.options import WORKLOADS as KINDS  # torch-free
+    from slipway.train.options import ConfigurationError, parse
 
     try:
-        parse(workload, arguments)
+        parse(KINDS[workload], arguments)
+    except ConfigurationError as error:
+        raise LaunchError(str(error)) from None
     except click.NoSuchOption as error:
         ours = [option.opts[0] for option in launcher_options()]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)

@@ -1,7 +1,6 @@
 """A worker with faults, which FAULTS in its environment holds as JSON.
 
 kill            [rank, step]: SIGKILL before that step
-small_buckets   true: gradients are exchanged in many pieces
 forget_random   true: the random generators' states are not restored
 infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
@@ -24,9 +23,8 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which every optimizer loads
-from torch.nn.parallel import DistributedDataParallel
 
-from slipway.train import group, loop, resume, saving, snapshot, step, training
+from slipway.train import group, loop, resume, saving, snapshot, step
 from slipway.train.context import Context, open_context
 from slipway.train.loader import Loader
 from slipway.train.training import Training
@@ -34,11 +32,6 @@ from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that
 
 gpt.read_stdlib = cache(gpt.read_stdlib)
 gpt.read_stdlib()  # once, in the server that forks us
-
-
-class SmallBuckets(DistributedDataParallel):
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more, bucket_cap_mb=0.01)
 
 
 def wrap(place: object, name: str, before: Callable[..., None]) -> None:
@@ -99,8 +92,6 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
     os.environ.update(environment)
     torch.set_num_threads(1)
     faults = json.loads(environment["FAULTS"])
-    if faults.get("small_buckets"):
-        training.DistributedDataParallel = step.DistributedDataParallel = SmallBuckets  # type: ignore[misc]
     if faults.get("forget_random"):
         saving.set_random_states = lambda *_: None
     break_steps(faults, int(environment["RANK"]))

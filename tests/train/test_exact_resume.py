@@ -69,10 +69,10 @@ def test_a_job_killed_at_any_step_ends_like_one_that_was_not(
 
 
 def test_four_processes_with_many_buckets_sum_in_the_same_order(job: Start) -> None:
-    options = (*GPT, "--steps", 8, "--log-every", 1, "--save-every", 3)
-    whole = job("gpt", *options, processes=4, folders=("whole",), small_buckets=True)
-    killed = job("gpt", *options, processes=4, small_buckets=True, kill=[3, 5])
-    resumed = job("gpt", *options, processes=4, small_buckets=True, resume="auto")
+    options = (*GPT, "--steps", 8, "--log-every", 1, "--save-every", 3, "--bucket-mb", 0.01)
+    whole = job("gpt", *options, processes=4, folders=("whole",))
+    killed = job("gpt", *options, processes=4, kill=[3, 5])
+    resumed = job("gpt", *options, processes=4, resume="auto")
     assert (whole.exit_code, killed.exit_code, resumed.exit_code) == (0, 9, 0), resumed.output
     assert checksum(resumed) == checksum(whole)
     assert lines(resumed) == lines(whole)

@@ -18,8 +18,7 @@ SMALL = GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=256)
 
 
 def preset_config(preset: str) -> GptConfig:
-    options = parse("gpt", ["--preset", preset])
-    assert isinstance(options, GptOptions)
+    options = parse(GptOptions, ["--preset", preset])
     return read_config(options)
 
 

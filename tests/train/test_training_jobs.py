@@ -16,7 +16,7 @@ from training_jobs import Run, raise_stop_flag, worker_environment
 from slipway.train.context import Context
 from slipway.train.group import leave_group
 from slipway.train.heartbeat import Heartbeat
-from slipway.train.options import ConfigurationError, parse
+from slipway.train.options import ConfigurationError, LinearOptions, parse
 from slipway.train.place import read_place
 from slipway.train.precision import Precision
 from slipway.train.step import take_step
@@ -53,7 +53,7 @@ def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_pat
     context = Context(
         read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat")
     )
-    options = parse("linear", ["--accumulate", "4"])
+    options = parse(LinearOptions, ["--accumulate", "4"])
     training = prepare(make_task(options, context.device), options, context)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -273,16 +273,16 @@ def test_help_ends_well(train: Start, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_resolved_options_are_written_down(train: Start) -> None:
     run = train("linear", "--dataset-size", 64, "--steps", 2)
     options = json.loads((run.folder / "options.json").read_text())
-    assert (options["steps"], options["batch_size"], options["given"]) == (2, 32, ["dataset_size", "steps"])
+    assert (options["steps"], options["batch_size"], options["sources"]["steps"]) == (2, 32, "command line")
 
 
 def test_a_default_batch_is_made_divisible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = read_place({**worker_environment(tmp_path, "none"), "WORLD_SIZE": "5"})
     context = Context(place, torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat"))
-    assert divide_batch(parse("linear", []), context) == 35
+    assert divide_batch(parse(LinearOptions, []), context) == 35
     assert "batch size 35 instead of 32" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="Type --batch-size 30 or 35"):
-        divide_batch(parse("linear", ["--batch-size", "32"]), context)
+        divide_batch(parse(LinearOptions, ["--batch-size", "32"]), context)
 
 
 def test_a_worker_without_launcher_says_how_to_start_it() -> None:

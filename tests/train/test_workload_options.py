@@ -17,8 +17,9 @@ from slipway.train.options import WORKLOADS, GptOptions, LinearOptions, parse
 @pytest.mark.parametrize(
     ("workload", "args", "expected"),
     [
-        ("linear", [], {"epochs": 10, "steps": None, "precision": "fp32", "given": frozenset()}),
-        ("linear", ["--steps", "5"], {"epochs": None, "steps": 5, "given": frozenset({"steps"})}),
+        ("linear", [], {"epochs": 10, "steps": None, "precision": "fp32", "given": frozenset(), "batch_size": 32}),
+        ("linear", ["--steps", "5"], {"epochs": None, "steps": 5, "given": frozenset({"steps", "epochs"})}),
+        ("linear", ["--batch-size-per-process", "4"], {"batch_size": None, "batch_size_per_process": 4}),
         ("linear", ["--input_size=3", "--dataset-size", "9"], {"input_size": 3, "dataset_size": 9}),
         ("linear", ["--lr", "1e-3", "--save_every", "7"], {"lr": 0.001, "save_every": 7}),
         ("gpt", [], {"preset": "tiny", "layers": 4, "batch_size": 16, "steps": 1000, "compile": False}),
@@ -32,8 +33,8 @@ from slipway.train.options import WORKLOADS, GptOptions, LinearOptions, parse
     ],
 )
 def test_arguments_become_options(workload: str, args: list[str], expected: dict[str, object]) -> None:
-    options = dataclasses.asdict(parse(workload, args))
-    assert {name: options[name] for name in expected} == expected
+    options = parse(WORKLOADS[workload], args)
+    assert {name: getattr(options, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -50,34 +51,34 @@ def test_arguments_become_options(workload: str, args: list[str], expected: dict
         ("linear", ["--steps", "3", "--epochs", "3"], "--steps and --epochs exclude each other"),
         ("linear", ["--batch-size", "32", "--accumulate", "5"], "--accumulate 5 does not divide --batch-size 32"),
         ("linear", ["extra"], "unexpected extra argument"),
-        ("linear", ["--schedule", "linear"], "'cosine', 'constant'"),
+        ("linear", ["--schedule", "sine"], "'cosine', 'linear', 'constant'"),
+        ("linear", ["--batch-size", "8", "--batch-size-per-process", "4"], "exclude each other"),
         ("gpt", ["--heads", "3"], "--heads 3 does not divide --embed 128"),
         ("gpt", ["--preset", "huge"], "'tiny', 'gpt2'"),
         ("gpt", ["--vocab-size", "100"], "x>=256"),
         ("gpt", ["--dropout", "1"], "x<1"),
-        ("gtp", [], "available are gpt, linear"),
     ],
 )
 def test_what_is_not_understood_is_refused(workload: str, args: list[str], message: str) -> None:
     with pytest.raises(click.UsageError) as caught:
-        parse(workload, args)
+        parse(WORKLOADS[workload], args)
     assert message in caught.value.format_message()
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
 def test_help_shows_every_option_with_its_default(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(click.exceptions.Exit) as caught:
-        parse(workload, ["--help"])
+        parse(WORKLOADS[workload], ["--help"])
     assert caught.value.exit_code == 0
     printed = capsys.readouterr().out
     for field in dataclasses.fields(WORKLOADS[workload]):
-        assert field.name == "given" or f"--{field.name.replace('_', '-')}" in printed
+        assert field.name == "sources" or f"--{field.name.replace('_', '-')}" in printed
     assert f"Usage: slipway {workload}" in printed
 
 
 def test_help_shows_what_presets_change(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(click.exceptions.Exit):
-        parse("gpt", ["--help"])
+        parse(GptOptions, ["--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "[default: (tiny: 4, gpt2: 12); x>=1]" in printed
     assert "[default: (tiny: no-compile, gpt2: compile on a GPU)]" in printed
@@ -92,7 +93,7 @@ def test_presets_name_options_that_exist(kind: type[LinearOptions] | type[GptOpt
 
 def test_importing_the_options_loads_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, slipway.train.options as options; options.parse('gpt', ['--lr', '1']); "
+        "import sys, slipway.train.options as options; options.parse(options.GptOptions, ['--lr', '1']); "
         "print([name for name in ('torch', 'numpy', 'tqdm', 'safetensors') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": str(Path(slipway.__file__).parents[1])}

@@ -17,6 +17,7 @@ HEARTBEATS = "heartbeat"
 PATIENCE = MappingProxyType(
     {
         "setup": 3,  # imports from a cold network disk, the first connections among the ranks
+        "prepare": 12,  # data that are fetched or made, once per node; it beats as they come
         "load": 4,  # a large snapshot, given to the others over the network
         "first-step": 6,  # torch.compile and kernel searches take many minutes
         "train": 1,
@@ -26,7 +27,7 @@ PATIENCE = MappingProxyType(
         "finish": 6,  # the last snapshot's writer
     }
 )
-BEFORE_FIRST_STEP = ("setup", "load", "first-step")
+BEFORE_FIRST_STEP = ("setup", "prepare", "load", "first-step")
 LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
 STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a driver"}
 

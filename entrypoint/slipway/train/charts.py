@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped"})
+import torch
+
+TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped", "mfu"})
 
 
 def tag(name: str) -> str:
@@ -56,6 +58,16 @@ class Charts:
 
             indented = text.replace("\n", "\n    ")  # Markdown's way to say that it is no Markdown
             self._add(step=step, summary=text_pb(name, f"    {indented}"))
+
+    def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
+        """Add a picture, uint8 of shape (3, height, width)."""
+        with self._or_without():
+            from torchvision.io import encode_png
+
+            _, height, width = picture.shape
+            png = bytes(encode_png(picture.cpu()).numpy())
+            image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": png}
+            self._add(step=step, summary={"value": [{"tag": name, "image": image}]})
 
     def close(self) -> None:
         """Close the file."""

@@ -116,6 +116,11 @@ class Context:
             dist.all_reduce(values)
         return values
 
+    def align(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor on the device with rank 0's."""
+        if self.side is not None:
+            dist.broadcast(tensor, 0)
+
     def close(self) -> None:
         """Finish what is still under way between the ranks, and let go of them."""
         self._flag.close()

@@ -51,6 +51,17 @@ def replace_file(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+def sync_tree(folder: Path) -> None:
+    """Bring a folder and everything in it to the disk. Raises OSError."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
+
+
 def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     """The same bytes, none longer than PIECE."""
     for chunk in chunks:

@@ -35,7 +35,7 @@ class Heartbeat:
         The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
         """
         now = time.monotonic()
-        self._beats += phase != "data"  # which only those say that wait for theirs, and again and again
+        self._beats += phase not in ("data", "prepare")  # which some say more often than others
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}
         self._newest = {**place, "monotonic": now, "pid": os.getpid()}
         changed, self._phase = phase != self._phase, phase

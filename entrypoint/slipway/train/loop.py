@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -13,10 +12,12 @@ import torch
 from slipway.train.charts import Charts
 from slipway.train.context import Context
 from slipway.train.durable import replace_file
+from slipway.train.flops import utilisation
 from slipway.train.metrics import MetricsFile, Progress, has_evaluation, keep_metrics, peak_memory
 from slipway.train.nonfinite import NonFiniteError
 from slipway.train.options import Common
 from slipway.train.saving import resume, save, wait_for_writers
+from slipway.train.state import align_buffers
 from slipway.train.step import settle, take_step
 from slipway.train.task import Task
 from slipway.train.training import Training, prepare
@@ -169,9 +170,13 @@ def report(training: Training, rate: float, metrics: MetricsFile, progress: Prog
         text = f"epoch {int(epochs)} done  {text}"
     if skipped:
         text += f"  {skipped} steps left out: not finite"
-    speed = progress.report(training.step, text)
+    speed = progress.speed(training.step)
     values = {"epoch": round(epochs, 4), "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
+    if share := utilisation(task.flops_per_unit * speed / context.place.world_size, context.device):
+        text += f"  {share:.1%} MFU"
+        values["mfu"] = round(share, 4)
     values["memory_peak_gib"] = round(peak_memory(context.device), 3)
+    progress.report(training.step, text)
     if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
         values["grad_norm"] = norm
     values |= {"skipped": skipped} if skipped else {}
@@ -198,6 +203,7 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
     validation, context, place = training.task.validation, training.context, training.context.place
     mine = torch.arange(place.rank, validation.samples, place.world_size, device=context.device)
     parts, word = [], None
+    align_buffers(training.task.model, context)
     training.model.eval()
     # As many turns on all ranks, so that they agree on leaving; the last may be empty.
     for turn in range(math.ceil(validation.samples / place.world_size / validation.batch_size)):
@@ -221,13 +227,15 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
         if training.task.sample:
             training.sample = training.task.sample()
             metrics.write_text(training.step, "sample", training.sample)
+        for name, picture in (training.task.pictures() if training.task.pictures else {}).items():
+            metrics.write_picture(training.step, name, picture)
     return None
 
 
 def write_options(training: Training) -> None:
     """Write the options, as they were resolved, to `options.json`."""
-    values = dataclasses.asdict(training.options) | {"batch_size": training.batch_size}
-    values["given"] = sorted(training.options.given)
+    values = training.options.values() | {"batch_size": training.batch_size}
+    values = {"workload": training.task.name, **values, "sources": dict(training.options.sources)}
     replace_file(training.context.place.run_dir / "options.json", json.dumps(values, indent=1))
 
 

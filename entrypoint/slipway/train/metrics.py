@@ -62,6 +62,11 @@ class MetricsFile:
         if self._charts:
             self._charts.write_text(step, name, text)
 
+    def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
+        """Add a picture, uint8 of shape (3, height, width), to the charts."""
+        if self._charts:
+            self._charts.write_picture(step, name, picture)
+
     def close(self) -> None:
         """Close the files."""
         if self._file:
@@ -91,10 +96,16 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
-    def report(self, step: int, text: str) -> float:
-        """Print where training stands; returns units per second since the last report or restart."""
-        steps, seconds = step - self._since[0], time.perf_counter() - self._since[1]
-        rate = steps / max(seconds, 1e-9)
+    def speed(self, step: int) -> float:
+        """Units per second since the last report or restart."""
+        return self._rate(step) * self._units_per_step
+
+    def _rate(self, step: int) -> float:
+        return (step - self._since[0]) / max(time.perf_counter() - self._since[1], 1e-9)
+
+    def report(self, step: int, text: str) -> None:
+        """Print where training stands."""
+        rate = self._rate(step)
         left = clock((self._total - step) / rate) if rate else "?"
         if self._bar is not None:
             self._bar.set_postfix_str(f"{text}, {short(rate * self._units_per_step)} {self._unit}/s")
@@ -103,7 +114,6 @@ class Progress:
                 f"step {step}/{self._total}  {text}  {short(rate * self._units_per_step)} {self._unit}/s  {left} left"
             )
         self.restart(step)
-        return rate * self._units_per_step
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

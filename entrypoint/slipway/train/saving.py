@@ -9,7 +9,14 @@ from slipway.train.options import ConfigurationError
 from slipway.train.outcome import PeerError
 from slipway.train.resume import POLL, share_snapshot
 from slipway.train.snapshot import Snapshot, snapshot_name
-from slipway.train.state import load_model, load_optimizer_state, optimizer_state, random_states, set_random_states
+from slipway.train.state import (
+    align_buffers,
+    load_model,
+    load_optimizer_state,
+    optimizer_state,
+    random_states,
+    set_random_states,
+)
 from slipway.train.training import Training
 
 
@@ -23,6 +30,7 @@ def save(training: Training, live: bool = False) -> None:
         return
     wait_for_writers(training)
     context = training.context
+    align_buffers(training.task.model, context)
     tensors, values = optimizer_state(training.task.optimizer)
     model = training.task.model.state_dict()
     floating = [tensor for tensor in (*model.values(), *tensors.values()) if tensor.is_floating_point()]

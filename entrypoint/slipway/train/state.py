@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipway.train.context import Context
 from slipway.train.options import ConfigurationError
 from slipway.train.snapshot import Snapshot
 
@@ -62,6 +63,12 @@ def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, A
         wanted = ", ".join(f"{name} {value}, not {description.get(name)}" for name, value in other.items())
         raise ConfigurationError(f"The snapshot at step {snapshot.step} holds another model: {wanted}.")
     model.load_state_dict(snapshot.tensors["model"])
+
+
+def align_buffers(model: nn.Module, context: Context) -> None:
+    """Give all ranks rank 0's buffers: running statistics follow each rank's own share of the data."""
+    for buffer in model.buffers():
+        context.align(buffer)
 
 
 def json_value(value: object) -> object:

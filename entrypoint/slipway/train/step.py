@@ -26,6 +26,8 @@ def take_step(training: Training, phase: str) -> float:
     for group in optimizer.param_groups:
         group["lr"] = rate
     mean = torch.zeros((), device=context.device)
+    buffers = list(training.task.model.buffers())
+    before = [buffer.clone() for buffer in buffers]
     for number, batch in enumerate(training.loader.step(), start=1):
         last = number == options.accumulate
         context.beat(phase)
@@ -36,15 +38,17 @@ def take_step(training: Training, phase: str) -> float:
                 loss = poison(training.task.loss(training.parallel, batch)) / options.accumulate
             training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         mean += loss.detach()
-    update(training, mean)
+    left_out = update(training, mean)
+    for buffer, value in zip(buffers, before, strict=True):  # running statistics saw what was not finite
+        buffer.copy_(torch.where(left_out > 0, value, buffer))
     training.step += 1
     training.position += training.batch_size
     context.progress(training.step)
     return rate
 
 
-def update(training: Training, loss: torch.Tensor) -> None:
-    """Change the weights by the gradients, unless those are not finite."""
+def update(training: Training, loss: torch.Tensor) -> torch.Tensor:
+    """Change the weights by the gradients, unless those are not finite. Returns 1.0 where they are not, else 0.0."""
     optimizer, scaler = training.task.optimizer, training.scaler
     parameters = [parameter for parameter in training.task.model.parameters() if parameter.grad is not None]
     scale = scaler.scale(torch.ones_like(loss))
@@ -54,10 +58,12 @@ def update(training: Training, loss: torch.Tensor) -> None:
     if training.options.clip:
         nn.utils.clip_grads_with_norm_(parameters, training.options.clip, norm)
     # As the gradient scaler tells fused optimizers, which then leave everything as it is, on the device.
-    optimizer.found_inf = training.numbers.judge(loss, norm, scale)  # type: ignore[attr-defined]
+    left_out = training.numbers.judge(loss, norm, scale)
+    optimizer.found_inf = left_out  # type: ignore[attr-defined]
     optimizer.step()
     scaler.update()
     optimizer.zero_grad()
+    return left_out
 
 
 def settle(training: Training) -> None:
@@ -85,10 +91,12 @@ def no_sync(parallel: nn.Module) -> Any:
 
 
 def learning_rate(options: Common, step: int, total: int) -> float:
-    """The rate of step `step` (from 0): a linear rise over the warm-up, then constant or a cosine to a tenth."""
+    """The rate of step `step` (from 0): a linear rise over the warm-up, then constant, a line to 0 or a cosine to a tenth."""
     if step < options.warmup:
         return options.lr * (step + 1) / options.warmup
     if options.schedule == "constant":
         return options.lr
-    share = (step - options.warmup) / max(1, total - options.warmup)
-    return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, share))))
+    share = min(1.0, (step - options.warmup) / max(1, total - options.warmup))
+    if options.schedule == "linear":
+        return options.lr * (1 - share)
+    return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))

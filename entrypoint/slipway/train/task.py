@@ -44,4 +44,6 @@ class Task:
     data: str = ""  # which data, so that a resumed run can tell whether they are still the same
     unit: str = "samples"  # of throughput
     units_per_sample: int = 1
-    sample: Callable[[], str] | None = None  # a text that the model writes, at each evaluation
+    flops_per_unit: float = 0.0  # floating-point operations of forward and backward; 0 where nobody counted them
+    sample: Callable[[], str] | None = None  # a text that the model writes, at each evaluation; on rank 0
+    pictures: Callable[[], Mapping[str, torch.Tensor]] | None = None  # uint8 (3, height, width) by name, likewise

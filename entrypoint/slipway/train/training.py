@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.train.compiler import decide_compile
@@ -52,22 +53,21 @@ class Training:
 
 def prepare(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
+    agree_on_data(task, context)
     batch_size = divide_batch(options, context)
     precision = read_precision(options.precision, context.device)
-    cuda = context.device.type == "cuda"
     compiled = decide_compile(options.compile, context.device.type, os.environ)
     model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
     parallel = model
     if context.place.world_size > 1:
-        parallel = DistributedDataParallel(
-            model, device_ids=[context.device.index] if cuda else None, gradient_as_bucket_view=True
-        )
+        parallel = average_gradients(model, options, context)
     allow_left_out_steps(task.optimizer)
     total = options.steps or math.ceil((options.epochs or 1) * task.samples / batch_size)
     context.steps = total
     context.say(
         f"{task.name}: {sum(parameter.numel() for parameter in task.model.parameters()):,} parameters, "
-        f"{task.samples:,} samples, {total:,} steps of {batch_size} samples, {precision.name} on {context.device.type}"
+        f"{task.samples:,} samples, {total:,} steps of {batch_size} samples "
+        f"({batch_size // context.place.world_size} per process), {precision.name} on {context.device.type}"
     )
     # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
     torch.manual_seed(options.seed + 1 + context.place.rank)
@@ -93,9 +93,40 @@ def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
+def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:
+    """The model with its gradients averaged over all processes, in buckets and in the form that `options` ask for."""
+    parallel = DistributedDataParallel(
+        model,
+        device_ids=[context.device.index] if context.device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_mb,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=options.find_unused_parameters,
+        static_graph=options.static_graph,
+    )
+    hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+    if options.comm in hooks:
+        parallel.register_comm_hook(None, hooks[options.comm])
+    return parallel
+
+
+def agree_on_data(task: Task, context: Context) -> None:
+    """Raise ConfigurationError, on all ranks, where they do not train on the same data."""
+    first = context.share_text(task.data)
+    different = [rank for rank, [odd] in enumerate(context.gather(torch.tensor([task.data != first]))) if odd]
+    if different:
+        raise ConfigurationError(
+            f"Rank {different[0]} has other data than rank 0, which has: {first}. Give all nodes the same files and the "
+            "same image."
+        )
+
+
 def divide_batch(options: Common, context: Context) -> int:
     """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError."""
+    if options.batch_size_per_process:
+        return options.batch_size_per_process * context.place.world_size
     parts = context.place.world_size * options.accumulate
+    if not options.batch_size:
+        raise ConfigurationError("Type --batch-size or --batch-size-per-process.")
     if options.batch_size % parts == 0:
         return options.batch_size
     above = math.ceil(options.batch_size / parts) * parts

@@ -91,9 +91,7 @@ def make_task(options: GptOptions, device: torch.device) -> Task:
 
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the losses, a sample of text, and where the run lies."""
-    options = parse("gpt", args)
-    if not isinstance(options, GptOptions):
-        raise TypeError(f"options of gpt expected, not {type(options).__name__}")
+    options = parse(GptOptions, args)
     result = fit(make_task(options, context.device), options, context)
     if not result.evaluation or context.place.rank != 0:
         return

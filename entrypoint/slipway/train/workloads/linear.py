@@ -77,9 +77,7 @@ def make_task(options: LinearOptions, device: torch.device) -> Task:
 
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args` and print the accuracy."""
-    options = parse("linear", args)
-    if not isinstance(options, LinearOptions):
-        raise TypeError(f"options of linear expected, not {type(options).__name__}")
+    options = parse(LinearOptions, args)
     result = fit(make_task(options, context.device), options, context)
     if result.evaluation:
         context.say(f"accuracy {result.evaluation['accuracy']:.2%} on samples that were not trained on")

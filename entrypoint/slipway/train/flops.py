@@ -1,0 +1,24 @@
+"""How much of what a GPU could do at best a training makes use of: its model FLOPs utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+# Dense bf16 or fp16 tensor-core operations per second, from NVIDIA's data sheets of these products. The first name that
+# the device's name holds counts, so more special ones stand first.
+PEAKS: Mapping[str, float] = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12,
+    "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "A40": 150e12, "V100": 125e12, "T4": 65e12,
+    "RTX 4090": 165e12, "RTX 3090": 71e12,
+}  # fmt: skip
+
+
+def utilisation(flops_per_second: float, device: torch.device) -> float:
+    """The share of the device's peak that `flops_per_second` of one process are; 0 where the peak is unknown."""
+    if device.type != "cuda":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    peak = next((peak for known, peak in PEAKS.items() if known in name), 0.0)
+    return flops_per_second / peak if peak else 0.0

@@ -1,0 +1,91 @@
+"""Files that one process of each node makes or fetches before training, for all processes to use.
+
+A folder is there when it has its name: it is made under a temporary one beside it, and renamed. No file is ever locked
+(flock does nothing on much shared storage): where nodes share the cache each makes its own, the first one's stays.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipway.train.context import Context
+from slipway.train.durable import sync_tree
+from slipway.train.outcome import PeerError
+
+POLL = 0.2  # seconds between two looks of the processes that wait
+STALE = 24 * 3600.0  # seconds after which a temporary folder is nobody's any more
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where prepared data are kept: in the image under /data, elsewhere in the user's cache."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "slipway"
+
+
+def make_together(context: Context, final: Path, make: Callable[[Path, Callable[[], None]], None]) -> Path:
+    """See to the folder `final`: local rank 0 of each node calls `make(folder, tick)` where it is missing; all wait.
+
+    `make` calls `tick` whenever it got on, so that nobody takes it for hanging. Raises what `make` raised, on that
+    rank, and PeerError on the others.
+    """
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+
+    with ThreadPoolExecutor(max_workers=1) as maker:
+        work: list[Future[None]] = []
+        if context.speaks:  # the first process of its node
+            work = [maker.submit(make_folder_once, final, lambda folder: make(folder, tick))]
+        seen = -1
+        while True:
+            waiting = wait(work, POLL).not_done
+            if ticks > seen:
+                context.beat("prepare")
+                seen = ticks
+            busy, failed = context.total(
+                len(waiting), sum(done.exception() is not None for done in work if done.done())
+            )
+            if failed or not busy:
+                break
+        for done in work:
+            done.result()
+    if failed:
+        raise PeerError(f"another rank could not make {final}")
+    return final
+
+
+def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
+    """Call `make` on a temporary folder that then becomes `final`, unless that is there. Raises what `make` raises."""
+    if final.is_dir():
+        return
+    with temporary_folder(final) as folder:
+        make(folder)
+        sync_tree(folder)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not final.is_dir():  # else another node was faster
+                raise
+
+
+@contextmanager
+def temporary_folder(final: Path) -> Iterator[Path]:
+    """A new folder beside `final`, removed afterwards; those that crashes left there a day ago are removed as well."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for old in final.parent.glob(f".{final.name}.*"):
+        if time.time() - old.stat().st_mtime > STALE:
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.{socket.gethostname()}.", dir=final.parent))
+    folder.chmod(0o775)  # shared caches belong to a group
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
