@@ -45,7 +45,7 @@ def make_training(folder: Path) -> Training:
     place = read_place({"SLIPWAY_RUN_DIR": str(folder), "SLIPWAY_NODE_DIR": str(folder)})
     context = Context(place, torch.device("cpu"), None, Heartbeat(folder / "heartbeat.json"))
     options = parse(GptOptions, MODEL.split())
-    training = prepare(make_task(options, context.device), options, context)
+    training = prepare(make_task(options, context), options, context)
     training.loader.start(0)
     take_step(training, "train")
     return training

@@ -12,11 +12,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.launch.catalog import WORKLOADS, find_workload
+from slipway.launch.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.devices import read_devices
 from slipway.launch.errors import LaunchError
 from slipway.launch.host import read_host
@@ -24,8 +24,12 @@ from slipway.launch.job import Job
 from slipway.launch.plan import Plan, interfaces, make_plan
 from slipway.launch.reach import interface_towards, is_loopback, listen
 from slipway.launch.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.spans import divide_processes
 from slipway.launch.surroundings import default_runs, results_folder, warnings
-from slipway.launch.topology import TOPOLOGICAL, resolve_topology
+from slipway.launch.topology import TOPOLOGICAL, Topology, resolve_topology
+
+if TYPE_CHECKING:
+    from slipway.train.options import Options
 
 RDZV = {
     "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
@@ -93,10 +97,15 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     host = read_host(environ)
     sources = _read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
     workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
-    if workload.own:
-        _check_arguments(workload.name, arguments)
+    chosen = _check_arguments(workload.name, arguments) if workload.own else None
+    if chosen and chosen.values().get("launcher") == "spawn":
+        workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
     topology = resolve_topology(sources, devices, host)
+    if workload.spawned:
+        _require_one_machine(topology)
+    if chosen and workload.staged:
+        topology = _divide(topology, chosen)
     topology = dataclasses.replace(
         topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
     )
@@ -141,19 +150,74 @@ def _read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     return sources
 
 
-def _check_arguments(workload: str, arguments: Sequence[str]) -> None:
-    """Tell a mistake in one of our workloads' options before anything starts."""
+def _count_processes(sources: Sources, chosen: "Options") -> Sources:
+    """Add `--world-size`, which counts processes where they are spawned, as what `--nproc-per-node` is to torchrun."""
+    name, count = "NPROC_PER_NODE", chosen.values()["world_size"]
+    if count is None:
+        return sources
+    if name in sources.options:
+        raise click.UsageError(
+            "With --launcher spawn, --world-size and --nproc-per-node say the same; type one of them."
+        )
+    origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
+    return dataclasses.replace(sources, options={**sources.options, name: str(count)}, origins=origins)
+
+
+def _divide(topology: Topology, chosen: "Options") -> Topology:
+    """Return the topology with what `--stages` makes of its processes. Raises LaunchError for what cannot work."""
+    from slipway.train.options import PipelineOptions  # torch-free
+
+    assert isinstance(chosen, PipelineOptions)
+    return divide_processes(topology, chosen.stages, chosen.possible_stages(topology.world_size))
+
+
+def _require_one_machine(topology: Topology) -> None:
+    """Raise LaunchError where processes cannot be spawned from one of them."""
+    if topology.process:
+        raise LaunchError(
+            f"--launcher spawn starts all processes itself, and here is one launcher per process already (from "
+            f"{topology.process.source}). Leave it out."
+        )
+    if topology.nodes > 1:
+        raise LaunchError(
+            f"--launcher spawn starts processes on one machine only, and {topology.values['WORLD_SIZE'].claim.about('WORLD_SIZE')} "
+            "counts several. Leave --launcher out: torchrun starts them on each."
+        )
+
+
+def _check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
+    """Return the options of one of our workloads; a mistake in them is told before anything starts."""
     from slipway.train.options import WORKLOADS as KINDS  # torch-free
     from slipway.train.options import ConfigurationError, parse
 
     try:
-        parse(KINDS[workload], arguments)
+        return parse(KINDS[workload], arguments)
     except ConfigurationError as error:
         raise LaunchError(str(error)) from None
     except click.NoSuchOption as error:
         ours = [option.opts[0] for option in launcher_options()]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+
+
+def options_lines(plan: Plan) -> list[str]:
+    """The options of one of our workloads with their values and where those came from; none of a user's program."""
+    if not plan.workload.own:
+        return []
+    from slipway.train.options.command import option_lines  # torch-free
+
+    return option_lines(_check_arguments(plan.workload.name, plan.arguments))
+
+
+def options_json(plan: Plan) -> dict[str, Any]:
+    """The same by name."""
+    if not plan.workload.own:
+        return {}
+    options = _check_arguments(plan.workload.name, plan.arguments)
+    return {
+        name.replace("_", "-"): {"value": value, "source": options.sources[name]}
+        for name, value in options.values().items()
+    }
 
 
 def _hash_stdlib() -> str:

@@ -7,19 +7,29 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from slipway import __version__
-from slipway.arguments import CONTEXT, Launching, foresee_interfaces, launcher_options, read_job
+from slipway.arguments import (
+    CONTEXT,
+    Launching,
+    foresee_interfaces,
+    launcher_options,
+    options_json,
+    options_lines,
+    read_job,
+)
+from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
+from slipway.reports import report, workloads
+from slipway.results import evaluate, export, sample
 from slipway.runs import status, stop
 
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
@@ -81,38 +91,20 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     made = foresee_interfaces(job)
     values = resolved_values(job.plan.topology, job.sources)
     if as_json:
-        click.echo(json.dumps(plan_json(made, values), indent=1))
+        click.echo(json.dumps(plan_json(made, values, options_json(made)), indent=1))
     else:
-        click.echo("\n".join(plan_lines(made, values)))
+        click.echo("\n".join(plan_lines(made, values, options_lines(made))))
 
 
 _EXAMPLE = "Example: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"
 _command("run", run, [], _EXAMPLE)
 JSON = click.Option(
-    ["--json", "as_json"], is_flag=True, help="Print JSON: topology, values with their sources, torchrun."
+    ["--json", "as_json"], is_flag=True, help="Print JSON: topology, values and options with their sources, torchrun."
 )
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
-@slipway.command(epilog='Example: slipway sample runs/gpt-20260101-120000 --prompt "def "')
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
-@click.option("--tokens", type=click.IntRange(1, 100_000), default=400, show_default=True, help="How many to add.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True, help="0 takes the likeliest.")
-@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> None:
-    """Continue a text with the newest snapshot of a gpt RUN."""
-    from slipway.train.options import ConfigurationError
-    from slipway.train.sample import sample as continue_text
-    from slipway.train.snapshot import SnapshotError
-
-    try:
-        click.echo(continue_text(run, prompt, tokens, temperature, seed))
-    except (ConfigurationError, SnapshotError) as error:
-        raise LaunchError(str(error)) from None
-
-
-for command in (status, stop):
+for command in (data, evaluate, export, report, sample, status, stop, workloads):
     slipway.add_command(command)
 
 

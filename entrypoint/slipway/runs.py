@@ -18,7 +18,7 @@ from slipway.launch.verdict import GOOD
 RUNS = click.option("--runs", metavar="DIR", help="Folder that holds the runs.  [SLIPWAY_RUNS, default runs]")
 
 
-def _find(run: str, runs: str | None) -> Path:
+def named_run(run: str, runs: str | None) -> Path:
     """The run that is meant; the folder of runs comes from the same places as for `slipway run`."""
     file = Path(".env")
     options = {"SLIPWAY_RUNS": runs} if runs else {}
@@ -32,7 +32,7 @@ def _find(run: str, runs: str | None) -> Path:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
 def status(run: str, runs: str | None, as_json: bool) -> None:
     """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
-    found = read_status(_find(run, runs))
+    found = read_status(named_run(run, runs))
     click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(status_lines(found)))
 
 
@@ -47,7 +47,7 @@ def stop(run: str, runs: str | None, wait: bool) -> None:
 
     RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
     """
-    path = _find(run, runs)
+    path = named_run(run, runs)
     found = read_status(path)
     if not found.alive:
         code = found.outcome.get("code")

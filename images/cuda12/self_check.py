@@ -90,6 +90,26 @@ def torchvision_has_its_operators() -> str:
     return f"torchvision {torchvision.__version__}"
 
 
+def data_sets_are_read() -> str:
+    """Parquet is written and read, a tokenizer trained, a chart drawn; the Hub's client loads."""
+    import huggingface_hub
+    import pyarrow
+    import pyarrow.parquet
+    import pygal
+    import tokenizers
+
+    with tempfile.TemporaryDirectory() as folder:
+        for compression in ("snappy", "zstd", "gzip"):
+            table = pyarrow.table({"text": ["a", "b"], "image": [b"1", b"2"]})
+            pyarrow.parquet.write_table(table, f"{folder}/data.parquet", compression=compression)
+            assert pyarrow.parquet.read_table(f"{folder}/data.parquet") == table
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.train_from_iterator(["a b a b"], tokenizers.trainers.BpeTrainer(vocab_size=8, show_progress=False))
+    assert tokenizer.encode("ab").ids
+    assert b"<svg" in pygal.XY(js=[]).render()
+    return f"pyarrow {pyarrow.__version__}, tokenizers {tokenizers.__version__}, Hub {huggingface_hub.__version__}"
+
+
 def two_processes_train() -> str:
     """A step of DistributedDataParallel over gloo, through torchrun."""
     with tempfile.TemporaryDirectory() as folder:
@@ -137,6 +157,7 @@ if __name__ == "__main__":
         libraries_resolve,
         torch_computes,
         torchvision_has_its_operators,
+        data_sets_are_read,
         two_processes_train,
         compiler_builds_for_triton,
         modules_are_compiled,

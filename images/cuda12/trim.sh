@@ -40,10 +40,20 @@ drop "triton: the hardware counters' host library, for its profiler" triton/back
 drop "triton: instrumentation passes that its own tests load" triton/instrumentation/*.so triton/FileCheck
 drop "protoc: torch's Python needs no protocol compiler" torch/bin/protoc*
 drop "NVIDIA's headers: there is no nvcc here; triton brings its own" nvidia/*/include
-drop "the packages' own tests" numpy/**/tests sympy/**/tests networkx/**/tests mpmath/tests
+drop "torch's headers: they need nvcc or g++, and neither is here" torch/include
+drop "NVSHMEM's device code, for linking into kernels of one's own" nvidia/nvshmem/lib/libnvshmem_device.bc
+drop "CUPTI's hardware counters: torch's profiler records activities" nvidia/cuda_cupti/lib/lib{nvperf_host,nvperf_target,pcsamplingutil,checkpoint}.so
+drop "pyarrow: services and formats besides parquet" pyarrow/libarrow_{flight,python_flight,s3}.so* \
+    pyarrow/_{flight,s3fs}.*.so
+drop "pyarrow: what its C++ and Cython users compile and link with" pyarrow/include pyarrow/src pyarrow/**/*.{pyx,pxd,pxi} \
+    pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*
+drop "TensorBoard's server in Rust: the one in Python reads the same files" tensorboard_data_server/bin
+drop "the packages' own tests" {numpy,sympy,networkx}/**/tests {mpmath,pyarrow}/tests
 
 strip_symbols triton/_C/*.so
 strip_symbols torch/lib/libtorch_{cpu,cuda,cuda_linalg,python}.so
 strip_symbols nvidia/nccl/lib/libnccl.so.2
+strip_symbols pyarrow/*.so*
+strip_symbols hf_xet/*.so tokenizers/*.so yaml/*.so PIL/*.so torchvision/_C.so
 
 printf 'trim: %8.1f MB in all\n' "$(bc_mb "$total")"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_server import HubServer
 from training_jobs import (
     PATIENCE,
     SERVER,
@@ -134,3 +135,34 @@ def job(start: Callable[..., Job]) -> Callable[..., Run]:
         return start(*args, **more).end()[0]
 
     return run
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub on this machine and an empty cache, for this process and those that it starts; no waits between attempts."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    server, home = HubServer(), tmp_path / "huggingface"
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": home, "HF_TOKEN_PATH": home / "token"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    # The library reads its variables when it is imported, which in this process may have been long ago.
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    yield server
+    huggingface_hub.close_session()
+    server.close()
+
+
+@pytest.fixture
+def shared_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Data that are prepared once, as the glyphs, serve all tests of a session."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

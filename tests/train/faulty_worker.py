@@ -24,14 +24,14 @@ from typing import Any
 import torch
 import torch._dynamo  # which every optimizer loads
 
-from slipway.train import group, loop, resume, saving, snapshot, step
+from slipway.train import corpus, group, loop, resume, saving, snapshot, step
 from slipway.train.context import Context, open_context
 from slipway.train.loader import Loader
 from slipway.train.training import Training
 from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that forks us has them loaded
 
-gpt.read_stdlib = cache(gpt.read_stdlib)
-gpt.read_stdlib()  # once, in the server that forks us
+corpus.read_stdlib = cache(corpus.read_stdlib)
+corpus.read_stdlib()  # once, in the server that forks us
 
 
 def wrap(place: object, name: str, before: Callable[..., None]) -> None:

@@ -12,6 +12,7 @@ from training_jobs import Run
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.options import ConfigurationError, GptOptions, parse
 from slipway.train.sample import sample
+from slipway.train.tokenizer import ByteTokenizer
 from slipway.train.workloads.gpt import read_config
 
 SMALL = GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=256)
@@ -19,10 +20,20 @@ SMALL = GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=256)
 
 def preset_config(preset: str) -> GptConfig:
     options = parse(GptOptions, ["--preset", preset])
-    return read_config(options)
+    return read_config(options, ByteTokenizer())
 
 
-@pytest.mark.parametrize(("preset", "count"), [("tiny", 842_496), ("gpt2", 124_439_808)])
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        ("tiny", 842_496),
+        ("small", 10_844_160),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
 def test_presets_have_the_published_number_of_parameters(preset: str, count: int) -> None:
     with torch.device("meta"):
         model = Gpt(preset_config(preset))
@@ -103,5 +114,5 @@ def test_text_cannot_be_had_from_other_runs(train: Callable[..., Run], tmp_path:
     with pytest.raises(ConfigurationError, match="holds no snapshot"):
         sample(tmp_path, "def ", 1, 1.0, 0)
     run = train("linear", "--steps", 1)
-    with pytest.raises(ConfigurationError, match="only gpt writes text"):
+    with pytest.raises(ConfigurationError, match="only gpt, finetune, pipeline write text"):
         sample(run.folder, "def ", 1, 1.0, 0)

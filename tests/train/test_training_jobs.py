@@ -54,10 +54,10 @@ def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_pat
         read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat")
     )
     options = parse(LinearOptions, ["--accumulate", "4"])
-    training = prepare(make_task(options, context.device), options, context)
+    training = prepare(make_task(options, context), options, context)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        training.parallel = DistributedDataParallel(training.model)
+        training.parallel.model = averaging = DistributedDataParallel(training.parallel.judged)
         exchanges = []
 
         def count(_, bucket):  # type: ignore[no-untyped-def]  # torch wants these annotations unquoted or not at all
@@ -66,12 +66,12 @@ def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_pat
             done.set_result(bucket.buffer())
             return done
 
-        training.parallel.register_comm_hook(None, count)
+        averaging.register_comm_hook(None, count)
         training.loader.start(0)
         take_step(training, "train")
         assert len(exchanges) == 1
     finally:
-        del training
+        del training, averaging
         leave_group()
 
 

@@ -54,8 +54,8 @@ def test_arguments_become_options(workload: str, args: list[str], expected: dict
         ("linear", ["--schedule", "sine"], "'cosine', 'linear', 'constant'"),
         ("linear", ["--batch-size", "8", "--batch-size-per-process", "4"], "exclude each other"),
         ("gpt", ["--heads", "3"], "--heads 3 does not divide --embed 128"),
-        ("gpt", ["--preset", "huge"], "'tiny', 'gpt2'"),
-        ("gpt", ["--vocab-size", "100"], "x>=256"),
+        ("gpt", ["--preset", "huge"], "'tiny', 'small', 'gpt2'"),
+        ("gpt", ["--vocab-size", "100"], "--vocab-size 100 is less than the 256 different bytes"),
         ("gpt", ["--dropout", "1"], "x<1"),
     ],
 )
@@ -80,8 +80,8 @@ def test_help_shows_what_presets_change(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(click.exceptions.Exit):
         parse(GptOptions, ["--help"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "[default: (tiny: 4, gpt2: 12); x>=1]" in printed
-    assert "[default: (tiny: no-compile, gpt2: compile on a GPU)]" in printed
+    assert "[default: (tiny: 4, small: 6, gpt2: 12, gpt2-medium: 24, gpt2-large: 36, gpt2-xl: 48); x>=1]" in printed
+    assert "[default: (tiny: no-compile, small: compile on a GPU, gpt2: compile on a GPU," in printed
     assert "[default: 2; x>=1]" in printed
 
 

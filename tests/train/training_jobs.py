@@ -16,9 +16,8 @@ from typing import Any
 
 import faulty_worker
 import torch
-from safetensors.torch import load_file
 
-from slipway.train.snapshot import list_snapshots, verify_snapshot
+from slipway.train.snapshot import list_snapshots, load_snapshot
 
 SERVER = multiprocessing.get_context("forkserver")
 PATIENCE = 120  # seconds; far more than any job here takes
@@ -50,13 +49,8 @@ class Run:
 
     def tensors(self, *stems: str) -> dict[str, torch.Tensor]:
         """Tensors of the newest snapshot, which must verify."""
-        newest = list_snapshots(self.folder / "snapshots")[0]
-        verify_snapshot(newest)
-        return {
-            f"{stem}/{name}": tensor
-            for stem in stems or ("model",)
-            for name, tensor in load_file(newest / f"{stem}.safetensors").items()
-        }
+        parts = load_snapshot(list_snapshots(self.folder / "snapshots")[0]).tensors
+        return {f"{stem}/{name}": tensor for stem in stems or ("model",) for name, tensor in parts[stem].items()}
 
 
 @dataclass

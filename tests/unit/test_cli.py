@@ -116,7 +116,8 @@ def test_the_help_of_a_command_names_every_setting_and_its_variable(slipway: Sli
 def test_a_workload_has_help_of_its_own(slipway: Slipway, workload: str) -> None:
     answer = slipway(workload, "--help")
     assert answer.code == 0
-    assert "--batch-size" in answer.out
+    assert f"Usage: slipway {workload} " in answer.out
+    assert "--config" in answer.out
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

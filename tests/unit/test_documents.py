@@ -25,6 +25,12 @@ def test_the_readme_lists_the_workloads() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(WORKLOADS)
 
 
+def test_the_page_on_workloads_has_a_section_for_each() -> None:
+    page = (ROOT / "docs/workloads.md").read_text()
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == set(WORKLOADS)
+    assert set(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|", page, re.MULTILINE)) == set(WORKLOADS)
+
+
 def test_launcher_and_workers_know_the_same_workloads() -> None:
     assert set(options.WORKLOADS) == set(WORKLOADS)
 

@@ -131,7 +131,7 @@ def test_no_secret_is_printed() -> None:
     environ, file = {"SLIPWAY_TOKEN": "hunter2"}, {"HF_TOKEN": "hunter3", "SLIPWAY_TOKEN": "hunter4"}
     made = plan_for(environ=environ, env_file=file)
     values = resolved_values(made.topology, make_sources(environ, env_file=file))
-    lines = [*plan_lines(made, values), json.dumps(plan_json(made, values))]
+    lines = [*plan_lines(made, values, []), json.dumps(plan_json(made, values, {}))]
     assert [line for line in lines if "hunter" in line] == []
     assert [line for line in lines if "SLIPWAY_TOKEN" in line and "***" in line]
     assert made.env["HF_TOKEN"] == "hunter3"

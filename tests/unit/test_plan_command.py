@@ -50,7 +50,7 @@ def test_a_rank_beyond_the_nodes_is_one_line_and_78(slipway: Slipway) -> None:
 @pytest.mark.parametrize("environ", [{}, PLAIN, SLURM, TWO_TASKS_PER_NODE | ENROOT_TASKS])
 def test_the_json_form_is_as_documented(slipway: Slipway, environ: dict[str, str]) -> None:
     made = read_plan(slipway, "linear", **environ)
-    assert set(made) == {"topology", "values", "torchrun"}
+    assert set(made) == {"topology", "values", "options", "torchrun"}
     assert set(made["topology"]) == TOPOLOGY
     assert list(made["values"]) == [setting.name for setting in SETTINGS]
     for value in made["values"].values():
@@ -154,6 +154,29 @@ def test_a_port_that_is_taken_is_named(slipway: Slipway, address: str) -> None:
 def test_a_plan_leaves_nothing_behind(slipway: Slipway, tmp_path: Path) -> None:
     assert slipway("plan", "linear").code == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_of_a_workload_are_told_with_their_sources(slipway: Slipway) -> None:
+    Path("mine.yaml").write_text("# mine\nlr: 0.3\nbatch_size: 8\n")
+    words = ["linear", "--config", "mine.yaml", "--batch-size", "4"]
+    options = read_plan(slipway, *words)["options"]
+    assert options["lr"] == {"value": 0.3, "source": "mine.yaml line 2"}
+    assert options["batch-size"] == {"value": 4, "source": "command line"}
+    assert options["clip"] == {"value": 0.0, "source": "default"}
+    lines = slipway("plan", *words).out.splitlines()
+    section = lines[lines.index("options of linear:") + 1 : lines.index("torchrun:") - 1]
+    assert [line.split()[0] for line in section] == list(options)
+    assert [line.split(maxsplit=2)[1:] for line in section if line.startswith("lr ")] == [["0.3", "mine.yaml line 2"]]
+
+
+def test_a_preset_is_told_as_a_source(slipway: Slipway) -> None:
+    assert read_plan(slipway, "gpt")["options"]["layers"] == {"value": 4, "source": "preset tiny"}
+
+
+def test_a_program_of_the_users_has_no_options_of_ours(slipway: Slipway) -> None:
+    Path("train.py").touch()
+    assert read_plan(slipway, "train.py", "--lr", "1")["options"] == {}
+    assert "options of" not in slipway("plan", "train.py", "--lr", "1").out
 
 
 def test_values_from_the_file_come_last_but_before_defaults(slipway: Slipway) -> None:

@@ -41,7 +41,7 @@ def restart_limit(job: Job) -> int:
     """How often this job may be started again. A user's script may not know how to go on, so it has to be asked for."""
     limit = job.sources.parsed("SLIPWAY_MAX_RESTARTS")
     if limit == "auto":
-        return DEFAULT if job.plan.workload.own else 0
+        return DEFAULT if job.plan.workload.own and job.plan.workload.resumes else 0
     return int(str(limit))
 
 

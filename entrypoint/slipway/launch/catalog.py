@@ -3,6 +3,7 @@
 Workloads are named by module strings: the launcher never imports training code.
 """
 
+import dataclasses
 import difflib
 import shutil
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from slipway.launch.errors import LaunchError
 
@@ -27,6 +29,10 @@ class Workload:
     honours_stop: bool
     embedded_text: bool = False
     next: tuple[str, ...] = ()
+    data: str = ""  # its data sets, in a line
+    resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more
+    staged: bool = False  # a model spans as many processes, with a GPU each, as --stages says
+    spawned: bool = False  # one process starts the others through torch.multiprocessing, without torchrun
 
     @property
     def own(self) -> bool:
@@ -41,9 +47,9 @@ _LEASHED = ("setpriv", "--pdeathsig=KILL")
 _DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
 
 
-def _ours(name: str, summary: str, *, embedded_text: bool = False, next: tuple[str, ...] = ()) -> Workload:  # noqa: A002
+def _ours(name: str, summary: str, **more: Any) -> Workload:
     command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
-    return Workload(name, summary, command, honours_stop=True, embedded_text=embedded_text, next=next)
+    return Workload(name, summary, command, honours_stop=True, **more)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
@@ -53,6 +59,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             _ours(
                 "gpt",
                 "a GPT-2 style transformer on text, from tiny to 124M parameters",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 embedded_text=True,
                 next=(
                     'slipway sample {run} --prompt "def "',
@@ -61,13 +68,59 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 ),
             ),
             _ours(
+                "finetune",
+                "a pretrained GPT-2 checkpoint, trained on, with its perplexity before and after",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
+                embedded_text=True,
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway data fetch --help",
+                    "slipway finetune --help",
+                ),
+            ),
+            _ours(
+                "pipeline",
+                "the transformer of gpt split into stages over several processes, and that as often as there are more",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
+                staged=True,
+                embedded_text=True,
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway plan pipeline --stages 4 --nproc-per-node 8",
+                    "slipway pipeline --help",
+                ),
+            ),
+            _ours(
+                "vision",
+                "a convolutional network on labelled pictures, from a small one to ResNet-50",
+                data="glyphs (embedded), cifar10, folder:PATH",
+                next=(
+                    "slipway report {run}",
+                    "slipway vision --run-dir {run} --resume auto --epochs 6",
+                    "slipway vision --preset cifar10 --dataset glyphs --epochs 1",
+                ),
+            ),
+            _ours(
                 "linear",
                 "the smallest data-parallel job: one linear layer on synthetic labels",
-                next=("slipway linear --help", "slipway gpt"),
+                data="made on the fly",
+                next=("slipway linear --compare", "slipway linear --launcher spawn", "slipway gpt"),
+            ),
+            _ours(
+                "allreduce",
+                "how fast the processes exchange data, whether it arrives right, and which one is slow",
+                next=("slipway report {run}", "slipway allreduce --help"),
+                resumes=False,
             ),
         )
     }
 )
+
+
+def spawned(workload: Workload) -> Workload:
+    """Return one of our workloads as a single process that starts its workers itself, instead of torchrun."""
+    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.spawn", workload.name)
+    return dataclasses.replace(workload, command=command, spawned=True)
 
 
 def is_program(first: str) -> bool:

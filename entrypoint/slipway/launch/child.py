@@ -1,4 +1,6 @@
-"""The process that a launcher starts: torchrun through agent.py, or with one launcher per process the workload itself."""
+"""The process that a launcher starts: torchrun through agent.py, with `--launcher spawn` a process that spawns the workers,
+and with one launcher per process the workload itself.
+"""
 
 import json
 import os
@@ -15,11 +17,11 @@ from slipway.launch.stops import STOP_WORDS
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
 IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
-AGENT_LOG = "torchrun.log"
+AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 
 
 class Child:
-    """The process, and what the agent in it tells: `workers` are process ids, `failures` the ranks that failed first."""
+    """The process, and what it tells of its own children: `workers` are process ids, `failures` the ranks that failed first."""
 
     def __init__(
         self,
@@ -35,27 +37,31 @@ class Child:
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self._selector, self._rest = selector, b""
-        self._log, self._logged = node_dir / "logs" / AGENT_LOG, 0
+        self._log, self._logged = node_dir / "logs" / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
             self.process = self._run(plan.argv, environ, stdout=relay.writers[0], stderr=relay.writers[1])
             self.started, self.workers = True, [self.process.pid]
         else:
-            self._start_agent(plan, node_dir, environ, relay, header)
+            self._start_parent(plan, node_dir, environ, relay, header)
         relay.close_writers()
 
     def _run(self, words: tuple[str, ...], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*IGNORING, *words], env=environ, start_new_session=True, **more)
 
-    def _start_agent(self, plan: Plan, node_dir: Path, environ: Mapping[str, str], relay: Relay, header: str) -> None:
+    def _start_parent(self, plan: Plan, node_dir: Path, environ: Mapping[str, str], relay: Relay, header: str) -> None:
+        """Start what starts the workers, and tells of them through a pipe."""
         events, told = os.pipe()
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, relay.writers))
         agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / "outcome"))
+        words = (*agent, *plan.argv[1:])
+        if plan.workload.spawned:
+            words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
         with open_log(self._log, header) as log:
             self._logged = log.tell()
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = self._run((*agent, *plan.argv[1:]), environ, pass_fds=(told, *relay.writers), **files)
+            self.process = self._run(words, environ, pass_fds=(told, *relay.writers), **files)
         os.close(told)
 
     def _read(self, events: int) -> None:
@@ -74,7 +80,7 @@ class Child:
 
     @property
     def words(self) -> str:
-        """What torchrun said in this attempt, the last 20,000 bytes of it."""
+        """What torchrun, or what spawned the workers, said in this attempt, the last 20,000 bytes of it."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(self._logged, log.seek(0, os.SEEK_END) - 20_000))

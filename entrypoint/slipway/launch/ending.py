@@ -44,6 +44,7 @@ class Facts:
     ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)
     agent_log: str = ""
+    parent: str = "torchrun"  # what started the workers
 
 
 def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
@@ -181,11 +182,11 @@ def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
         name = signal.Signals(-facts.status).name
         if facts.status == -signal.SIGKILL and facts.ooms:
             return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))  # type: ignore[no-any-return]
-        return outcome("failed", f"torchrun was ended by {name}; its workers were ended, too")  # type: ignore[no-any-return]
+        return outcome("failed", f"{facts.parent} was ended by {name}; its workers were ended, too")  # type: ignore[no-any-return]
     word = (
         "peer" if not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log) else "failed"
     )
-    return outcome(word, f"torchrun ended with {facts.status}: {last.strip()}")  # type: ignore[no-any-return]
+    return outcome(word, f"{facts.parent} ended with {facts.status}: {last.strip()}")  # type: ignore[no-any-return]
 
 
 def _advice(word: str, evidence: str, log: str = "") -> str:

@@ -23,6 +23,7 @@ PATIENCE = MappingProxyType(
         "train": 1,
         "data": 1,  # the other ranks wait in `train` meanwhile
         "evaluate": 4,
+        "measure": 4,  # many calls of a collective at once, over a network that may be slow
         "save": 6,  # a large snapshot to a slow disk
         "finish": 6,  # the last snapshot's writer
     }

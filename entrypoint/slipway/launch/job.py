@@ -108,7 +108,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
         say(f"the run lies in {shown(run.path)}")
-        for command in next_commands(job.plan.workload, bool(fleeting)) if newest_step(run.path) is not None else ():
+        leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
+        for command in next_commands(job.plan.workload, bool(fleeting)) if leaves else ():
             say(f"  next: {typed(command.format(run=shown(run.path)), job)}")
     if fleeting:
         say(fleeting)

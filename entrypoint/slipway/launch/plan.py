@@ -37,7 +37,7 @@ def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], 
         workload,
         tuple(arguments),
         torchrun_argv(topology, workload, arguments),
-        _worker_environment(topology, sources),
+        _worker_environment(topology, workload, sources),
         tuple(sorted(name for name in sources.environ if name.startswith("PET_") or name in _OURS)),
     )
 
@@ -66,7 +66,7 @@ _OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "M
 
 def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return torchrun's command line: static rendezvous, no restarts of its own, signals left to the launcher."""
-    if topology.process:
+    if topology.process or workload.spawned:
         return (*workload.command, *arguments)
     return (
         "torchrun",
@@ -83,7 +83,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
     )
 
 
-def _worker_environment(topology: Topology, sources: Sources) -> dict[str, str]:
+def _worker_environment(topology: Topology, workload: Workload, sources: Sources) -> dict[str, str]:
     names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
     filled = {
         name: value
@@ -107,6 +107,9 @@ def _worker_environment(topology: Topology, sources: Sources) -> dict[str, str]:
             "MASTER_ADDR": topology.master_addr,
             "MASTER_PORT": str(topology.master_port),
         }
+    if workload.spawned:  # RANK and LOCAL_RANK it gives to each worker itself
+        meeting = {"MASTER_ADDR": topology.master_addr, "MASTER_PORT": str(topology.master_port)}
+        env |= {"WORLD_SIZE": str(topology.world_size), **meeting}
     return env
 
 
@@ -127,8 +130,8 @@ def redact(name: str, value: str) -> str:
     return "***" if _SECRET.search(name) and value else value
 
 
-def plan_json(plan: Plan, values: Mapping[str, Value]) -> dict[str, Any]:
-    """The documented form of `slipway plan --json`."""
+def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The documented form of `slipway plan --json`; `options` are the workload's own."""
     topology = plan.topology
     return {
         "topology": {
@@ -152,6 +155,7 @@ def plan_json(plan: Plan, values: Mapping[str, Value]) -> dict[str, Any]:
             }
             for name, value in values.items()
         },
+        "options": dict(options),
         "torchrun": {
             "argv": list(plan.argv),
             "env": {name: redact(name, value) for name, value in sorted(plan.env.items())},
@@ -159,8 +163,8 @@ def plan_json(plan: Plan, values: Mapping[str, Value]) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: Plan, values: Mapping[str, Value]) -> list[str]:
-    """The plan for people: the arithmetic, a table of values, then what could be pasted into a shell."""
+def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) -> list[str]:
+    """The plan for people: the arithmetic, a table of values, the workload's `options`, what one could paste into a shell."""
     rows = [(name, redact(name, value.value) or "-", value.source, value.overruled) for name, value in values.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     image = [f"in the image {plan.topology.image}"] if plan.topology.image else []
@@ -168,7 +172,10 @@ def plan_lines(plan: Plan, values: Mapping[str, Value]) -> list[str]:
     for name, text, source, overruled in rows:
         lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
         lines += [f"{'':<{widths[0]}}  overrules {redact(name, c.value)} from {c.source}" for c in overruled]
+    lines += ["", f"options of {plan.workload.name}:", *options] if options else []
     exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
     unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []
     started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
+    if plan.workload.spawned:
+        started = "one process, which spawns the workers:"
     return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(plan.argv)}"]

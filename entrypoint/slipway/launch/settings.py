@@ -241,11 +241,13 @@ class Sources:
     env_file: Mapping[str, str]
     env_file_name: str = ".env"
     defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
+    origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
 
     def option(self, setting: Setting) -> Claim | None:
         """What the command line says."""
         value = self.options.get(setting.name)
-        return None if value is None else Claim(value, f"command line ({setting.option})")
+        source = self.origins.get(setting.name, f"command line ({setting.option})")
+        return None if value is None else Claim(value, source)
 
     def from_environment(self, *names: str) -> list[Claim]:
         """What the environment says about these variables."""

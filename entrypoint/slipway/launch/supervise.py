@@ -41,6 +41,8 @@ class Attempt:
             [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
         )
         self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, tuple(self.ranks))
+        if plan.workload.spawned:
+            self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
         self.deadline = float("inf")
         self._hang, self._next_look = hang, 0.0

@@ -1,1 +1,56 @@
-"""Training code: one loop, its snapshots, and the workloads that use it. Importing this package loads no torch."""
+"""Training code: one loop, its snapshots, and the workloads that use it.
+
+from slipway.train import Common, Task, Validation, fit, open_context, option, parse
+
+These names are for scripts of your own (docs/own-script.md); the modules they come from say more. They are loaded when
+they are asked for: importing this package loads no torch, which the launcher and the options can do without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
+    from slipway.train.context import Context as Context
+    from slipway.train.context import open_context as open_context
+    from slipway.train.data import Sampler as Sampler
+    from slipway.train.loader import Loader as Loader
+    from slipway.train.loop import Result as Result
+    from slipway.train.loop import fit as fit
+    from slipway.train.options import Common as Common
+    from slipway.train.options import ConfigurationError as ConfigurationError
+    from slipway.train.options import parse as parse
+    from slipway.train.options.common import option as option
+    from slipway.train.prepared import cache_folder as cache_folder
+    from slipway.train.prepared import make_together as make_together
+    from slipway.train.snapshot import Snapshot as Snapshot
+    from slipway.train.snapshot import SnapshotError as SnapshotError
+    from slipway.train.snapshot import load_newest as load_newest
+    from slipway.train.snapshot import save_snapshot as save_snapshot
+    from slipway.train.task import Batch as Batch
+    from slipway.train.task import Task as Task
+    from slipway.train.task import Validation as Validation
+
+PUBLIC = {
+    "context": ("Context", "open_context"),
+    "data": ("Sampler",),
+    "loader": ("Loader",),
+    "loop": ("Result", "fit"),
+    "options": ("Common", "ConfigurationError", "parse"),
+    "options.common": ("option",),
+    "prepared": ("cache_folder", "make_together"),
+    "snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
+    "task": ("Batch", "Task", "Validation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module. Raises AttributeError."""
+    for module, names in PUBLIC.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, for people at a prompt."""
+    return sorted({*globals(), *(name for names in PUBLIC.values() for name in names)})

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import torch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 
 from slipway.train.group import leave_group, open_device, open_group
 from slipway.train.heartbeat import Heartbeat
+from slipway.train.hub_causes import HubError
 from slipway.train.outcome import Outcome, describe_failure, write_outcome
 from slipway.train.place import Place, read_place
 from slipway.train.stop import StopFlag
@@ -40,6 +43,11 @@ class Context:
         self.outcome = Outcome("finished", "finished")
         self._flag = StopFlag(place.node_dir / "stop" if self.speaks else None, side)
         self._heartbeat = heartbeat
+
+    def alone(self, run_dir: Path) -> Context:
+        """This process as a job of its own, with its files in `run_dir`; it stops and beats as before."""
+        place = replace(self.place, rank=0, world_size=1, run_dir=run_dir, resume="none")
+        return Context(place, self.device, None, self._heartbeat)
 
     @property
     def speaks(self) -> bool:
@@ -134,6 +142,15 @@ class Context:
 
 
 @contextmanager
+def outside_job() -> Iterator[Context]:
+    """A context outside any job, on this machine's best device; its folder is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        place = read_place({"SLIPWAY_RUN_DIR": folder, "SLIPWAY_NODE_DIR": folder, "SLIPWAY_DEVICE": device})
+        yield Context(place, open_device(place), None, Heartbeat(Path(folder) / "heartbeat.json"))
+
+
+@contextmanager
 def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
 
@@ -159,7 +176,7 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     except BaseException as error:
         so_far = context.outcome if context else Outcome("failed", "")
         outcome = describe_failure(error, so_far.step, so_far.snapshot)
-        if outcome.outcome == "failed":
+        if outcome.outcome == "failed" and not isinstance(error, HubError):
             traceback.print_exception(error)
         elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
             print(outcome.message, file=sys.stderr, flush=True)

@@ -7,17 +7,17 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PIECE = 2**24  # bytes
 
 # Names of the safetensors format: https://huggingface.co/docs/safetensors#format
-DTYPES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+DTYPES: Mapping[str, str] = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 
 
@@ -43,10 +43,10 @@ def write_file(
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file that is the old one or the new one, never half of it or none. Raises OSError."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file that is the old one or the new one, never half of it or none. Raises OSError."""
     temporary = path.with_name(f".{path.name}")
-    write_file(temporary, [text.encode()])
+    write_file(temporary, [content.encode() if isinstance(content, str) else content])
     temporary.replace(path)
     sync_folder(path.parent)
 
@@ -72,11 +72,14 @@ def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, tensor by tensor, so that no second copy of the model is held in memory."""
+    import torch  # only here: whatever else writes files need not wait for it
+
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from slipway.train.models.gpt import Gpt
+
 # Dense bf16 or fp16 tensor-core operations per second, from NVIDIA's data sheets of these products. The first name that
 # the device's name holds counts, so more special ones stand first.
 PEAKS: Mapping[str, float] = {
@@ -13,6 +15,18 @@ PEAKS: Mapping[str, float] = {
     "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "A40": 150e12, "V100": 125e12, "T4": 65e12,
     "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
+
+
+def flops_per_token(model: Gpt) -> float:
+    """Floating-point operations of forward and backward for each token of a sample as long as the model sees.
+
+    6 N + 12 L H Q T (Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B): N parameters,
+    L layers, H heads of width Q, T tokens. The position embedding is left out of N, since it multiplies nothing; the
+    token embedding counts, since it is the output layer, too.
+    """
+    config = model.config
+    parameters = sum(parameter.numel() for parameter in model.parameters()) - model.wpe.weight.numel()
+    return 6.0 * parameters + 12.0 * config.layers * config.embed * config.context
 
 
 def utilisation(flops_per_second: float, device: torch.device) -> float:

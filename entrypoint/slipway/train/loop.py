@@ -12,13 +12,13 @@ import torch
 from slipway.train.charts import Charts
 from slipway.train.context import Context
 from slipway.train.durable import replace_file
+from slipway.train.evaluation import judge
 from slipway.train.flops import utilisation
 from slipway.train.metrics import MetricsFile, Progress, has_evaluation, keep_metrics, peak_memory
 from slipway.train.nonfinite import NonFiniteError
 from slipway.train.options import Common
 from slipway.train.saving import resume, save, wait_for_writers
-from slipway.train.state import align_buffers
-from slipway.train.step import settle, take_step
+from slipway.train.step import take_step
 from slipway.train.task import Task
 from slipway.train.training import Training, prepare
 
@@ -101,11 +101,11 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: s
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
     word, _ = context.agree()  # before the first step, which may compile for minutes
-    if word is None and training.step and not is_evaluated(training):
+    if word is None and (training.step or training.task.judged_before) and not is_evaluated(training):
         word = evaluate(training, metrics, progress)
     if word is None:
         context.beat(phase)
-        settle(training)
+        training.parallel.settle(training.loader.example)
         context.look(late=not training.loader.ready())
     while training.step < training.total and word is None:
         word = next_word(training)
@@ -176,7 +176,7 @@ def report(training: Training, rate: float, metrics: MetricsFile, progress: Prog
         text += f"  {share:.1%} MFU"
         values["mfu"] = round(share, 4)
     values["memory_peak_gib"] = round(peak_memory(context.device), 3)
-    progress.report(training.step, text)
+    progress.report(training.step, f"{text}  {values['memory_peak_gib']:.1f} GiB")
     if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
         values["grad_norm"] = norm
     values |= {"skipped": skipped} if skipped else {}
@@ -187,6 +187,8 @@ def report(training: Training, rate: float, metrics: MetricsFile, progress: Prog
 def is_due(training: Training) -> bool:
     """Whether the model is judged at this step."""
     every = training.options.eval_every
+    if training.step == 0:
+        return training.task.judged_before
     return training.step >= training.total or bool(every and training.step % every == 0)
 
 
@@ -197,39 +199,40 @@ def is_evaluated(training: Training) -> bool:
     return bool(training.context.share(torch.tensor([done])))
 
 
-@torch.no_grad()
 def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
     """Judge the model on the validation samples, shared out over the processes. Returns the word where a stop came."""
-    validation, context, place = training.task.validation, training.context, training.context.place
-    mine = torch.arange(place.rank, validation.samples, place.world_size, device=context.device)
-    parts, word = [], None
-    align_buffers(training.task.model, context)
-    training.model.eval()
-    # As many turns on all ranks, so that they agree on leaving; the last may be empty.
-    for turn in range(math.ceil(validation.samples / place.world_size / validation.batch_size)):
+    task, context, place = training.task, training.context, training.context.place
+    word: str | None = None
+
+    def turn() -> bool:
+        nonlocal word
         word, _ = context.agreed()
-        if word is not None:
-            break
-        context.beat("evaluate")
-        context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
-        indices = mine[turn * validation.batch_size : (turn + 1) * validation.batch_size]
-        with training.precision.autocast():
-            parts.append(validation.sums(training.model, validation.batch(indices)))
-    training.model.train()
-    if word is not None:
+        if word is None:
+            context.beat("evaluate")
+            context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
+        return word is None
+
+    parallel, precision = training.parallel, training.precision
+    parallel.align()
+    results = judge(task.validation, parallel.judged, precision, context.device, parallel.share, context.sum, turn)
+    if results is None:
         return word
-    *totals, count = context.sum(torch.stack(parts).sum(0)).tolist()
-    training.evaluation = validation.results([total / count for total in totals])
+    training.evaluation = results
     metrics.write(training.step, **training.evaluation)
-    shown = "  ".join(f"{name} {value:.4f}" for name, value in training.evaluation.items())
     if place.rank == 0:
-        progress.say(f"step {training.step}/{training.total}  {shown}")
-        if training.task.sample:
-            training.sample = training.task.sample()
-            metrics.write_text(training.step, "sample", training.sample)
+        progress.say(f"step {training.step}/{training.total}  {headline(results)}")
+    if task.sample and parallel.share[0] == 0:
+        training.sample = task.sample()
+        metrics.write_text(training.step, "sample", training.sample)
+    if place.rank == 0:
         for name, picture in (training.task.pictures() if training.task.pictures else {}).items():
             metrics.write_picture(training.step, name, picture)
     return None
+
+
+def headline(evaluation: Mapping[str, float]) -> str:
+    """Results in a line; without those of parts, which are called `part/name`."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
 
 
 def write_options(training: Training) -> None:
@@ -244,7 +247,6 @@ def conclude(training: Training, outcome: str) -> None:
     context = training.context
     context.wait_for_all()
     if outcome == "finished":
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in training.evaluation.items())
-        context.conclude(outcome, f"{training.step} steps  {shown}")
+        context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
     else:
         context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slipway.train.context import Context
 from slipway.train.durable import sync_tree
-from slipway.train.outcome import PeerError
+
+if TYPE_CHECKING:
+    from slipway.train.context import Context  # torch takes a second, and a command may only want `cache_folder`
 
 POLL = 0.2  # seconds between two looks of the processes that wait
 STALE = 24 * 3600.0  # seconds after which a temporary folder is nobody's any more
@@ -34,6 +36,12 @@ def make_together(context: Context, final: Path, make: Callable[[Path, Callable[
     `make` calls `tick` whenever it got on, so that nobody takes it for hanging. Raises what `make` raised, on that
     rank, and PeerError on the others.
     """
+    act_together(context, f"make {final}", lambda tick: make_folder_once(final, lambda folder: make(folder, tick)))
+    return final
+
+
+def act_together(context: Context, what: str, act: Callable[[Callable[[], None]], None]) -> None:
+    """Let local rank 0 of each node call `act(tick)` while all wait, as `make_together` does; `what` is for errors."""
     ticks = 0
 
     def tick() -> None:
@@ -43,7 +51,7 @@ def make_together(context: Context, final: Path, make: Callable[[Path, Callable[
     with ThreadPoolExecutor(max_workers=1) as maker:
         work: list[Future[None]] = []
         if context.speaks:  # the first process of its node
-            work = [maker.submit(make_folder_once, final, lambda folder: make(folder, tick))]
+            work = [maker.submit(act, tick)]
         seen = -1
         while True:
             waiting = wait(work, POLL).not_done
@@ -58,8 +66,9 @@ def make_together(context: Context, final: Path, make: Callable[[Path, Callable[
         for done in work:
             done.result()
     if failed:
-        raise PeerError(f"another rank could not make {final}")
-    return final
+        from slipway.train.outcome import PeerError
+
+        raise PeerError(f"another rank could not {what}")
 
 
 def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:

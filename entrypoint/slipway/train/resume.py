@@ -7,7 +7,7 @@ over the process group, so no file system needs to be shared, and a node may com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import IntEnum
@@ -99,10 +99,12 @@ def choose(reports: Sequence[tuple[int, int]]) -> int | None:
     return None
 
 
-def share_snapshot(context: Context, resume: str) -> tuple[Snapshot | None, bool]:
+def share_snapshot(
+    context: Context, resume: str, wants: Callable[[str, str], bool] = lambda stem, name: True
+) -> tuple[Snapshot | None, bool]:
     """The snapshot that `resume` (none, auto or a path) means, and whether this rank's run directory holds it already.
 
-    The same on all ranks. Raises ConfigurationError and SnapshotError, on all ranks.
+    The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises ConfigurationError and SnapshotError, on all ranks.
     """
     place = context.place
     context.beat("load")
@@ -121,7 +123,7 @@ def share_snapshot(context: Context, resume: str) -> tuple[Snapshot | None, bool
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
     context.say(f"going on from {layout['path']}")
     snapshot = own.snapshot if place.rank == source else None
-    snapshot = receive(context, layout, snapshot, source)
+    snapshot = receive(context, layout, snapshot, source, wants)
     if resume == "auto":
         context.progress(snapshot.step, Path(layout["path"]).name)
     return snapshot, resume == "auto" and own.snapshot is not None and own.snapshot.step == snapshot.step
@@ -137,14 +139,22 @@ def search_together(resume: str, context: Context) -> Search:
     return own[0].result() if own else Search()
 
 
-def receive(context: Context, layout: Mapping[str, Any], own: Snapshot | None, source: int) -> Snapshot:
-    """The snapshot of rank `source`, where it is `own`, on all ranks."""
+def receive(
+    context: Context,
+    layout: Mapping[str, Any],
+    own: Snapshot | None,
+    source: int,
+    wants: Callable[[str, str], bool],
+) -> Snapshot:
+    """What each rank `wants` of the snapshot of rank `source`, where it is `own`; by all ranks."""
     received: dict[str, dict[str, torch.Tensor]] = {}
     for stem, described in layout["tensors"].items():
         received[stem] = {}
         for name, shape, dtype in described:
             tensor = own.tensors[stem][name].contiguous() if own else make_empty(shape, dtype)
-            received[stem][name] = context.share(tensor, source)
+            context.share(tensor, source)
+            if wants(stem, name):
+                received[stem][name] = tensor
             context.beat("load")
     return Snapshot(layout["step"], layout["state"], received)
 

@@ -7,41 +7,55 @@ from pathlib import Path
 
 import torch
 
-from slipway.train.models.gpt import Gpt, GptConfig
+from slipway.train.language import described_config, kept_tokenizer
+from slipway.train.models.gpt import Gpt
+from slipway.train.models.stages import StagedGpt
 from slipway.train.options import ConfigurationError
 from slipway.train.resume import SNAPSHOTS
 from slipway.train.snapshot import load_newest
+from slipway.train.tokenizer import Tokenizer
+
+WRITERS = ("gpt", "finetune", "pipeline")
 
 
-def continue_prompt(model: Gpt, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """`prompt` and `tokens` more bytes, decoded as UTF-8; bytes that are none become U+FFFD.
+def continue_prompt(
+    model: Gpt | StagedGpt, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int
+) -> str:
+    """`prompt` and up to `tokens` more tokens as text, to the end of the document; what is no text becomes U+FFFD.
 
-    Temperature 0 takes the likeliest byte each time. Raises ConfigurationError for an empty prompt.
+    Temperature 0 takes the likeliest token each time. Raises ConfigurationError for an empty prompt.
     """
-    if not prompt:
+    given = tokenizer.encode(prompt)
+    if not given:
         raise ConfigurationError('The prompt is empty; type some text, for example --prompt "def ".')
     device = next(model.parameters()).device
-    given = torch.tensor([list(prompt.encode())], device=device)
     was_training = model.training
     model.eval()
-    written = model.continue_text(given, tokens, temperature, torch.Generator(device).manual_seed(seed))
+    written = model.continue_text(
+        torch.tensor([given], device=device), tokens, temperature, torch.Generator(device).manual_seed(seed)
+    )
     model.train(was_training)
-    # A model whose vocabulary is larger than the 256 bytes of its data can still name a token that is no byte.
-    return bytes(min(token, 255) for token in written[0].tolist()).decode(errors="replace")
+    return read_until_end(tokenizer, written[0].tolist(), len(given))
+
+
+def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:
+    """The text of tokens up to the first end of a document behind the `given` ones."""
+    ends = (place for place in range(given, len(written)) if written[place] == tokenizer.end)
+    return tokenizer.decode(written[: next(ends, len(written))])
 
 
 def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """`prompt` continued by the newest valid snapshot of the gpt run in the directory `run`.
+    """`prompt` continued by the newest valid snapshot of the run in the directory `run`, in its own tokens.
 
-    Raises ConfigurationError where `run` holds none.
+    Raises ConfigurationError where `run` holds none, or none that writes text.
     """
     found = load_newest(run / SNAPSHOTS, lambda text: print(text, file=sys.stderr))
     if found is None:
         raise ConfigurationError(f"{run} holds no snapshot that can be loaded; train one with: slipway gpt")
     path, snapshot = found
     workload = snapshot.state.get("workload")
-    if workload != "gpt":
-        raise ConfigurationError(f"{path} was saved by the workload {workload}; only gpt writes text.")
-    model = Gpt(GptConfig(**snapshot.state["model"]))
+    if workload not in WRITERS:
+        raise ConfigurationError(f"{path} was saved by the workload {workload}; only {', '.join(WRITERS)} write text.")
+    model = Gpt(described_config(snapshot.state["model"]))
     model.load_state_dict(snapshot.tensors["model"])
-    return continue_prompt(model, prompt, tokens, temperature, seed)
+    return continue_prompt(model, kept_tokenizer(run, snapshot.state["model"]), prompt, tokens, temperature, seed)

@@ -9,14 +9,7 @@ from slipway.train.options import ConfigurationError
 from slipway.train.outcome import PeerError
 from slipway.train.resume import POLL, share_snapshot
 from slipway.train.snapshot import Snapshot, snapshot_name
-from slipway.train.state import (
-    align_buffers,
-    load_model,
-    load_optimizer_state,
-    optimizer_state,
-    random_states,
-    set_random_states,
-)
+from slipway.train.state import load_model, load_optimizer_state, random_states, set_random_states
 from slipway.train.training import Training
 
 
@@ -30,12 +23,13 @@ def save(training: Training, live: bool = False) -> None:
         return
     wait_for_writers(training)
     context = training.context
-    align_buffers(training.task.model, context)
-    tensors, values = optimizer_state(training.task.optimizer)
-    model = training.task.model.state_dict()
-    floating = [tensor for tensor in (*model.values(), *tensors.values()) if tensor.is_floating_point()]
+    training.parallel.align()
+    states = (value for entries in training.task.optimizer.state.values() for value in entries.values())
+    numbers = (*training.task.model.state_dict().values(), *states)
+    floating = [number for number in numbers if isinstance(number, torch.Tensor) and number.is_floating_point()]
     if any(context.total(not are_finite(floating))):
         raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
+    tensors, values = training.parallel.collect()
     own = {**random_states(context.device), "numbers": training.numbers.state()}
     ranks = {f"{rank}.{name}": part for name, state in own.items() for rank, part in enumerate(context.gather(state))}
     if context.place.keeps_snapshots and training.held != training.step:
@@ -46,10 +40,11 @@ def save(training: Training, live: bool = False) -> None:
             "position": training.position,
             "reported": training.reported,
             "world_size": context.place.world_size,
+            "stages": stages(training),
             "optimizer": values,
             "scaler": training.scaler.state_dict(),
         }
-        snapshot = Snapshot(training.step, state, {"model": model, "optimizer": tensors, "ranks": ranks})
+        snapshot = Snapshot(training.step, state, {**tensors, "ranks": ranks})
         training.writer.start(snapshot, copy=not live)
     training.saved = training.step
 
@@ -78,7 +73,7 @@ def wait_for_writers(training: Training) -> None:
 def resume(training: Training, wanted: str) -> bool:
     """Go on from the snapshot that `wanted` means: none, auto or a path. Returns whether there was one."""
     context, options = training.context, training.options
-    snapshot, held = share_snapshot(context, wanted)
+    snapshot, held = share_snapshot(context, wanted, training.parallel.wants)
     if snapshot is None:
         return False
     state = snapshot.state
@@ -89,7 +84,9 @@ def resume(training: Training, wanted: str) -> bool:
     load_model(training.task.model, snapshot, training.task.description)
     if state["data"] != training.task.data:
         context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
-    load_optimizer_state(training.task.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+    load_optimizer_state(
+        training.task.optimizer, training.task.model, snapshot.tensors["optimizer"], state["optimizer"]
+    )
     if state["scaler"]:  # else it comes from an arithmetic that needs none
         training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
@@ -102,9 +99,10 @@ def resume(training: Training, wanted: str) -> bool:
 
 
 def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
-    """Take what this rank had; with another world size or device, generators begin anew from `seed`."""
+    """Take what this rank had; with another world size, split or device, generators begin anew from `seed`."""
     context, tensors = training.context, snapshot.tensors["ranks"]
-    rank, same = context.place.rank, snapshot.state["world_size"] == context.place.world_size
+    divided = snapshot.state["world_size"], snapshot.state["stages"]
+    rank, same = context.place.rank, divided == (context.place.world_size, stages(training))
     numbers = [tensors[f"{number}.numbers"] for number in range(snapshot.state["world_size"])]
     training.numbers.load(numbers, numbers[rank] if same else None)
     kinds = {kind: tensors[f"{rank}.{kind}"] for kind in ("cpu", "cuda") if f"{rank}.{kind}" in tensors}
@@ -112,3 +110,8 @@ def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
         set_random_states(context.device, kinds)
     else:
         torch.manual_seed(seed)
+
+
+def stages(training: Training) -> int:
+    """Over how many processes the model is split."""
+    return training.task.split.stages if training.task.split else 1

@@ -1,8 +1,8 @@
 """Snapshots that cannot lie: a folder per snapshot, complete and verified or not there at all.
 
 `snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `ranks.safetensors` (what differs from rank
-to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). It
-is written under a temporary name, fsynced and renamed. Nothing is pickled.
+to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). Of
+a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one model. A snapshot is written under a temporary name, fsynced and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = ".safetensors"
+PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
 
 
 class SnapshotError(Exception):
@@ -176,26 +178,32 @@ def told(path: Path) -> Iterator[None]:
         raise SnapshotError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def load_snapshot(path: Path) -> Snapshot:
-    """Verify and read one snapshot into CPU tensors. Raises SnapshotError."""
+def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
+    """Verify and read one snapshot into CPU tensors: all, or those of `stems`. Raises SnapshotError."""
     manifest = read_manifest(path)
-    tensors = {
-        Path(name).stem: load(read_file(path / name, size, sha256))
-        for name, (size, sha256) in manifest.items()
-        if name != STATE
-    }
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for name, (size, sha256) in manifest.items():
+        stem = PART.sub("", Path(name).stem)
+        if stems and stem not in stems:
+            verify_file(path / name, size, sha256)
+        elif name != STATE:
+            tensors.setdefault(stem, {}).update(load(read_file(path / name, size, sha256)))
     state = json.loads(read_file(path / STATE, *manifest[STATE]))
     return Snapshot(snapshot_step(path), state, tensors)
 
 
-def load_newest(folder: Path, warn: Callable[[str], None]) -> tuple[Path, Snapshot] | None:
+def load_newest(
+    folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()
+) -> tuple[Path, Snapshot] | None:
     """The newest snapshot in `folder` that verifies, None without any. Each one skipped is named through `warn`.
+
+    `stems`: as for `load_snapshot`.
 
     Raises NewerFormatError where a later version wrote the newest.
     """
     for path in list_snapshots(folder):
         try:
-            return path, load_snapshot(path)
+            return path, load_snapshot(path, stems)
         except NewerFormatError:
             raise
         except SnapshotError as error:

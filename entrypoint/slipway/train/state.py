@@ -9,34 +9,49 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipway.train.context import Context
 from slipway.train.options import ConfigurationError
 from slipway.train.snapshot import Snapshot
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors by name (`3.exp_avg`) and as JSON. Its settings stay with the options."""
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors by name (`ln_f.bias.exp_avg`) and as JSON. Its settings stay with the options."""
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
-    state = optimizer.state_dict()
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
+    for parameter, entries in optimizer.state.items():
+        for entry, value in entries.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{name}"] = value
+                tensors[f"{names[parameter]}.{entry}"] = value
             else:
-                values.setdefault(str(index), {})[name] = value
+                values.setdefault(names[parameter], {})[entry] = value
     return tensors, values
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], stored: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor], stored: Mapping[str, Any]
 ) -> None:
-    """Undo `optimizer_state`; the tensors belong to the optimizer afterwards."""
-    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in stored.items()}
+    """Undo `optimizer_state`, for those parameters that it trains; the tensors belong to the optimizer afterwards."""
+    named: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in stored.items()}
     for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = tensor
+        name, _, entry = key.rpartition(".")
+        named.setdefault(name, {})[entry] = tensor
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    trained = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = dict(model.named_parameters())
+    for name, entries in named.items():  # fused optimizers go by the order in memory, channels_last or not
+        if name in parameters:
+            named[name] = {entry: laid_out(value, parameters[name]) for entry, value in entries.items()}
+    state = {number: named[name] for number, name in enumerate(trained) if name in named}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def laid_out(value: Any, parameter: nn.Parameter) -> Any:
+    """A tensor of the parameter's shape in the parameter's order in memory; any other value as it is."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
@@ -63,12 +78,6 @@ def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, A
         wanted = ", ".join(f"{name} {value}, not {description.get(name)}" for name, value in other.items())
         raise ConfigurationError(f"The snapshot at step {snapshot.step} holds another model: {wanted}.")
     model.load_state_dict(snapshot.tensors["model"])
-
-
-def align_buffers(model: nn.Module, context: Context) -> None:
-    """Give all ranks rank 0's buffers: running statistics follow each rank's own share of the data."""
-    for buffer in model.buffers():
-        context.align(buffer)
 
 
 def json_value(value: object) -> object:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from slipway.train.split import Split
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -34,7 +37,7 @@ class Task:
     """
 
     name: str
-    model: nn.Module  # the same on all ranks, already on the context's device
+    model: nn.Module  # the same on all ranks (of a split model: this rank's stage), already on the context's device
     description: Mapping[str, Any]  # JSON values that tell this model from others; kept in snapshots
     samples: int  # in an epoch
     batch: Callable[[torch.Tensor, torch.Tensor], Batch]
@@ -45,5 +48,9 @@ class Task:
     unit: str = "samples"  # of throughput
     units_per_sample: int = 1
     flops_per_unit: float = 0.0  # floating-point operations of forward and backward; 0 where nobody counted them
-    sample: Callable[[], str] | None = None  # a text that the model writes, at each evaluation; on rank 0
+    split: Split | None = None  # of a model that is split over several processes
+    # a text that the model writes, at each evaluation; on rank 0, and on all stages of the pipeline that this stands in
+    sample: Callable[[], str] | None = None
     pictures: Callable[[], Mapping[str, torch.Tensor]] | None = None  # uint8 (3, height, width) by name, likewise
+    judged_before: bool = False  # also before the first step, as step 0
+    on_host: bool = False  # `batch` reads on the CPU: it gets its indices and keys there, so that no GPU is waited for

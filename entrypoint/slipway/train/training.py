@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
 from slipway.train.compiler import decide_compile
 from slipway.train.context import Context
@@ -19,6 +17,8 @@ from slipway.train.data import Sampler
 from slipway.train.loader import Loader
 from slipway.train.nonfinite import Numbers
 from slipway.train.options import Common, ConfigurationError
+from slipway.train.parallel import DataParallel, Parallel
+from slipway.train.pipeline import PipelineParallel
 from slipway.train.precision import Precision, read_precision
 from slipway.train.resume import SNAPSHOTS
 from slipway.train.task import Task
@@ -35,8 +35,7 @@ class Training:
     precision: Precision
     batch_size: int
     total: int  # steps
-    model: nn.Module  # compiled if asked for
-    parallel: nn.Module  # averages gradients over the processes
+    parallel: Parallel  # how the processes share the work
     scaler: torch.amp.grad_scaler.GradScaler
     loader: Loader
     writer: Writer
@@ -54,29 +53,29 @@ class Training:
 def prepare(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
     agree_on_data(task, context)
-    batch_size = divide_batch(options, context)
+    batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
     precision = read_precision(options.precision, context.device)
+    scaler = precision.scaler()
     compiled = decide_compile(options.compile, context.device.type, os.environ)
     model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
-    parallel = model
-    if context.place.world_size > 1:
-        parallel = average_gradients(model, options, context)
+    kind = PipelineParallel if task.split else DataParallel
+    parallel: Parallel = kind(task, model, options, context, precision, scaler)
     allow_left_out_steps(task.optimizer)
     total = options.steps or math.ceil((options.epochs or 1) * task.samples / batch_size)
     context.steps = total
     context.say(
-        f"{task.name}: {sum(parameter.numel() for parameter in task.model.parameters()):,} parameters, "
-        f"{task.samples:,} samples, {total:,} steps of {batch_size} samples "
-        f"({batch_size // context.place.world_size} per process), {precision.name} on {context.device.type}"
+        f"{task.name}: {parallel.parameters:,} parameters{parallel.described}, {task.samples:,} samples, {total:,} steps "
+        f"of {batch_size} samples ({batch_size // parallel.share[1]} per {'pipeline' if task.split else 'process'}), "
+        f"{precision.name} on {context.device.type}"
     )
     # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
     torch.manual_seed(options.seed + 1 + context.place.rank)
     loader = Loader(
         task.batch, Sampler(task.samples, options.seed), batch_size, options.accumulate,
-        (context.place.rank, context.place.world_size), context.device, options.workers,
+        parallel.share, torch.device("cpu") if task.on_host else context.device, options.workers,
     )  # fmt: skip
     return Training(
-        task, options, context, precision, batch_size, total, model, parallel, precision.scaler(), loader,
+        task, options, context, precision, batch_size, total, parallel, scaler, loader,
         Writer(context.place.run_dir / SNAPSHOTS, options.keep), Numbers(context.device),
         torch.zeros((), device=context.device),
     )  # fmt: skip
@@ -93,22 +92,6 @@ def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:
-    """The model with its gradients averaged over all processes, in buckets and in the form that `options` ask for."""
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[context.device.index] if context.device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_mb,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=options.find_unused_parameters,
-        static_graph=options.static_graph,
-    )
-    hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-    if options.comm in hooks:
-        parallel.register_comm_hook(None, hooks[options.comm])
-    return parallel
-
-
 def agree_on_data(task: Task, context: Context) -> None:
     """Raise ConfigurationError, on all ranks, where they do not train on the same data."""
     first = context.share_text(task.data)
@@ -120,11 +103,15 @@ def agree_on_data(task: Task, context: Context) -> None:
         )
 
 
-def divide_batch(options: Common, context: Context) -> int:
-    """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError."""
+def divide_batch(options: Common, context: Context, readers: int | None = None) -> int:
+    """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError.
+
+    `readers` share it: all processes, or all pipelines of them.
+    """
+    readers = readers or context.place.world_size
     if options.batch_size_per_process:
-        return options.batch_size_per_process * context.place.world_size
-    parts = context.place.world_size * options.accumulate
+        return options.batch_size_per_process * readers
+    parts = readers * options.accumulate
     if not options.batch_size:
         raise ConfigurationError("Type --batch-size or --batch-size-per-process.")
     if options.batch_size % parts == 0:
@@ -135,7 +122,8 @@ def divide_batch(options: Common, context: Context) -> int:
         return above
     below = above - parts
     raise ConfigurationError(
-        f"--batch-size {options.batch_size} counts all processes, and {context.place.world_size} processes × "
+        f"--batch-size {options.batch_size} counts all processes, and {readers} "
+        f"{'processes' if readers == context.place.world_size else 'pipelines'} × "
         f"--accumulate {options.accumulate} do not divide it. Type --batch-size "
         f"{f'{below} or {above}' if below else above}."
     )

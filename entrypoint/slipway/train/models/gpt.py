@@ -7,11 +7,13 @@ Parameter names are those of the published GPT-2 checkpoints.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Gpt(nn.Module):
         """Make the model with GPT-2's initialisation."""
         super().__init__()
         self.config = config
+        self.checkpoint_activations = False  # keep only what goes into each block, and compute the rest once more
         self.wte = nn.Embedding(config.vocab_size, config.embed)
         self.wpe = nn.Embedding(config.context, config.embed)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -119,34 +122,65 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (batch, tokens, vocab_size) for tokens (batch, tokens); with targets their mean loss in nats."""
+        return self.predict(self.transform(self.embed(tokens)), targets)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the blocks begin with, (batch, tokens, embed)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = functional.dropout(self.wte(tokens) + self.wpe(positions), self.config.dropout, self.training)
-        for block in self.h:
-            hidden = block(hidden)
+        return functional.dropout(self.wte(tokens) + self.wpe(positions), self.config.dropout, self.training)
+
+    def transform(self, hidden: torch.Tensor) -> torch.Tensor:
+        """All blocks, (batch, tokens, embed) to the same shape."""
+        for block in self.h.children():
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                hidden = checkpoint(block, hidden, use_reentrant=False)
+            else:
+                hidden = block(hidden)
+        return hidden
+
+    def predict(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits from what the blocks end with; with targets their mean loss in nats."""
         logits: torch.Tensor = functional.linear(self.ln_f(hidden), self.wte.weight)
         if targets is None:
             return logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-    @torch.no_grad()
     def continue_text(
         self, tokens: torch.Tensor, count: int, temperature: float, generator: torch.Generator
     ) -> torch.Tensor:
         """Append `count` tokens to `tokens` (shape (1, n), n ≥ 1); temperature 0 takes the likeliest each time."""
-        for _ in range(count):
-            logits = self(tokens[:, -self.config.context :])[:, -1].float()
-            if temperature > 0:
-                shares = torch.softmax(logits / temperature, dim=-1)
-                following = torch.multinomial(shares, 1, generator=generator)
-            else:
-                following = logits.argmax(dim=-1, keepdim=True)
-            tokens = torch.cat([tokens, following], dim=1)
-        return tokens
+        return continue_tokens(
+            lambda so_far: self(so_far[:, -self.config.context :])[:, -1].float(), tokens, count, temperature, generator
+        )
+
+
+@torch.no_grad()
+def continue_tokens(
+    next_logits: Callable[[torch.Tensor], torch.Tensor],
+    tokens: torch.Tensor,
+    count: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Append `count` tokens to `tokens` (shape (1, n)), each drawn by the logits (1, vocab_size) that come of those before.
+
+    Temperature 0 takes the likeliest each time.
+    """
+    for _ in range(count):
+        logits = next_logits(tokens)
+        if temperature > 0:
+            shares = torch.softmax(logits / temperature, dim=-1)
+            following = torch.multinomial(shares, 1, generator=generator)
+        else:
+            following = logits.argmax(dim=-1, keepdim=True)
+        tokens = torch.cat([tokens, following], dim=1)
+    return tokens
 
 
 def adamw(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW as GPT-3 was trained with it: matrices decay, biases and gains do not (Brown et al., 2020, appendix B)."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)

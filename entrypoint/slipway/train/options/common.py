@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
@@ -117,3 +118,11 @@ class Exportable(Common):
         click.Path(file_okay=False),
         "Write the trained model into this folder, in the form that from_pretrained reads.",
     )
+
+    def check(self) -> None:
+        """Raise click.UsageError where values contradict each other, ConfigurationError where --export cannot go."""
+        from slipway.train.options.target import require_target  # which needs the error above
+
+        super().check()
+        if self.export:
+            require_target(Path(self.export))

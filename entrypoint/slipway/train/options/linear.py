@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import click
+
 from slipway.train.options.common import COUNT, Common, option
 
 
@@ -21,3 +23,24 @@ class LinearOptions(Common):
 
     input_size: int = option(20, COUNT, "Numbers per sample.")
     dataset_size: int = option(4096, COUNT, "Training samples; a quarter as many are drawn for the evaluation.")
+    compare: bool = option(False, None, "Train without DDP as well, and show the weights of both side by side.")
+    launcher: str = option(
+        "torchrun", click.Choice(["torchrun", "spawn"]), "What starts the processes; spawn is torch.multiprocessing."
+    )
+    world_size: int | None = option(
+        None, click.IntRange(1, 1024), "Processes in all, with --launcher spawn alone; by default one per GPU, or two."
+    )
+
+    def check(self) -> None:
+        """Raise click.UsageError where values contradict each other."""
+        super().check()
+        if self.world_size and self.launcher != "spawn":
+            raise click.UsageError(
+                f"--world-size {self.world_size} counts processes and belongs to --launcher spawn. With torchrun type "
+                f"--nproc-per-node {self.world_size} (processes on each node), and --nnodes N for several nodes."
+            )
+        for name, value, exact in (("precision", self.precision, "fp32"), ("comm", self.comm, "full")):
+            if self.compare and value != exact:
+                raise click.UsageError(
+                    f"--{name} {value} rounds what --compare is to show as equal; type --{name} {exact}, or leave it out."
+                )

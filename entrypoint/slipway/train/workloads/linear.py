@@ -1,6 +1,6 @@
 """The smallest data-parallel job: one linear layer on synthetic binary labels.
 
-slipway linear --epochs 3
+slipway linear --epochs 3 --compare
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from slipway.train.comparison import begins_anew, compare, recall
 from slipway.train.context import Context, open_context
 from slipway.train.loop import fit
 from slipway.train.models.linear import Linear
@@ -50,11 +51,11 @@ def sums(model: nn.Module, batch: Batch) -> torch.Tensor:
     return torch.stack([lost, right, torch.tensor(len(labels), dtype=torch.float64, device=lost.device)])
 
 
-def make_task(options: LinearOptions, device: torch.device) -> Task:
-    """The task on `device`; the whole data set lies there as two tensors."""
+def make_task(options: LinearOptions, context: Context) -> Task:
+    """The task on the context's device; the whole data set lies there as two tensors."""
     torch.manual_seed(options.seed)
-    model = Linear(options.input_size).to(device)
-    inputs, labels = (part.to(device) for part in make_data(options))
+    model = Linear(options.input_size).to(context.device)
+    inputs, labels = (part.to(context.device) for part in make_data(options))
     start = options.dataset_size
     return Task(
         name="linear",
@@ -76,11 +77,18 @@ def make_task(options: LinearOptions, device: torch.device) -> Task:
 
 
 def train(context: Context, args: list[str]) -> None:
-    """Train with the options in `args` and print the accuracy."""
+    """Train with the options in `args` and print the accuracy; where asked, compare with training without DDP."""
     options = parse(LinearOptions, args)
-    result = fit(make_task(options, context.device), options, context)
+    comparable = options.compare and begins_anew(context)
+    task = make_task(options, context)
+    result = fit(task, options, context)
     if result.evaluation:
         context.say(f"accuracy {result.evaluation['accuracy']:.2%} on samples that were not trained on")
+    if options.compare and result.outcome == "finished":
+        if comparable:
+            compare(task, make_task, options, context)
+        else:
+            recall(context)
 
 
 def main() -> None:

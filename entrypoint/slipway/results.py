@@ -1,0 +1,105 @@
+"""Commands for what a run yielded: `slipway sample`, `slipway eval`, `slipway export`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from slipway.launch.errors import FAILED, LaunchError
+from slipway.launch.rundir import code_of
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what training code raises into what the command line tells. Imports torch."""
+    from slipway.train.hub_causes import HubError
+    from slipway.train.options import ConfigurationError
+    from slipway.train.snapshot import SnapshotError
+
+    try:
+        yield
+    except (ConfigurationError, SnapshotError) as error:
+        raise LaunchError(str(error)) from None
+    except HubError as error:
+        raise LaunchError(str(error), FAILED) from None
+    except OSError as error:
+        raise LaunchError(str(error), code_of(error)) from None
+
+
+@click.command(epilog='Example: slipway sample runs/gpt-20260101-120000 --prompt "def "')
+@click.argument("run", type=FOLDER)
+@click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=400, show_default=True, help="How many to add.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True, help="0 takes the likeliest.")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> None:
+    """Continue a text with the newest snapshot of a gpt RUN."""
+    with _told():
+        from slipway.train.sample import sample as continue_text
+
+        click.echo(continue_text(run, prompt, tokens, temperature, seed))
+
+
+@click.command("eval", epilog="Example: slipway eval runs/gpt-20260101-120000")
+@click.argument("source", type=FOLDER, metavar="RUN|DIR")
+@click.option("--dataset", help="Judge on the validation part of other data; named as for the training.")
+@STEP
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: results now and those that the training noted.")
+def evaluate(source: Path, dataset: str | None, step: int | None, as_json: bool) -> None:
+    """Judge a trained model again, in one process on this machine's best device.
+
+    RUN is a run directory, DIR a folder that `slipway export` made.
+    """
+    with _told():
+        from slipway.train.context import outside_job
+        from slipway.train.judgement import judge_trained
+
+        with contextlib.redirect_stdout(sys.stderr), outside_job() as context:
+            found = judge_trained(source, context, dataset, step)
+    trained, noted = found.trained, dict(found.trained.evaluation)
+    at = int(noted.pop("step", -1))
+    if as_json:
+        about = {"run": trained.run, "workload": trained.workload, "step": trained.step, "dataset": found.dataset}
+        training = {"step": at, "results": noted} if noted else None
+        more = {"same_data": found.same_data, "samples": found.samples, "results": found.results, "training": training}
+        click.echo(json.dumps(about | more, indent=1))
+        return
+    click.echo(
+        f"{trained.workload}, step {trained.step} of {trained.run}, on {found.samples:,} samples of {found.dataset}"
+    )
+    if dataset is None and not found.same_data:
+        click.echo("note: these data are not those of the training, which were " + trained.data)
+    width = max(map(len, found.results))
+    click.echo(f"{'':<{width}}  {'now':>12}" + (f"  {f'at step {at}':>12}" if noted else ""))
+    for name, value in found.results.items():
+        before = f"  {noted[name]:>12.6f}" if name in noted else ""
+        click.echo(f"{name:<{width}}  {value:>12.6f}{before}")
+
+
+@click.command(epilog="Example: slipway export runs/gpt-20260101-120000 my-model")
+@click.argument("run", type=FOLDER)
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@STEP
+@click.option("--push", "repo", metavar="OWNER/NAME", help="Upload it to this repository of the Hub.")
+@click.option("--public", is_flag=True, help="Let everyone see a repository that --push makes.")
+def export(run: Path, folder: Path, step: int | None, repo: str | None, public: bool) -> None:
+    """Write the model of a RUN into a new folder DIR, in the form that `from_pretrained` reads, with a model card.
+
+    For --push the token comes from HF_TOKEN or from the file at HF_TOKEN_PATH. A DIR that holds this very model is
+    uploaded as it is.
+    """
+    if public and not repo:
+        raise click.UsageError("--public is said of the repository that --push makes; add --push OWNER/NAME.")
+    with _told():
+        from slipway.train.export import export_run, push_folder
+
+        new = export_run(run, folder, step, name=repo or "")
+        click.echo(f"exported {run} to {folder}" if new else f"{folder} holds this model already")
+        if repo:
+            click.echo(f"pushed to {push_folder(folder, repo, public, f'The model of {folder.absolute().name}')}")

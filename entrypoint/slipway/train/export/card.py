@@ -1,0 +1,176 @@
+"""The model card: README.md with the metadata that the Hub reads, data, results, settings and the command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from slipway import __version__
+from slipway.train.options.command import shown
+from slipway.train.options.common import DEFAULT, PRESET
+from slipway.train.options.dataset import HUB, read_hub
+from slipway.train.trained import Trained
+
+if TYPE_CHECKING:  # it takes 0.2 s to import, and every worker of a training would
+    from huggingface_hub import ModelCardData
+
+REPO = re.compile(r"[\w.-]+/[\w.-]+")
+UNITS: Mapping[str, str] = MappingProxyType(
+    {"val_loss": "mean cross entropy, nats", "bits_per_byte": "bits per byte", "accuracy": "share of right answers"}
+)
+TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ name }}
+
+{{ about.what }} with {{ parameters }} parameters, trained for {{ trained.step }} steps by the workload
+`{{ trained.workload }}` of Slipway {{ version }}.
+
+## Use
+
+```python
+{{ usage }}
+```
+
+`{{ name }}` is the path of this folder, or its name on the Hub.
+
+## Data
+
+{{ data }}
+
+## Evaluation
+
+{% if metrics -%}
+On the validation part of the data, after step {{ step }}:
+
+| metric | value | |
+| --- | --- | --- |
+{% for name, value in metrics.items() -%}
+| {{ name }} | {{ "%.6g" | format(value) }} | {{ units.get(name, "") }} |
+{% endfor %}
+`slipway eval` measures them again.
+{%- else -%}
+It was not evaluated while it was trained; `slipway eval` does it.
+{%- endif %}
+
+## Training
+
+{{ where }}:
+
+```sh
+{{ command }}
+```
+
+| setting | value | from |
+| --- | --- | --- |
+{% for row in settings -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+## Licence
+
+Whoever publishes this model states its licence here and as `license:` in the header. The data and, where there is one,
+the model that training began with may bind you.
+"""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a card says about all models of a form. `usage` loads one; {name} stands for its name."""
+
+    what: str
+    library: str
+    task: str  # one of https://huggingface.co/tasks
+    tags: tuple[str, ...]
+    usage: str
+
+
+def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
+    """Write README.md into `folder`. No licence is stated: that is for who publishes it."""
+    from huggingface_hub import ModelCard
+
+    parameters = sum(tensor.numel() for tensor in trained.tensors.values())
+    processes = trained.nodes * trained.processes_per_node
+    card = ModelCard.from_template(
+        card_data(trained, name, about),
+        template_str=TEMPLATE,
+        name=name,
+        about=about,
+        trained=trained,
+        version=__version__,
+        parameters=f"{parameters:,}",
+        usage=about.usage.format(name=name),
+        data=f"`{trained.options.get('dataset', trained.data)}`; as the run knew it: `{trained.data}`",
+        metrics=results(trained),
+        step=int(trained.evaluation.get("step", 0)),
+        units=UNITS,
+        where=f"On {trained.nodes} {plural(trained.nodes, 'node')}, {processes} {plural(processes, 'process')} in all",
+        command=command(trained),
+        settings=[
+            [cell(name), cell(shown(value)), cell(trained.sources.get(name, DEFAULT))]
+            for name, value in trained.options.items()
+        ],
+    )
+    card.save(folder / "README.md")
+
+
+def results(trained: Trained) -> dict[str, float]:
+    """The metrics of the last evaluation."""
+    return {name: value for name, value in trained.evaluation.items() if name != "step"}
+
+
+def card_data(trained: Trained, name: str, about: About) -> ModelCardData:
+    """The header that the Hub reads."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    dataset = str(trained.options.get("dataset", "synthetic"))
+    scheme, _, source = dataset.partition(":")
+    repo = read_hub(source).repo.partition("@")[0] if scheme == HUB else None
+    began = str(trained.options.get("model") or "")  # of finetune: a folder or a repo
+    base = None if Path(began).exists() else REPO.fullmatch(began.partition("@")[0])
+    return ModelCardData(
+        model_name=name,
+        library_name=about.library,
+        pipeline_tag=about.task,
+        tags=["slipway", *about.tags],
+        datasets=[repo] if repo else None,
+        base_model=base[0] if base else None,
+        eval_results=[
+            EvalResult(about.task, repo or dataset, dataset, metric, value)
+            for metric, value in results(trained).items()
+            if "/" not in metric  # of the whole, not of a class
+        ]
+        or None,
+    )
+
+
+def command(trained: Trained) -> str:
+    """The command that trains such a model again: the options that were given, wherever they came from."""
+    words = ["slipway", "run", *(["--nnodes", str(trained.nodes)] if trained.nodes > 1 else [])]
+    words += ["--nproc-per-node", str(trained.processes_per_node), trained.workload]
+    for name, value in trained.options.items():
+        if not trained.sources.get(name, DEFAULT).startswith((DEFAULT, PRESET)) and value is not None:
+            words += typed(name.replace("_", "-"), value)
+    return shlex.join(words)
+
+
+def typed(name: str, value: Any) -> list[str]:
+    """An option as it is typed."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def cell(text: str) -> str:
+    """A text that does not break out of its cell of a table."""
+    return f"`{text}`".replace("|", "\\|").replace("\n", " ") if text else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """The noun as it is counted."""
+    return noun if count == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"

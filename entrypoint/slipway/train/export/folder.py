@@ -1,0 +1,132 @@
+"""The folder of an export: made whole under a temporary name, or not there at all.
+
+slipway export runs/gpt-20260101-120000 my-model
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from slipway import __version__
+from slipway.train.context import Context
+from slipway.train.durable import sync_folder, sync_tree
+from slipway.train.export import gpt, vision
+from slipway.train.export.card import About, write_card
+from slipway.train.loop import Result
+from slipway.train.options import ConfigurationError
+from slipway.train.options.common import Exportable
+from slipway.train.options.target import RECORD, read_record, require_target
+from slipway.train.prepared import temporary_folder
+from slipway.train.trained import Trained, publishable, read_run
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of folder: what writes one of a trained model, and what reads the tensors back under our own names."""
+
+    write: Callable[[Trained, Path, Path], None]  # model, its run, the new folder
+    read: Callable[[Path], dict[str, torch.Tensor]]
+    about: About
+
+
+TRANSFORMERS = Form(gpt.write_files, gpt.read_tensors, gpt.ABOUT)
+HUB_MIXIN = Form(vision.write_files, vision.read_tensors, vision.ABOUT)
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {**dict.fromkeys(("gpt", "pipeline", "finetune"), TRANSFORMERS), "vision": HUB_MIXIN}
+)
+
+
+def export_run(run: Path, folder: Path, step: int | None = None, name: str = "", aside: bool = False) -> bool:
+    """Export a run's newest snapshot that verifies, or that of `step`, to `folder`; returns False if it is there already.
+
+    `name` is what the model card calls the model, by default the folder's name. Where `folder` holds another export,
+    that is kept under a longer name (`aside`), or refused.
+
+    Raises ConfigurationError where there is nothing to export or something in the way, SnapshotError for a damaged
+    snapshot, OSError where the folder cannot be written.
+    """
+    require_target(folder)
+    trained, there = publishable(read_run(run, step)), read_record(folder)
+    if there is not None and there["snapshot"] == trained.snapshot:
+        return False
+    if there is not None and not aside:
+        raise ConfigurationError(
+            f"{folder} holds step {there.get('step')} of {there.get('run')} already, and nothing in it is overwritten. "
+            "Type the name of a new folder."
+        )
+    if trained.workload not in FORMS:
+        raise ConfigurationError(
+            f"{run} was trained by {trained.workload}, and there is no form in which others read that. Exported are "
+            f"runs of {', '.join(FORMS)}."
+        )
+    with temporary_folder(folder.absolute()) as temporary:
+        form = FORMS[trained.workload]
+        form.write(trained, run, temporary)
+        write_card(trained, temporary, name or folder.absolute().name, form.about)
+        (temporary / RECORD).write_text(json.dumps(describe(trained), indent=1) + "\n")
+        for file in temporary.iterdir():  # the library that writes the weights hides them from the group
+            file.chmod((temporary / RECORD).stat().st_mode)
+        sync_tree(temporary)
+        if there is not None:
+            folder.rename(unused(folder, int(there.get("step", 0))))
+        temporary.rename(folder.absolute())
+        sync_folder(folder.absolute().parent)
+    return True
+
+
+def unused(folder: Path, step: int) -> Path:
+    """A name beside `folder` that is free, for the export of an earlier `step`."""
+    first = folder.with_name(f"{folder.name}.step-{step:08d}")
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([first], numbered) if not path.exists())
+
+
+def describe(trained: Trained) -> dict[str, Any]:
+    """All but the tensors, as JSON."""
+    values = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
+    del values["tensors"]
+    return {"format": FORMAT, "version": __version__, **values}
+
+
+def read_export(folder: Path) -> Trained:
+    """Undo `export_run`. Raises ConfigurationError where the folder is no export, damaged, or a later version's."""
+    record = read_record(folder)
+    if record is None:
+        raise ConfigurationError(f"{folder} is neither a run directory nor an export: it has no {RECORD}.")
+    version = record.pop("version", None)
+    if record.pop("format", 0) != FORMAT:
+        raise ConfigurationError(f"{folder} was written by slipway {version}; this is {__version__}.")
+    try:
+        return Trained(**record, tensors=FORMS[record["workload"]].read(folder))
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{folder} is damaged ({error}); export its run again.") from None
+
+
+def export_result(result: Result, options: Exportable, context: Context) -> None:
+    """Write the folder that --export asks for, on rank 0, once training is finished.
+
+    Raises ConfigurationError, with what to type instead, where something came in its way since training began.
+    """
+    if not options.export or result.outcome != "finished" or context.place.rank != 0:
+        return
+    context.beat("finish")
+    folder, run = Path(options.export), context.place.run_dir
+    try:
+        new = export_run(run, folder, aside=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error} The run itself is complete; export it with: slipway export {run} DIR"
+        ) from None
+    context.say(f"exported to {folder}" if new else f"{folder} holds this model already")

@@ -1,0 +1,197 @@
+"""`folder:PATH`: pictures in files, a folder for each class, as torchvision's ImageFolder has them.
+
+PATH/train/CLASS/FILE and PATH/val/CLASS/FILE; or PATH/CLASS/FILE, of which those are held out whose names' hashes say so.
+They are decoded by the threads that prepare batches, and varied as their keys decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.transforms.v2 import InterpolationMode, functional
+
+from slipway.train.context import Context
+from slipway.train.options import ConfigurationError
+from slipway.train.pictures.augmentation import Variation, cut_out
+from slipway.train.pictures.collection import Pictures
+from slipway.train.task import Batch
+from slipway.train.text import VALIDATION_SHARE, is_validation
+
+# Of ImageNet's training pictures, as torchvision's references have them.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of what is cut out for training (torchvision's RandomResizedCrop)
+MARGIN = 256 / 224  # for evaluation the shorter side is scaled to so much more than what is cut from the middle
+Box = tuple[int, int, int, int]  # top, left, height, width
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files for training and for evaluation by class and name: (path, label)."""
+
+    classes: tuple[str, ...]
+    train: tuple[tuple[Path, int], ...]
+    evaluation: tuple[tuple[Path, int], ...]
+
+
+def list_files(root: Path, beat: Callable[[], None] = lambda: None) -> Files:
+    """The pictures under `root`. Raises ConfigurationError where there are none of some kind."""
+    split = (root / "train").is_dir()
+    if split and not (root / "val").is_dir():
+        raise ConfigurationError(f"{root} has a folder train and none that is called val, for the evaluation.")
+    classes = names_of_folders(root / "train" if split else root)
+    if split and (other := set(names_of_folders(root / "val")) - set(classes)):
+        raise ConfigurationError(f"{root / 'val'} has the class {min(other)}, and {root / 'train'} has not.")
+    parts: dict[bool, list[tuple[Path, int]]] = {False: [], True: []}
+    for folder in (root / "train", root / "val") if split else (root,):
+        for label, name in enumerate(classes):
+            beat()
+            for file in names_of_pictures(folder / name):
+                aside = folder.name == "val" if split else is_validation(f"{name}/{file}")
+                parts[aside].append((folder / name / file, label))
+    for aside, word in ((False, "train on"), (True, "evaluate on")):
+        if not parts[aside]:
+            share = "" if split else f"; a share of {VALIDATION_SHARE:.0%} is held out for that"
+            raise ConfigurationError(
+                f"{root} holds no pictures to {word}{share if aside else ''}. It has to hold train/CLASS/FILE and "
+                f"val/CLASS/FILE, or CLASS/FILE, with files like {', '.join(IMG_EXTENSIONS[:4])}."
+            )
+    return Files(classes, tuple(parts[False]), tuple(parts[True]))
+
+
+def names_of_folders(folder: Path) -> tuple[str, ...]:
+    """The folders in a folder, sorted."""
+    with os.scandir(folder) as entries:
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def names_of_pictures(folder: Path) -> list[str]:
+    """The pictures in a folder, sorted; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.name.lower().endswith(IMG_EXTENSIONS))
+
+
+def open_folder(
+    root: Path, size: int, variation: Variation, limits: tuple[int | None, int | None], threads: int, context: Context
+) -> Pictures:
+    """The pictures under `root`, scaled to `size`; of more than `limits` (None: all) only some, evenly spread.
+
+    Evaluation decodes with so many `threads`. Raises ConfigurationError.
+    """
+    files = list_files(root, lambda: context.beat("prepare"))
+    train, evaluation = (
+        spread(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
+    )
+    reader = Reader(train, evaluation, size, variation, threads, context.device)
+    names = hashlib.sha256("\0".join(str(path.relative_to(root)) for path, _ in (*train, *evaluation)).encode())
+    return Pictures(
+        classes=files.classes,
+        size=size,
+        mean=MEAN,
+        deviation=DEVIATION,
+        count=len(train),
+        train=reader.take,
+        judged=len(evaluation),
+        evaluation=reader.judge,
+        identity=f"folder of {len(train)} + {len(evaluation)} pictures, names {names.hexdigest()[:16]}, {size} pixels",
+        on_host=True,
+    )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes batches of files: uint8 pictures (n, size, size, 3) and labels on `device`."""
+
+    train: Sequence[tuple[Path, int]]
+    evaluation: Sequence[tuple[Path, int]]
+    size: int
+    variation: Variation
+    threads: int
+    device: torch.device
+
+    def take(self, indices: torch.Tensor, keys: torch.Tensor) -> Batch:
+        """A training batch, decoded here: the loader has threads of its own."""
+        chosen = [self.train[index] for index in indices.tolist()]
+        pictures = self.stack(
+            [
+                varied(path, self.size, key, self.variation.flip)
+                for (path, _), key in zip(chosen, keys.tolist(), strict=True)
+            ]
+        )
+        grey = torch.tensor([255 * part for part in MEAN]).to(torch.uint8)
+        return self.send(cut_out(pictures, keys, self.variation.cutout, grey), chosen)
+
+    def judge(self, indices: torch.Tensor) -> Batch:
+        """An evaluation batch, decoded by threads that live no longer than this: nothing has to be closed."""
+        chosen = [self.evaluation[index] for index in indices.tolist()]
+        with ThreadPoolExecutor(max(1, self.threads)) as pool:
+            pictures = list(pool.map(lambda file: centred(file[0], self.size), chosen))
+        return self.send(self.stack(pictures), chosen)
+
+    def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Pictures (3, size, size) as a batch."""
+        if not pictures:
+            return torch.empty(0, self.size, self.size, 3, dtype=torch.uint8)
+        return torch.stack([picture.permute(1, 2, 0) for picture in pictures])
+
+    def send(self, pictures: torch.Tensor, chosen: Sequence[tuple[Path, int]]) -> Batch:
+        """Pictures and their labels on the device."""
+        labels = torch.tensor([label for _, label in chosen], dtype=torch.int64)
+        if self.device.type != "cuda":
+            return pictures, labels
+        return tuple(part.pin_memory().to(self.device, non_blocking=True) for part in (pictures, labels))
+
+
+def spread(files: Sequence[tuple[Path, int]], limit: int | None) -> Sequence[tuple[Path, int]]:
+    """At most `limit` of the files, from all classes alike."""
+    if limit is None or limit >= len(files):
+        return files
+    return [files[place * len(files) // limit] for place in range(limit)]
+
+
+def read_picture(path: Path) -> torch.Tensor:
+    """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            picture: torch.Tensor = functional.pil_to_tensor(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigurationError(f"{path} is no picture that can be read ({error}). Remove or replace it.") from None
+    return picture
+
+
+def varied(path: Path, size: int, key: int, flip: bool) -> torch.Tensor:
+    """A picture for training: a part of it, scaled, and mirrored half of the time, as `key` decides."""
+    picture, chance = read_picture(path), random.Random(key)
+    box = choose_box(picture.shape[1], picture.shape[2], chance)
+    cut: torch.Tensor = functional.resized_crop(picture, *box, [size, size], InterpolationMode.BILINEAR, antialias=True)
+    return functional.horizontal_flip(cut) if flip and chance.random() < 0.5 else cut
+
+
+def choose_box(height: int, width: int, chance: random.Random) -> Box:
+    """Which part of a picture to take, as torchvision's RandomResizedCrop does it, whose own chance is not per picture."""
+    for _ in range(10):
+        area = height * width * chance.uniform(*AREA)
+        ratio = math.exp(chance.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            return chance.randint(0, height - high), chance.randint(0, width - wide), high, wide
+    high, wide = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    return (height - high) // 2, (width - wide) // 2, high, wide
+
+
+def centred(path: Path, size: int) -> torch.Tensor:
+    """A picture for evaluation: scaled, and cut from the middle."""
+    scaled = functional.resize(read_picture(path), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True)
+    result: torch.Tensor = functional.center_crop(scaled, [size, size])
+    return result

@@ -1,0 +1,151 @@
+"""What a run's directory holds for people, read with patience: files may be torn, damaged or missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway.train.plots import Point
+
+RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON = (
+    "run.json", "options.json", "metrics.jsonl", "allreduce.json", "comparison.json",
+)  # fmt: skip
+RECORDS = (RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON)  # a folder with any of these is a run
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An attempt: where and how it ended, when (as text), and the step of the newest snapshot it left."""
+
+    number: str
+    place: str
+    evidence: str
+    when: str
+    snapshot: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run stands or ended, as the launcher tells it: one word for it, the rest as label and text."""
+
+    state: str
+    good: bool = True
+    facts: tuple[tuple[str, str], ...] = ()
+    tries: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The curves of a run by name; `first` and `last` are Unix seconds, `damaged` counts lines that make no sense."""
+
+    curves: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    first: float | None = None
+    last: float | None = None
+    damaged: int = 0
+
+    @property
+    def steps(self) -> int:
+        """The last step that anything is known of."""
+        return int(max((points[-1][0] for points in self.curves.values()), default=0))
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything about one run that the page shows. `pictures` are PNG files by name."""
+
+    path: Path
+    name: str
+    about: Mapping[str, Any]
+    ending: Ending
+    options: Mapping[str, Any]
+    metrics: Metrics
+    allreduce: Mapping[str, Any]
+    comparison: Mapping[str, Any]
+    texts: Mapping[str, str]
+    pictures: Mapping[str, bytes]
+
+    @property
+    def workload(self) -> str:
+        """What was trained."""
+        return str(self.about.get("workload") or self.options.get("workload") or "a run")
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where each option came from."""
+        sources = self.options.get("sources")
+        return sources if isinstance(sources, dict) else {}
+
+
+def read_run(path: Path, ending: Ending) -> Record:
+    """Read a run's directory; `ending` is the launcher's to tell."""
+    texts, pictures = read_charts(path / "tensorboard")
+    return Record(
+        path, path.name, read_object(path / RUN), ending, read_object(path / OPTIONS), read_metrics(path / METRICS),
+        read_object(path / ALLREDUCE), read_object(path / COMPARISON), texts, pictures,
+    )  # fmt: skip
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_metrics(path: Path) -> Metrics:
+    """The curves in a metrics file. Lines that are torn or make no sense are counted, values that are no numbers left out."""
+    curves: dict[str, dict[float, float]] = {}
+    times, damaged = [], 0
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return Metrics()
+    for text in lines:
+        try:
+            line = json.loads(text)
+            step, now = int(line["step"]), float(line["time"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            damaged += 1
+            continue
+        times.append(now)
+        for name, value in line.items():
+            if name not in ("time", "step") and is_number(value):
+                curves.setdefault(str(name), {})[step] = float(value)
+    points = {name: tuple(sorted(places.items())) for name, places in curves.items()}
+    return Metrics(points, min(times, default=None), max(times, default=None), damaged)
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value can be a point of a curve."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_charts(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The newest of each text and picture that the run left for TensorBoard; nothing where that cannot be read."""
+    if not folder.is_dir():
+        return {}, {}
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        newest = {"scalars": 1, "images": 1, "tensors": 1, "histograms": 1, "compressedHistograms": 1}
+        charts = EventAccumulator(str(folder), size_guidance=newest)
+        charts.Reload()
+        texts = {
+            name: b"".join(charts.Tensors(name)[-1].tensor_proto.string_val).decode(errors="replace")
+            for name in charts.Tags()["tensors"]
+        }
+        pictures = {name: charts.Images(name)[-1].encoded_image_string for name in charts.Tags()["images"]}
+    except Exception:  # event files may be damaged in any way, and a page without a sample is still a page
+        return {}, {}
+    return {name: unindented(text) for name, text in texts.items()}, pictures
+
+
+def unindented(text: str) -> str:
+    """A text as it was before it was set as code in Markdown, with four spaces in front of each line."""
+    return "\n".join(line.removeprefix("    ") for line in text.split("\n"))

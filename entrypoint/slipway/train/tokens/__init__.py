@@ -1,0 +1,1 @@
+"""Text files of any kind become folders of tokens, which a training reads where they lie."""

@@ -1,0 +1,164 @@
+"""How fast the processes exchange data, whether what arrives is right, and which of them holds the others up.
+
+slipway allreduce --nproc-per-node 2 --max-bytes 4M
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+
+import torch
+
+from slipway.train.bandwidth import (
+    HEADER,
+    Measurement,
+    count_elements,
+    line,
+    measure,
+    message_sizes,
+    size_text,
+    summary,
+)
+from slipway.train.charts import Charts
+from slipway.train.collectives import (
+    Buffers,
+    WrongResultError,
+    make_buffers,
+    synchronize,
+    time_calls,
+    time_links,
+    why_lacking,
+)
+from slipway.train.context import Context, open_context
+from slipway.train.findings import Findings, write
+from slipway.train.laggard import find_laggard
+from slipway.train.options import AllreduceOptions, parse
+from slipway.train.outcome import PeerError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+ALONE = "one process: nothing travels between processes. Try two: slipway allreduce --nproc-per-node 2"
+
+
+def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Charts | None) -> str | None:
+    """Measure all collectives at all sizes, into `findings`. Returns the word where a stop came.
+
+    Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
+    """
+    sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
+    dtype = DTYPES[options.dtype]
+    context.steps = len(options.names) * len(sizes)
+    context.say(HEADER)
+    for number, name in enumerate(options.names):
+        word, _ = context.agree()
+        if word is not None:
+            return word
+        context.beat("measure")
+        if reason := why_lacking(name, dtype, context):
+            findings.skipped[name] = reason
+            context.say(f"{name:<14}  skipped: {reason}")
+            continue
+        for index, size in enumerate(sizes):
+            word, _ = context.agree()
+            if word is not None:
+                return word
+            elements = count_elements(name, size, dtype.itemsize, context.place.world_size)
+            row = measure_one(make_buffers(name, elements, dtype, context), options, context, findings)
+            findings.rows.append(row)
+            context.say(line(row))
+            context.progress(number * len(sizes) + index + 1)
+            if charts:
+                charts.write(row.size, {f"{name}_bus_gb_per_second": row.bus / 1e9})
+    return None
+
+
+def measure_one(buffers: Buffers, options: AllreduceOptions, context: Context, findings: Findings) -> Measurement:
+    """Check a collective once, then take its time on every rank."""
+    whole = max(buffers.given.nbytes, buffers.result.nbytes)
+    context.beat("measure")
+    begin = time.perf_counter()
+    buffers.fill()
+    synchronize(context.device)
+    filled = time.perf_counter()
+    buffers.run()
+    synchronize(context.device)
+    arrived = time.perf_counter()
+    wrong = buffers.check()
+    findings.own += filled - begin + time.perf_counter() - arrived
+    settle(f"{buffers.collective} of {size_text(whole)}", wrong, context)
+    context.beat("measure")
+    for _ in range(options.warmup_iterations):
+        buffers.run()
+    synchronize(context.device)
+    context.wait_for_all()
+    context.beat("measure")
+    own = time_calls(buffers.run, options.iterations, context.device)
+    seconds = [float(rank) for rank in context.gather(torch.tensor(own, dtype=torch.float64))]
+    return measure(buffers.collective, whole, seconds)
+
+
+def settle(what: str, wrong: str, context: Context) -> None:
+    """Raise where any rank got something `wrong`, on all ranks."""
+    rank = context.place.rank
+    bad = [rank for rank, odd in enumerate(context.gather(torch.tensor(bool(wrong)))) if odd]
+    if wrong:
+        raise WrongResultError(f"{what}: rank {rank} got a wrong result: {wrong}")
+    if bad:
+        raise PeerError(f"{what}: rank {bad[0]} got a wrong result")
+
+
+def look_for_laggard(context: Context, findings: Findings) -> None:
+    """Find the slowest rank and say what it is slow at."""
+    context.beat("measure")
+    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
+    findings.laggard = find_laggard(own, time_links(context))
+    findings.laggards_host = context.share_text(socket.gethostname(), findings.laggard.rank)
+    context.say(f"slowest rank: {findings.laggard.rank} ({findings.laggards_host}): {findings.laggard.text}")
+
+
+def train(context: Context, args: list[str]) -> None:
+    """Measure with the options in `args`. There is nothing to go on from: a second start measures everything again."""
+    options, place, findings = parse(AllreduceOptions, args), context.place, Findings()
+    context.say(
+        f"allreduce: {place.world_size} processes, {place.backend} on {context.device.type}, {options.dtype}, "
+        f"{options.iterations} calls after {options.warmup_iterations} to warm up"
+    )
+    first = place.rank == 0
+    charts = Charts(place.run_dir / "tensorboard", 0, context.warn) if first and place.world_size > 1 else None
+    word = None
+    try:
+        if place.world_size > 1:
+            word = sweep(options, context, findings, charts)
+        if word is None and findings.rows:
+            look_for_laggard(context, findings)
+        findings.complete = word is None
+    finally:
+        if charts:
+            charts.close()
+        if first:
+            write(options, context, findings)
+    conclude(context, findings, word)
+
+
+def conclude(context: Context, findings: Findings, word: str | None) -> None:
+    """Say the result in a line, and note it as the outcome."""
+    context.wait_for_all()
+    if word is not None:
+        done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
+        context.conclude(word, f"{word}; {done}; another start measures all of them again")
+        return
+    text = summary(findings.rows) if findings.rows else ALONE
+    if context.place.world_size > 1 and not findings.rows:
+        text = "the back end has none of these collectives"
+    context.conclude("finished", text)
+
+
+def main() -> None:
+    """Run as a worker."""
+    with open_context() as context:
+        train(context, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A pretrained GPT-2 checkpoint, trained on; by default a tiny one made on the fly, on the Python standard library.
+
+slipway finetune --model REPO --dataset file:notes.txt
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from slipway.train.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
+from slipway.train.context import Context, open_context
+from slipway.train.corpus import open_corpus
+from slipway.train.export import export_result
+from slipway.train.flops import flops_per_token
+from slipway.train.language import cut_samples, describe, keep_tokenizer, loss
+from slipway.train.loop import fit
+from slipway.train.models.gpt import Gpt, GptConfig, adamw
+from slipway.train.options import ConfigurationError, FinetuneOptions, parse
+from slipway.train.options.common import DEFAULT
+from slipway.train.options.finetune import TINY_LR
+from slipway.train.prepared import cache_folder, make_together
+from slipway.train.sample import continue_prompt
+from slipway.train.task import Task
+from slipway.train.trained import read_evaluation
+
+LARGEST = 700.0  # nats; e to the power of more is no float
+
+
+def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:
+    """The folder of the checkpoint to begin with. By every rank. Raises ConfigurationError, and what fetching raises."""
+    if options.model is not None:
+        return find_checkpoint(options.model, context)
+    final = cache_folder(os.environ) / "checkpoints" / f"tiny-{TINY.layers}-{TINY.embed}-seed-{options.seed}"
+    return make_together(context, final, lambda folder, tick: make_tiny(folder, options.seed))
+
+
+def choose_length(options: FinetuneOptions, config: GptConfig) -> int:
+    """Tokens in a sample. Raises ConfigurationError for more than the model sees."""
+    if options.context is not None and options.context > config.context:
+        raise ConfigurationError(
+            f"--context {options.context} is more than the {config.context} tokens the model sees."
+        )
+    return options.context or config.context
+
+
+def freeze(model: Gpt, train_blocks: int | None) -> None:
+    """Let only the last blocks learn, and the normalisation behind them. Raises ConfigurationError for more than there are.
+
+    The output layer is the token embedding, and stays as it is.
+    """
+    if train_blocks is None:
+        return
+    blocks = len(model.h)
+    if train_blocks > blocks:
+        raise ConfigurationError(f"--train-blocks {train_blocks} is more than the {blocks} blocks of the model.")
+    model.requires_grad_(False)
+    for part in (*model.h[blocks - train_blocks :], model.ln_f):
+        part.requires_grad_(True)
+
+
+def add_perplexity(results: Callable[[list[float]], dict[str, float]], means: list[float]) -> dict[str, float]:
+    """The results of a validation, and e to the power of its mean loss: the perplexity per token."""
+    judged = results(means)
+    return {**judged, "perplexity": math.exp(min(judged["val_loss"], LARGEST))}
+
+
+def make_task(options: FinetuneOptions, context: Context) -> Task:
+    """The task on the context's device; by every rank. Raises ConfigurationError, and what fetching raises."""
+    folder = open_checkpoint(options, context)
+    config = read_config(folder, options.dropout)
+    length = choose_length(options, config)
+    corpus = open_corpus(options.dataset, read_tokenizer(folder, config), context, options.column)
+    samples = cut_samples(corpus, length, options.eval_samples)
+    keep_tokenizer(corpus.tokenizer, context)
+    model = Gpt(config)
+    load_weights(model, folder)
+    model.to(context.device)
+    freeze(model, options.train_blocks)
+    write = partial(
+        continue_prompt, model, corpus.tokenizer, options.sample_prompt, options.sample_tokens, options.temperature,
+        options.seed,
+    )  # fmt: skip
+    return Task(
+        name="finetune",
+        model=model,
+        description={**describe(config, corpus.tokenizer), "train_blocks": options.train_blocks},
+        samples=samples.count,
+        batch=samples.batch,
+        loss=loss,
+        optimizer=adamw(model, options.lr, options.weight_decay),
+        validation=replace(samples.validation, results=partial(add_perplexity, samples.validation.results)),
+        data=corpus.identity,
+        unit="tokens",
+        units_per_sample=length,
+        # The formula counts samples as long as the model sees, and every parameter.
+        flops_per_unit=flops_per_token(model) if length == config.context and not options.train_blocks else 0.0,
+        on_host=samples.on_host,
+        sample=write if options.sample_tokens else None,
+        judged_before=True,
+    )
+
+
+def settle_rate(options: FinetuneOptions) -> FinetuneOptions:
+    """The options, with a rate for random weights where none was typed and the tiny checkpoint is trained."""
+    if options.model is not None or "lr" in options.given:
+        return options
+    return replace(options, lr=TINY_LR, sources={**options.sources, "lr": f"{DEFAULT} without --model"})
+
+
+def train(context: Context, args: list[str]) -> None:
+    """Train with the options in `args`; print the perplexity before and after."""
+    options = settle_rate(parse(FinetuneOptions, args))
+    result = fit(make_task(options, context), options, context)
+    export_result(result, options, context)
+    if not result.evaluation or context.place.rank != 0:
+        return
+    if result.sample:
+        context.say(f"\na sample of what it writes:\n{result.sample}\n")
+    before = read_evaluation(context.place.run_dir / "metrics.jsonl", 0)
+    context.say(tell(before, result.evaluation, result.step))
+
+
+def tell(before: Mapping[str, float], after: Mapping[str, float], step: int) -> str:
+    """The line that compares both evaluations."""
+    first = f"{before['perplexity']:.2f} before, " if "perplexity" in before else ""
+    return f"perplexity on held-out text: {first}{after['perplexity']:.2f} after {step} steps"
+
+
+def main() -> None:
+    """Run as a worker."""
+    with open_context() as context:
+        train(context, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A convolutional network on labelled pictures; by default a small one on digits that are drawn here.
+
+slipway vision --dataset glyphs --model small
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipway.train.context import Context, open_context
+from slipway.train.durable import replace_file
+from slipway.train.export import export_result
+from slipway.train.loop import fit
+from slipway.train.models.cnn import build, flops_per_picture, sgd
+from slipway.train.options import VisionOptions, parse
+from slipway.train.options.vision import CIFAR10
+from slipway.train.pictures import cifar10, glyphs
+from slipway.train.pictures.arrays import on_device
+from slipway.train.pictures.augmentation import Variation
+from slipway.train.pictures.collection import Normaliser, Pictures
+from slipway.train.pictures.mistakes import draw_grid, find_mistakes
+from slipway.train.task import Batch, Task, Validation
+
+CLASS = "class/"  # before a class's name in the results
+SHOWN = 20  # lines of the table of classes
+PIXELS = {"cpu": 2**19, "cuda": 2**23}  # of an evaluation batch; more did not make it faster on a CPU
+
+
+def open_pictures(options: VisionOptions, context: Context) -> Pictures:
+    """The pictures that `--dataset` means; by every rank. Raises ConfigurationError, and HubError for cifar10."""
+    variation = Variation(options.shift, options.flips, options.cutout)
+    limits = options.train_pictures, options.eval_pictures
+    if options.folder is not None:
+        from slipway.train.pictures.folder import open_folder  # needs torchvision, which takes most of a second
+
+        return open_folder(options.folder, options.image_size, variation, limits, options.workers, context)
+    source, read = (cifar10, cifar10.open_cifar10) if options.dataset == CIFAR10 else (glyphs, glyphs.open_glyphs)
+    arrays, identity = read(context)
+    return on_device(
+        arrays, variation, limits, context.device,
+        classes=source.CLASSES, mean=source.MEAN, deviation=source.DEVIATION, identity=identity,
+    )  # fmt: skip
+
+
+def loss(model: nn.Module, batch: Batch, smoothing: float) -> torch.Tensor:
+    """Mean cross entropy in nats."""
+    pictures, labels = batch
+    return functional.cross_entropy(model(pictures).float(), labels, label_smoothing=smoothing)
+
+
+def sums(model: nn.Module, batch: Batch, classes: int) -> torch.Tensor:
+    """Loss, right answers, those of each class, pictures of each class, and pictures of a batch."""
+    pictures, labels = batch
+    logits = model(pictures).float()
+    lost = functional.cross_entropy(logits, labels, reduction="none").double().sum()
+    right = (logits.argmax(1) == labels).double()
+    by_class = torch.zeros(2, classes, dtype=torch.float64, device=labels.device)
+    by_class[0].index_add_(0, labels, right)
+    by_class[1].index_add_(0, labels, torch.ones_like(right))
+    count = torch.tensor([len(labels)], dtype=torch.float64, device=labels.device)
+    return torch.cat([torch.stack([lost, right.sum()]), by_class.flatten(), count])
+
+
+def results(means: list[float], classes: tuple[str, ...]) -> dict[str, float]:
+    """Loss, accuracy, and accuracy of each class that there are pictures of."""
+    right, share = means[2 : 2 + len(classes)], means[2 + len(classes) :]
+    found = {f"{CLASS}{name}": right[at] / share[at] for at, name in enumerate(classes) if share[at]}
+    return {"val_loss": means[0], "accuracy": means[1], **found}
+
+
+def make_task(options: VisionOptions, context: Context) -> Task:
+    """The task on the context's device; by every rank. Raises ConfigurationError, and HubError for cifar10."""
+    pictures = open_pictures(options, context)
+    normalise = Normaliser(pictures.mean, pictures.deviation, pictures.size, context.device)
+    classes = len(pictures.classes)
+    torch.manual_seed(options.seed)
+    model = build(options.model, classes, pictures.size)
+    work = flops_per_picture(model, pictures.size)
+    model = model.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def mistakes() -> Mapping[str, torch.Tensor]:
+        found = find_mistakes(model, pictures, normalise, context.device)
+        return {"mistakes": draw_grid(found, pictures.classes)} if found else {}
+
+    return Task(
+        name="vision",
+        model=model,
+        description={
+            "model": options.model, "classes": classes, "size": pictures.size, "names": list(pictures.classes),
+            "mean": list(pictures.mean), "deviation": list(pictures.deviation),
+        },
+        samples=pictures.count,
+        batch=lambda indices, keys: normalise(pictures.train(indices, keys)),
+        loss=partial(loss, smoothing=options.label_smoothing),
+        optimizer=sgd(model, options.lr, options.momentum, options.weight_decay),
+        validation=Validation(
+            samples=pictures.judged,
+            batch_size=max(1, PIXELS[context.device.type] // pictures.size**2),
+            batch=lambda indices: normalise(pictures.evaluation(indices)),
+            sums=partial(sums, classes=classes),
+            results=partial(results, classes=pictures.classes),
+        ),
+        data=pictures.identity,
+        unit="pictures",
+        flops_per_unit=work,
+        pictures=mistakes,
+        on_host=pictures.on_host,
+    )  # fmt: skip
+
+
+def save_weights(model: nn.Module, name: str, context: Context) -> None:
+    """Write the plain weights into the run directory, for `torch.load(…, weights_only=True)`; on rank 0."""
+    if context.place.rank == 0:
+        content = io.BytesIO()
+        torch.save({key: part.detach().cpu().contiguous() for key, part in model.state_dict().items()}, content)
+        replace_file(context.place.run_dir / name, content.getvalue())
+
+
+def table(evaluation: Mapping[str, float]) -> str:
+    """The accuracy of each class, aligned; of many classes only of those that do worst."""
+    shares = {name.removeprefix(CLASS): share for name, share in evaluation.items() if name.startswith(CLASS)}
+    shown, title = shares, "class"
+    if len(shares) > SHOWN:
+        shown = dict(sorted(shares.items(), key=lambda item: item[1])[:SHOWN])
+        title = f"the {SHOWN} worst of {len(shares)} classes"
+    width = max(map(len, (title, *shown)))
+    lines = [f"{name:<{width}}  {share:8.2%}" for name, share in shown.items()]
+    return "\n".join([f"{title:<{width}}  accuracy", *lines])
+
+
+def train(context: Context, args: list[str]) -> None:
+    """Train with the options in `args`; print the accuracy of each class, and keep the weights as a file."""
+    options = parse(VisionOptions, args)
+    task = make_task(options, context)
+    result = fit(task, options, context)
+    if result.outcome == "finished":
+        name = "cifar_net.pth" if options.dataset == CIFAR10 else "model.pth"
+        save_weights(task.model, name, context)
+    export_result(result, options, context)
+    if result.evaluation:
+        context.say(f"\n{table(result.evaluation)}\n")
+        context.say(f"accuracy {result.evaluation['accuracy']:.2%} on pictures that were not trained on")
+
+
+def main() -> None:
+    """Run as a worker."""
+    with open_context() as context:
+        train(context, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

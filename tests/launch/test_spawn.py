@@ -1,0 +1,88 @@
+"""`--launcher spawn`: torch.multiprocessing instead of torchrun, with the same weights and the same endings."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launchers import PATIENCE, Launcher
+from safetensors.torch import load_file
+
+Run = Callable[..., Launcher]
+RUNS = ("spawned", "torchrun")
+SPAWN = ("linear", "--launcher", "spawn", "--run-dir", "spawned")
+ENDLESS = ("--steps", "1000000", "--log-every", "1")
+
+
+def test_torchrun_and_spawn_reach_the_same_weights(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MASTER_ADDR=localhost\n")
+    size = ("--dataset-size", "512", "--epochs", "2", "--batch-size", "24")
+    job = slipway(*SPAWN, "--world-size", "3", *size)
+    assert job.end() == 0, job.text
+    assert "1 node × 3 CPU processes = 3 processes" in job.text
+    other = slipway("linear", "--run-dir", "torchrun", "--nproc-per-node", "3", *size)
+    assert other.end() == 0, other.text
+    one, another = (load_file(next(tmp_path.glob(f"{run}/snapshots/*/model.safetensors"))) for run in RUNS)
+    assert all(one[name].equal(another[name]) for name in one.keys() | another.keys())
+    logs = {log.name for log in tmp_path.glob("spawned/node-0/logs/*")}
+    assert logs == {"rank-0.log", "rank-1.log", "rank-2.log", "spawn.log"}
+    assert (tmp_path / "spawned" / "node-0" / "logs" / "rank-0.log").read_text().startswith("linear: ")
+
+
+def test_a_stop_saves_and_ends_with_75(start: Run, tmp_path: Path) -> None:
+    job = start(*SPAWN, *ENDLESS)
+    job.wait_for("step 3/")
+    for pid in workers(tmp_path):
+        os.kill(pid, signal.SIGTERM)  # as some schedulers do; it is for the launcher to pass it on
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert len(list(tmp_path.glob("spawned/snapshots/step-*"))) == 1
+    assert any("SIGTERM" in line for line in job.closing), job.closing
+
+
+def test_a_worker_that_is_killed_is_named_and_nobody_stays_behind(start: Run, tmp_path: Path) -> None:
+    job = start(*SPAWN, *ENDLESS, "--max-restarts", "0")
+    job.wait_for("step 3/")
+    pids = workers(tmp_path)
+    os.kill(pids[1], signal.SIGKILL)
+    assert job.end() == 1, job.text
+    assert any("rank 1" in line and "SIGKILL: somebody killed it" in line for line in job.closing), job.closing
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_worker_that_fails_says_why(slipway: Run) -> None:
+    job = slipway(*SPAWN, "--input-size", str(10**13))
+    assert job.end() == 1, job.text
+    assert any("can't allocate memory" in line for line in job.closing), job.closing
+    assert any("failed before its first step" in line for line in job.closing), job.closing
+
+
+def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, tmp_path: Path) -> None:
+    # An epoch of minutes, so that nothing is printed: whoever prints ends by the broken pipe, sooner or later.
+    job = start(*SPAWN, "--epochs", "9", "--log-every", "1000000", "--dataset-size", "1000000", "--input-size", "2")
+    until = time.monotonic() + PATIENCE
+    while len(pids := workers(tmp_path, "train")) < 2:
+        assert time.monotonic() < until, job.text
+        time.sleep(0.05)
+    job.signal(signal.SIGKILL)
+    job.end()
+    until = time.monotonic() + 10
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < until, pids
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and not only waits for somebody to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers(folder: Path, phase: str = "") -> list[int]:
+    """The processes, by rank; where a phase is named, those that are in it."""
+    beats = [json.loads(file.read_text()) for file in sorted(folder.glob("spawned/node-0/heartbeat/rank-*.json"))]
+    return [beat["pid"] for beat in beats if phase in ("", beat["phase"])]

@@ -1,0 +1,95 @@
+"""What --dataset and --tokenizer may say, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from slipway.train.options import ConfigurationError, GptOptions, parse
+from slipway.train.options.dataset import read_hub
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("text")
+    for name in ("tokens", "unfinished", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tokens" / "manifest.json").write_text("{}")
+    (tmp_path / "unfinished" / ".preparation").mkdir()
+
+
+@pytest.mark.parametrize(
+    "dataset", ["stdlib", "file:notes.txt", "file:folder", "tokens:tokens", "hub:acme/text", "hub:acme/text/one@v1.0"]
+)
+def test_data_have_one_of_four_forms(dataset: str) -> None:
+    assert parse(GptOptions, ["--dataset", dataset]).dataset == dataset
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("stdlb", "Did you mean stdlib?"),
+        ("files:notes.txt", "Did you mean file:notes.txt?"),
+        ("token:tokens", "Did you mean tokens:tokens?"),
+        ("notes.txt", "Did you mean file:notes.txt?"),
+        ("tokens", "Did you mean tokens:tokens?"),
+        ("acme/text", "Did you mean hub:acme/text?"),
+        ("tokens:", "Did you mean tokens:…?"),
+        ("7", "type stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]."),
+    ],
+)
+def test_another_form_is_refused_with_what_was_probably_meant(dataset: str, said: str) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        parse(GptOptions, ["--dataset", dataset])
+    assert refused.value.format_message().endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--dataset", "file:note.txt", r"there is no note.txt in /.*\. Did you mean notes.txt\?"),
+        ("--dataset", "tokens:token", r"there is no token in /.*\. Did you mean tokens\?"),
+        ("--dataset", "tokens:folder", r"folder holds no manifest.json. Make .* or type file:folder for text"),
+        ("--dataset", "tokens:unfinished", r"unfinished is not finished; go on with the same"),
+        ("--dataset", "hub:@main", r"names no repo; type hub:OWNER/NAME"),
+        ("--tokenizer", "own.json", r"there is no own.json in /.*Type bytes, the path"),
+        ("--tokenizer", "a/b/c", r"there is no a/b/c"),
+    ],
+)
+def test_what_is_not_there_is_a_mistake_of_configuration(option: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse(GptOptions, [option, value])
+
+
+def test_a_file_names_the_line_of_a_wrong_form(tmp_path: Path) -> None:
+    (tmp_path / "gpt.yaml").write_text("layers: 2\ndataset: fil:notes.txt\n")
+    with pytest.raises(ConfigurationError, match=r"gpt.yaml line 2: .*Did you mean file:notes.txt\?"):
+        parse(GptOptions, ["--config", "gpt.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("source", "repo", "folder"),
+    [
+        ("acme/text", "acme/text", ""),
+        ("acme/text@v1", "acme/text@v1", ""),
+        ("acme/text/sample/10BT", "acme/text", "sample/10BT"),
+        ("acme/text/sample@refs/pr/1", "acme/text@refs/pr/1", "sample"),
+    ],
+)
+def test_a_data_set_of_the_hub_is_a_repo_and_a_folder(source: str, repo: str, folder: str) -> None:
+    assert read_hub(source) == (repo, folder)
+
+
+def test_the_checks_need_no_torch() -> None:
+    code = (
+        "import sys; from slipway.train.options import GptOptions, parse; "
+        "parse(GptOptions, ['--dataset', 'tokens:tokens', '--tokenizer', 'bytes']); "
+        "print(sorted({'torch', 'numpy', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,374 @@
+"""`slipway data prepare`: the same tokens however many processes made them, and however often they were killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from token_files import documents, write_large_tokenizer, write_lines, write_parquet, write_tokenizer
+
+from slipway.data import data
+from slipway.launch.errors import CONFIGURATION, LaunchError
+from slipway.train.options import ConfigurationError
+from slipway.train.tokenizer import open_tokenizer
+from slipway.train.tokens import inputs
+from slipway.train.tokens.folder import DTYPES, TokenFolder, read_folder
+from slipway.train.tokens.inputs import read_parts
+from slipway.train.tokens.preparation import Settings, prepare
+
+SMALL = 700  # bytes in a piece, so that a test has many
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PIECE", SMALL)
+
+
+def run(*words: object) -> str:
+    """The command's output. Raises LaunchError."""
+    result = CliRunner().invoke(data, ["prepare", *map(str, words)])
+    if isinstance(result.exception, LaunchError | RuntimeError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*words: object) -> str:
+    """What is said where that is a mistake of the user's."""
+    with pytest.raises(LaunchError) as error:
+        run(*words)
+    assert error.value.code == CONFIGURATION
+    return str(error.value)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tokens(folder: TokenFolder, part: str) -> list[int]:
+    shards = getattr(folder, part).shards
+    return [int(token) for shard in shards for token in np.fromfile(folder.path / shard.name, DTYPES[folder.dtype])]
+
+
+def texts(path: Path, part: str) -> list[str]:
+    """The documents of a part, decoded by another way than training's."""
+    folder = read_folder(path)
+    tokenizer = open_tokenizer("bytes" if folder.tokenizer["identity"] == "bytes" else str(path))
+    found: list[str] = []
+    document: list[int] = []
+    for token in tokens(folder, part):
+        if token == tokenizer.end:
+            found.append(tokenizer.decode(document))
+            document = []
+        else:
+            document.append(token)
+    assert document == []
+    return found
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> list[Path]:
+    """Documents 0 … 119 in JSON lines, parquet and a folder of text files."""
+    every = documents(120)
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(every[80:]):
+        (tmp_path / "texts" / f"{number:02}.md").write_text(text)
+    lines = write_lines(tmp_path / "a.jsonl", every[:40])
+    return [lines, write_parquet(tmp_path / "b.parquet", every[40:80], 9), tmp_path / "texts"]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "own.json"])
+def test_the_tokens_are_the_same_whatever_the_number_of_processes(
+    mixed: list[Path], tmp_path: Path, tokenizer: str
+) -> None:
+    if tokenizer != "bytes":
+        tokenizer = str(write_tokenizer(tmp_path / tokenizer))
+    for processes in (1, 3):
+        run(*mixed, "--out", tmp_path / f"by-{processes}", "--tokenizer", tokenizer, "--processes", processes,
+            "--validation", 0.2, "--shard-tokens", 1000)  # fmt: skip
+    made = files(tmp_path / "by-1")
+    assert made == files(tmp_path / "by-3")
+    found = [*texts(tmp_path / "by-1", "train"), *texts(tmp_path / "by-1", "validation")]
+    [head, tail] = [text for text in found if text not in documents(120)]  # of the text file at the border of both parts
+    assert sorted([head + tail, *set(found) - {head, tail}]) == sorted(documents(120))
+    folder = read_folder(tmp_path / "by-1")
+    assert len(folder.train.shards) > 1
+    assert [shard.tokens for shard in folder.train.shards[:-1]] == [1000] * (len(folder.train.shards) - 1)
+    for shard in folder.shards:
+        assert hashlib.sha256(made[shard.name]).hexdigest() == shard.sha256
+        assert np.frombuffer(made[shard.name], DTYPES[folder.dtype]).max() == shard.largest
+    assert folder.train.documents == len(texts(tmp_path / "by-1", "train"))
+    assert folder.train.bytes == sum(len(text.encode()) for text in texts(tmp_path / "by-1", "train"))
+
+
+def test_documents_are_divided_by_their_text_alone(tmp_path: Path) -> None:
+    every = documents(200)
+    run(write_lines(tmp_path / "a.jsonl", every), "--out", tmp_path / "a", "--validation", 0.3)
+    run(write_parquet(tmp_path / "b.parquet", every[::-1], 50), "--out", tmp_path / "b", "--validation", 0.3)
+    assert set(texts(tmp_path / "a", "validation")) == set(texts(tmp_path / "b", "validation"))
+    assert 30 < len(texts(tmp_path / "a", "validation")) < 90
+
+
+def test_of_one_text_file_the_end_is_for_validation(tmp_path: Path) -> None:
+    lines = [f"line {number} of a long text\n" for number in range(400)]
+    (tmp_path / "book.txt").write_text("\ufeff" + "".join(lines))
+    run(tmp_path / "book.txt", "--out", tmp_path / "out", "--validation", 0.1)
+    [train], [validation] = texts(tmp_path / "out", "train"), texts(tmp_path / "out", "validation")
+    assert train + validation == "".join(lines)
+    assert validation.startswith("line ")
+    assert len(validation) == pytest.approx(0.1 * len(train + validation), rel=0.05)
+
+
+def test_a_text_without_lines_is_cut_at_words_or_characters(tmp_path: Path) -> None:
+    for name, text in (("words.txt", "sea wind " * 1000), ("chars.txt", "水" * 5000)):
+        (tmp_path / name).write_text(text)
+        run(tmp_path / name, "--out", tmp_path / f"{name}.tokens", "--validation", 0.5)
+        parts = [texts(tmp_path / f"{name}.tokens", part)[0] for part in ("train", "validation")]
+        assert "".join(parts) == text
+        assert len(parts[0]) == pytest.approx(len(parts[1]), rel=0.01)
+
+
+def test_files_named_after_their_part_go_there(tmp_path: Path) -> None:
+    for name, text in (("train-0", "one"), ("train-1", "two"), ("validation-0", "three"), ("test-0", "four")):
+        write_lines(tmp_path / f"{name}.jsonl", [text])
+    said = run(*sorted(tmp_path.glob("*.jsonl")), "--out", tmp_path / "out")
+    assert "2 for training and 1 for validation, 1 for tests left out" in said
+    assert (texts(tmp_path / "out", "train"), texts(tmp_path / "out", "validation")) == (["one", "two"], ["three"])
+    run(tmp_path / "test-0.jsonl", "--out", tmp_path / "other", "--validation", 0)
+    assert texts(tmp_path / "other", "train") == ["four"]
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["a-train.txt", "a-valid.txt"], ["train", "validation"]),
+        (["data/train/0.jsonl", "data/test/0.jsonl"], ["train", "validation"]),
+        (["training.txt", "dev.txt", "test.txt", "more.txt"], ["train", "validation", "neither", "train"]),
+        (["tests/a.py", "src/b.py"], [None, None]),
+        (["restrain.txt", "contest.txt", "invalid.txt"], [None, None, None]),
+    ],
+)
+def test_names_tell_parts_only_where_some_say_training(names: list[str], parts: list[str | None]) -> None:
+    sources = [inputs.Source(name, name, inputs.TEXT, 1, 0) for name in names]
+    assert [source.part for source in read_parts(sources)] == parts
+
+
+def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "repo"
+    (folder / "data").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    write_parquet(folder / "data" / "0.parquet", ["sea"], 1)
+    for name in ("README.md", "config.json", ".git/HEAD"):
+        (folder / name).write_text("{}")
+    assert [source.name for source in inputs.find_sources([folder])] == ["repo/data/0.parquet"]
+    (folder / "data" / "0.parquet").unlink()
+    assert {source.name for source in inputs.find_sources([folder])} == {"repo/README.md", "repo/config.json"}
+    assert [source.kind for source in inputs.find_sources([folder / "config.json"])] == [inputs.LINES]
+
+
+SLOW = """
+import sys, time
+from slipway.train.tokens import inputs
+inputs.PIECE = {piece}
+from slipway.cli import main
+main()
+"""
+
+
+def start(*words: object, **more: object) -> subprocess.Popen[str]:
+    """The command in a process of its own, with pieces that are small."""
+    command = [sys.executable, "-c", SLOW.format(piece=SMALL), "data", "prepare", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
+
+
+def working_on(folder: Path) -> list[str]:
+    """The processes that have a folder among their arguments."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def test_what_was_killed_goes_on_with_the_finished_pieces(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", documents(1200))
+    tokenizer = write_tokenizer(tmp_path / "own.json")
+    run(lines, "--out", tmp_path / "whole", "--tokenizer", tokenizer)
+    words = (lines, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--processes", 2)
+    work = tmp_path / "out" / ".preparation"
+    process = start(*words)
+    wait_for(lambda: len(list(work.glob("*.json"))) > 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not working_on(work))  # its workers end by themselves
+    pieces = sorted(work.glob("*.train.bin"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    with pytest.raises(ConfigurationError, match="holds no manifest"):
+        read_folder(tmp_path / "out")
+    pieces[0].write_bytes(b"\0" + pieces[0].read_bytes()[1:])
+    said = run(*words)
+    records = [int(word) for word in said.split("going on: ")[1].split(" pieces")[0].split(" of ")]
+    assert 0 < records[0] < records[1]
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", documents(600))
+    run(lines, "--out", tmp_path / "whole")
+    words = (lines, "--out", tmp_path / "out")
+    # Shards are larger than what a file may have here; pieces are not.
+    process = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14)))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == CONFIGURATION, output
+    assert "the same command goes on once that is mended" in output
+    assert [name for name in files(tmp_path / "out") if not name.startswith(".")] == []
+    assert "going on" in run(*words)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_a_finished_folder_is_kept_and_never_overwritten(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", documents(30))
+    words = (lines, "--out", tmp_path / "out", "--validation", 0.2)
+    run(*words)
+    before = files(tmp_path / "out")
+    assert "was finished before" in run(*words)
+    other = write_tokenizer(tmp_path / "own.json")
+    for more, named in (
+        (("--validation", 0.3), "--validation was 0.2"),
+        (("--shard-tokens", 10), "--shard-tokens was 268435456"),
+        (("--dtype", "uint32"), "--dtype was uint16"),
+        (("--tokenizer", other), "the tokenizer was bytes"),
+    ):
+        assert f"made with other settings: {named}." in refused(*words, *more)
+    write_lines(lines, documents(31))
+    assert "the input was 1 files" in refused(*words)
+    assert files(tmp_path / "out") == before
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("mine")
+    assert "is there already and holds no tokens" in refused(
+        write_lines(tmp_path / "a.jsonl", ["sea"]), "--out", tmp_path / "home"
+    )
+    assert files(tmp_path / "home") == {"letter.txt": b"mine"}
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"txt": "x", "id": 1}\n', "a.jsonl:1 has no 'text'; it has txt, id. Type --column NAME."),
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl:3 is no JSON"),
+        ("a.jsonl", '{"text": "x"}\n[1]\n', "a.jsonl:2 holds no object, such as {"),
+        ("a.jsonl", '{"text": 7}\n', "a.jsonl:1 'text' is 7, not text; type another --column."),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}\n', "a.jsonl:2 is not UTF-8: byte 0xe9."),
+        ("a.jsonl", '{"text": ""}\n{"text": null}\n', "The input is empty; there is no text in it."),
+        ("a.txt", b"sea\nwind \xe9\n", "a.txt byte 9 is not UTF-8 (0xe9). If it is text, convert it: iconv"),
+        ("a.txt", "", "a.txt is empty; there is no text in it."),
+        ("a.txt.gz", b"\x1f\x8b", "a.txt.gz is packed; unpack it first."),
+        ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
+    assert said in refused(written(tmp_path / name, content), "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_error_deep_in_a_file_names_its_line(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", documents(300))
+    with lines.open("a") as file:
+        file.write("oops\n")
+    assert "a.jsonl:301 is no JSON" in refused(lines, "--out", tmp_path / "out", "--processes", 3)
+    write_lines(lines, documents(300))  # mended
+    run(lines, "--out", tmp_path / "out")
+    assert len(texts(tmp_path / "out", "train") + texts(tmp_path / "out", "validation")) == 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("b.parquet", "--column", "body"), "b.parquet has no 'body'; it has id, text. Type --column NAME."),
+        (("b.parquet", "--column", "id"), "column 'id' holds int64, not text; type another --column."),
+        (("c.parquet",), "There is no c.parquet in "),
+        (
+            ("b.parquet", "--tokenizer", "large.json", "--dtype", "uint16"),
+            "--dtype uint16 holds 65,536 different tokens",
+        ),
+        (("b.parquet", "--tokenizer", "lage.json"), "Did you mean large.json?"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_parquet(tmp_path / "b.parquet", ["sea"], 1)
+    write_large_tokenizer(tmp_path / "large.json")
+    assert said in refused(*words, "--out", "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_large_tokens_take_four_bytes(tmp_path: Path) -> None:
+    write_large_tokenizer(tmp_path / "large.json")
+    lines = write_lines(tmp_path / "a.jsonl", ["sea <last>", "wind"])
+    run(lines, "--out", tmp_path / "out", "--tokenizer", tmp_path / "large.json", "--validation", 0)
+    folder = read_folder(tmp_path / "out")
+    assert (folder.dtype, folder.train.shards[0].largest) == ("uint32", 70_000)
+    assert 70_000 in tokens(folder, "train")
+
+
+def test_half_a_character_that_json_can_spell_becomes_a_question_mark(tmp_path: Path) -> None:
+    run(written(tmp_path / "a.jsonl", '{"text": "sea \\ud800 wind"}\n'), "--out", tmp_path / "out", "--validation", 0)
+    assert texts(tmp_path / "out", "train") == ["sea ? wind"]
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "slipway.train.tokens.crew.sys.executable", written(tmp_path / "python", "#!/bin/sh\nkill -9 $$\n")
+    )
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(ConfigurationError, match=r"killed by signal 9. Where memory is short"):
+        prepare(
+            [write_lines(tmp_path / "a.jsonl", ["sea"])],
+            tmp_path / "out",
+            open_tokenizer("bytes"),
+            Settings(),
+            1,
+            print,
+        )
+
+
+def test_preparing_needs_no_torch(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", ["sea", "wind"])
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+        f"sys.argv = ['slipway', 'data', 'prepare', {str(lines)!r}, '--out', {str(tmp_path / 'out')!r}]; "
+        "from slipway.cli import main; main()"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ)
+    assert shown.stdout.splitlines()[-1] == "False"
