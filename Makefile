@@ -122,9 +122,11 @@ bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on thi
 bench-snapshot: .venv/.dev .venv/.train ## Measure how long training stands still for a snapshot, against torch.save
 	@.venv/bin/python bench/snapshot.py $(ARGS)
 
+# The others are plain PyTorch, parts of which have no types.
+CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
-	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; \
+	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); \
 		git ls-files -z '*.sh' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
 
 .PHONY: format

@@ -1,8 +1,4 @@
-"""What was typed: the launcher's options, the workload with its own, and from them and this machine a job.
-
-The launcher's options are understood before a workload's name and behind it; behind a user's own program everything is
-that program's.
-"""
+"""What was typed: the launcher's options, the workload with its own, and from them and this machine a job."""
 
 import dataclasses
 import difflib
@@ -27,71 +23,17 @@ from slipway.launch.settings import SETTINGS, Sources, read_env_file
 from slipway.launch.spans import divide_processes
 from slipway.launch.surroundings import default_runs, results_folder, warnings
 from slipway.launch.topology import TOPOLOGICAL, Topology, resolve_topology
+from slipway.launching import launcher_options, take_options
 
 if TYPE_CHECKING:
     from slipway.train.options import Options
-
-RDZV = {
-    "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
-    "--rdzv-endpoint": "use --master-addr HOST and --master-port PORT",
-    "--rdzv-id": "use --run-dir DIR to name the run",
-    "--rdzv-conf": "nothing replaces it",
-}
-
-
-def hyphens(name: str) -> str:
-    """An option's name as we write it: people mix hyphens and underscores, and torchrun takes both."""
-    return name.replace("_", "-")
-
-
-CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens, "max_content_width": 110}
-
-
-def launcher_options() -> list[click.Parameter]:
-    """The options that `run` and `plan` take, from the table of settings; torchrun's own names among them."""
-    options: list[click.Parameter] = []
-    for setting in SETTINGS:
-        if setting.option:
-            kind: dict[str, Any] = {"metavar": setting.metavar}
-            if setting.flag:
-                kind = {"is_flag": True, "flag_value": "1"}
-            text = f"{setting.help}  [{setting.name}, default {setting.default or 'none'}]"
-            options.append(click.Option([setting.option, setting.name], default=None, help=text, **kind))
-    options += [
-        click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
-        click.Option(["--env-file"], metavar="FILE", help="Read this file instead of ./.env."),
-    ]
-    return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
-
-
-def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        name = f"--{hyphens(option.name or '')}"
-        raise LaunchError(f"{name} is torchrun's: {RDZV[name]}.")
-
-
-class Launching(click.Command):
-    """A command whose words end with a program and that program's own arguments, `-m MODULE` included."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
-        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
-        before = ""
-        for index, word in enumerate(args):
-            if word == "-m":
-                args = [*args[:index], "--", *args[index:]]
-                break
-            if not word.startswith("-") and (not before.startswith("--") or "=" in before or hyphens(before) in flags):
-                break  # the program; what follows is its own
-            before = word
-        return super().parse_args(ctx, args)
 
 
 def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     """From the command line and this machine to a job. Raises LaunchError or click.UsageError; starts nothing."""
     words = list(words)
     if words and words[0] in WORKLOADS:
-        late, rest = _take_options(words[1:])
+        late, rest = take_options(words[1:])
         options, words = options | late, [words[0], *rest]
     environ = dict(os.environ)
     host = read_host(environ)
@@ -124,14 +66,6 @@ def foresee_interfaces(job: Job) -> Plan:
         return job.plan
     name = interface_towards(topology.master_addr, one_machine=is_loopback(topology.master_addr))
     return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
-
-
-def _take_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Take the launcher's options out of the words behind one of our workloads; the rest is the workload's."""
-    parser = click.Command("", params=launcher_options(), add_help_option=False)
-    parser.context_settings = {**CONTEXT, "ignore_unknown_options": True, "allow_extra_args": True}
-    context = parser.make_context("slipway run", list(words))
-    return {name: value for name, value in context.params.items() if value}, context.args
 
 
 def _read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:

@@ -12,15 +12,7 @@ from typing import Any
 import click
 
 from slipway import __version__
-from slipway.arguments import (
-    CONTEXT,
-    Launching,
-    foresee_interfaces,
-    launcher_options,
-    options_json,
-    options_lines,
-    read_job,
-)
+from slipway.arguments import foresee_interfaces, options_json, options_lines, read_job
 from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import EXITS, LaunchError
@@ -28,6 +20,7 @@ from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
+from slipway.launching import CONTEXT, Launching, launcher_options
 from slipway.reports import report, workloads
 from slipway.results import evaluate, export, sample
 from slipway.runs import status, stop

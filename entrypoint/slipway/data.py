@@ -102,7 +102,7 @@ def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str) 
 
 
 @contextmanager
-def told(after: str) -> Iterator[None]:
+def told(after: str = "") -> Iterator[None]:
     """Turn what the user, the Hub or the disk did wrong into a line and an exit code; `after` follows on the disk's."""
     from slipway.train.hub_causes import HubError
     from slipway.train.options import ConfigurationError
@@ -114,4 +114,4 @@ def told(after: str) -> Iterator[None]:
     except HubError as error:
         raise LaunchError(str(error), FAILED) from None
     except OSError as error:
-        raise LaunchError(f"{error}. {after}", code_of(error)) from None
+        raise LaunchError(f"{error}. {after}" if after else str(error), code_of(error)) from None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from slipway.launch.errors import FAILED, LaunchError
-from slipway.launch.rundir import code_of
+from slipway.data import told
+from slipway.launch.errors import LaunchError
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")
@@ -18,18 +18,13 @@ STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Turn what training code raises into what the command line tells. Imports torch."""
-    from slipway.train.hub_causes import HubError
-    from slipway.train.options import ConfigurationError
     from slipway.train.snapshot import SnapshotError
 
     try:
-        yield
-    except (ConfigurationError, SnapshotError) as error:
+        with told():
+            yield
+    except SnapshotError as error:
         raise LaunchError(str(error)) from None
-    except HubError as error:
-        raise LaunchError(str(error), FAILED) from None
-    except OSError as error:
-        raise LaunchError(str(error), code_of(error)) from None
 
 
 @click.command(epilog='Example: slipway sample runs/gpt-20260101-120000 --prompt "def "')

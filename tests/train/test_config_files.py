@@ -53,7 +53,14 @@ def test_of_two_that_exclude_each_other_the_stronger_source_wins(file: Path) -> 
         ("lr: 1\nlr: 2\n", "line 2: lr is given already in line 1"),
         ("steps: 1\nepochs: 2\n", "steps and epochs exclude each other"),
         ("- lr\n", "line 1: expected lines of the form `name: value`"),
-        ("lr: {\n", "is no YAML"),
+        (
+            "lr: {\n",
+            "line 2 is no YAML: while parsing a flow node, expected the node content, but found '<stream end>'",
+        ),
+        (
+            "lr: 1\n---\nlr: 2\n",
+            "line 2 is no YAML: expected a single document in the stream, but found another document",
+        ),
         ("lr: !!python/object/apply:os.system [true]\n", "line 1: lr takes a single value"),
     ],
 )

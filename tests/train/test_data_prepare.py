@@ -99,7 +99,8 @@ def test_the_tokens_are_the_same_whatever_the_number_of_processes(
     made = files(tmp_path / "by-1")
     assert made == files(tmp_path / "by-3")
     found = [*texts(tmp_path / "by-1", "train"), *texts(tmp_path / "by-1", "validation")]
-    [head, tail] = [text for text in found if text not in documents(120)]  # of the text file at the border of both parts
+    # The text file at the border of both parts is cut in two.
+    [head, tail] = [text for text in found if text not in documents(120)]
     assert sorted([head + tail, *set(found) - {head, tail}]) == sorted(documents(120))
     folder = read_folder(tmp_path / "by-1")
     assert len(folder.train.shards) > 1

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from training_jobs import Run
 
 from slipway.train.context import outside_job
 from slipway.train.export import export_result, export_run, read_export
 from slipway.train.loop import Result
 from slipway.train.options import ConfigurationError, GptOptions, parse
-from slipway.train.snapshot import SnapshotError, list_snapshots
+from slipway.train.snapshot import Snapshot, SnapshotError, list_snapshots, save_snapshot
 
 Start = Callable[..., Run]
 
@@ -157,6 +158,9 @@ def test_only_what_others_can_read_is_exported(train: Start, tmp_path: Path) -> 
         export_run(run, tmp_path / "model")
     shutil.rmtree(run / "snapshots")
     with pytest.raises(ConfigurationError, match="has no snapshot that can be loaded; it holds no snapshot"):
+        export_run(run, tmp_path / "model")
+    save_snapshot(run / "snapshots", Snapshot(2, state={}, tensors={"model": {"weight": torch.ones(1)}}), keep=1)
+    with pytest.raises(ConfigurationError, match=r"step-00000002 does not say its data: .* other than `fit`"):
         export_run(run, tmp_path / "model")
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigurationError, match=r"neither a run directory nor an export: it has no slipway.json"):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from training_jobs import Run
 
-from slipway.train.checkpoints import TINY, load_weights, read_config
+from slipway.train.checkpoints import TINY, find_checkpoint, load_weights, read_config
+from slipway.train.context import outside_job
 from slipway.train.models.gpt import Gpt, adamw
+from slipway.train.options import ConfigurationError
 from slipway.train.text import read_stdlib
 from slipway.train.workloads.finetune import freeze
 
@@ -263,6 +266,17 @@ def test_what_cannot_be_trained_on_is_refused_by_name(train: Start, checkpoint: 
 def test_a_checkpoint_that_is_no_folder_is_refused(train: Start, tmp_path: Path) -> None:
     run = train("finetune", "--model", tmp_path / "none", *SHORT)
     assert "none is no folder. Type the path of a folder" in run.outcomes[0]["message"]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_folder_that_only_some_nodes_have_is_not_looked_for_on_the_hub(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    with outside_job() as context:
+        context.place = replace(context.place, world_size=2)
+        monkeypatch.setattr(context, "total", lambda *numbers: [1])  # one of the two has it
+        with pytest.raises(ConfigurationError, match=r"is there on some nodes, .* Copy it to every node"):
+            find_checkpoint(str(checkpoint if here else tmp_path / "none"), context)
 
 
 def test_a_checkpoint_comes_from_the_hub_once_for_both_processes(

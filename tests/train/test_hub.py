@@ -192,6 +192,15 @@ def test_a_hub_that_is_not_there_is_told(hub: HubServer, monkeypatch: pytest.Mon
         fetch("acme/tiny")
 
 
+@pytest.mark.parametrize("address", ["huggingface.co", "ftp://127.0.0.1", "http://127.0.0.1:none"])
+def test_an_address_that_is_none_is_the_users_mistake(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    with pytest.raises(ConfigurationError, match=f"HF_ENDPOINT '{address}' is no address such as https://"):
+        fetch("acme/tiny")
+
+
 def test_a_hub_that_does_not_answer_is_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.train.hub.PATIENCE", 0.1)
     hub.fail("/api/models/acme/tiny", delay=0.5)

@@ -115,7 +115,7 @@ def test_the_table_says_what_was_found() -> None:
     weights = (("layer.weight[0]", 0.5, 0.25), ("layer.bias[0]", -1.0, -1.0))
     made = Comparison(2, 1280, (0.5, 0.125), weights, (0, 0.0), 1.0, 0.25)
     assert table(made) == [
-        "                         2 processes, DDP  1 process, no DDP  difference",
+        "weight                   2 processes, DDP  1 process, no DDP  difference",
         "layer.weight[0]                0.50000000         0.25000000     2.5e-01",
         "layer.bias[0]                 -1.00000000        -1.00000000     0.0e+00",
         "largest difference                                               2.5e-01",

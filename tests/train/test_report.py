@@ -192,7 +192,9 @@ def test_damaged_files_cost_what_is_damaged_and_nothing_else(train: Start, tmp_p
         "[]",
         '{"step": "two", "time": 3}',
         "\x00\x00",
+        '{"time": NaN, "step": 2, "loss": 1}',
         '{"time": 9, "step": 2, "loss": NaN}',
+        f'{{"time": 9, "step": 2, "loss": 1{"0" * 400}}}',
     ]
     (run.folder / "metrics.jsonl").write_text("\n".join([lines[0], *torn, *lines[1:], lines[-1][:20]]))
     for name in ("run.json", "outcome.json", "options.json", "allreduce.json", "comparison.json"):
@@ -202,7 +204,7 @@ def test_damaged_files_cost_what_is_damaged_and_nothing_else(train: Start, tmp_p
     for file in (run.folder / "tensorboard").iterdir():
         file.write_bytes(b"\x01" * 100)
     page = page_of(run.folder, at=tmp_path / "page.html")
-    assert page.rows("overview")["damaged lines"] == ["6"]
+    assert page.rows("overview")["damaged lines"] == ["7"]
     assert "loss" in page.titles
     for name in ("run.json", "outcome.json", "options.json", "allreduce.json", "comparison.json"):
         text = (run.folder / name).read_text()

@@ -19,6 +19,7 @@ from slipway.train.heartbeat import Heartbeat
 from slipway.train.options import ConfigurationError, LinearOptions, parse
 from slipway.train.place import read_place
 from slipway.train.precision import Precision
+from slipway.train.snapshot import Snapshot, save_snapshot
 from slipway.train.step import take_step
 from slipway.train.training import divide_batch, prepare
 from slipway.train.workloads.linear import make_task
@@ -294,3 +295,10 @@ def test_a_place_without_snapshot_cannot_be_resumed(train: Start, capsys: pytest
     run = train("linear", *LINEAR, resume="/nowhere")
     assert run.outcomes[0]["outcome"] == "configuration"
     assert "--resume /nowhere is neither" in capsys.readouterr().err
+
+
+def test_a_snapshot_of_a_script_with_a_loop_of_its_own_is_refused(train: Start, tmp_path: Path) -> None:
+    save_snapshot(tmp_path / "own" / "snapshots", Snapshot(3, {"lr": 1}, {"model": {"weight": torch.zeros(1)}}), keep=1)
+    run = train("linear", "--steps", 4, resume=str(tmp_path / "own"))
+    assert run.outcomes[0]["outcome"] == "configuration"
+    assert "is of a script with a loop of its own, and this is linear" in run.outcomes[0]["message"]

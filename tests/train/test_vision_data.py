@@ -33,7 +33,7 @@ from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_
 from slipway.train.pictures.augmentation import Variation, choose, cut_out, vary, windows
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.distortion import Recipe, distort
-from slipway.train.pictures.folder import Files, list_files, open_folder
+from slipway.train.pictures.folder import Files, list_files, open_folder, read_picture
 from slipway.train.pictures.glyphs import draw_glyphs
 from slipway.train.place import read_place
 
@@ -388,6 +388,21 @@ def test_some_of_the_pictures_are_from_all_classes(tmp_path: Path) -> None:
     assert (shown.shape, shown.dtype, labels.tolist()) == ((4, 16, 16, 3), torch.uint8, [0, 0, 1, 1])
     empty, _ = pictures.evaluation(torch.arange(0))
     assert empty.shape == (0, 16, 16, 3)
+
+
+def test_pictures_of_any_mode_are_read_in_their_colours_and_without_a_warning(tmp_path: Path) -> None:
+    grey = np.linspace(0, 255, 16).astype(np.uint8).reshape(4, 4)
+    eight = Image.fromarray(grey)
+    pictures = {mode: eight.convert(mode) for mode in ("L", "LA", "P", "RGB", "RGBA")}
+    pictures |= {"sixteen bits": Image.fromarray(grey.astype(np.uint16) * 257)}
+    for mode, picture in pictures.items():
+        picture.save(tmp_path / f"{mode}.png")
+    eight.convert("P").save(tmp_path / "transparent.png", transparency=bytes(range(16)))
+    for path in tmp_path.iterdir():
+        assert (read_picture(path).numpy() == grey).all(), path.name
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(ConfigurationError, match=r"float.tiff is no picture that can be read \(32 bits"):
+        read_picture(tmp_path / "float.tiff")
 
 
 @pytest.mark.parametrize("part", ["train", "val"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch import job
 from slipway.launch.catalog import WORKLOADS
-from slipway.launch.job import IMAGE_USER, Job, next_commands, typed
+from slipway.launch.job import IMAGE_USER, Job, filled, next_commands, typed
+from slipway.launch.rundir import Run
 
 
 @pytest.fixture
@@ -76,3 +78,31 @@ def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:
         assert len(commands) == 3
         assert not any("{run}" in command for command in commands)
     assert next_commands(plan_for(("-m", "own")).workload, fleeting=True) == ()
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> None:
+    for workload in WORKLOADS.values():
+        first, *others = next_commands(workload, fleeting=False, stopped=True)
+        assert (first == f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}") == workload.resumes
+        assert not any("--resume" in command for command in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same", "longer"),
+    [
+        ("", "", " --steps 80"),
+        ("--epochs 3 --lr 1", " --epochs 3 --lr 1", " --lr 1 --steps 80"),
+        ("--lr 1 --steps=40", " --lr 1 --steps=40", " --lr 1 --steps 80"),
+        ("--dataset 'folder:my pictures'", " --dataset 'folder:my pictures'", " --dataset 'folder:my pictures' --steps 80"),
+        ("--export there --model small", " --export there --model small", " --model small --steps 80"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_the_arguments_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, same: str, longer: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "snapshots" / "step-00000040").mkdir(parents=True)
+    run = Run(tmp_path / "mine", "none", 1)
+    words = shlex.split(arguments)
+    assert filled("slipway gpt --run-dir {run}{same}", run, words) == f"slipway gpt --run-dir mine{same}"
+    assert filled("slipway gpt --run-dir {run}{longer}", run, words) == f"slipway gpt --run-dir mine{longer}"

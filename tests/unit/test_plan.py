@@ -31,6 +31,7 @@ SINGLE = head(1, 0, 2, "127.0.0.1", 40_001)
     ("words", "environ", "argv"),
     [
         (["linear"], {}, [*SINGLE, *OURS, "slipway.train.workloads.linear"]),
+        (["linear"], {"MASTER_ADDR": "left-over"}, [*SINGLE, *OURS, "slipway.train.workloads.linear"]),
         (["gpt", "--lr", "1e-3"], {}, [*SINGLE, *OURS, "slipway.train.workloads.gpt", "--lr", "1e-3"]),
         (["linear"], PLAIN, [*head(2, 1, 2, "10.0.0.1", 29_501), *OURS, "slipway.train.workloads.linear"]),
         (

@@ -20,7 +20,7 @@ from slipway.launch.errors import LaunchError
 class Workload:
     """What torchrun starts per process. `honours_stop`: it looks at the stop flag and needs no signal.
 
-    `next` are commands to try after a run, with {run} for its folder.
+    `next` are commands to try after a run, with {run} for its folder and {longer} for its arguments with more steps.
     """
 
     name: str
@@ -58,12 +58,12 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
         for workload in (
             _ours(
                 "gpt",
-                "a GPT-2 style transformer on text, from tiny to 124M parameters",
+                "a GPT-2 style transformer on text, from a tiny one to 1.5 billion parameters",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 embedded_text=True,
                 next=(
                     'slipway sample {run} --prompt "def "',
-                    "slipway gpt --run-dir {run} --resume auto --steps 2000",
+                    "slipway gpt --run-dir {run} --resume auto{longer}",
                     "slipway plan gpt",
                 ),
             ),
@@ -96,7 +96,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 data="glyphs (embedded), cifar10, folder:PATH",
                 next=(
                     "slipway report {run}",
-                    "slipway vision --run-dir {run} --resume auto --epochs 6",
+                    "slipway vision --run-dir {run} --resume auto{longer}",
                     "slipway vision --preset cifar10 --dataset glyphs --epochs 1",
                 ),
             ),

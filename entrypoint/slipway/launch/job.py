@@ -1,10 +1,11 @@
 """One job from plan to exit code: the run directory, the other nodes, the attempt, the verdict."""
 
 import os
+import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from slipway.launch.verdict import Outcome, Verdict
 from slipway.launch.verdict_block import as_json, block, termination_message
 
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
+LENGTHS = ("--steps", "--epochs")
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
@@ -109,20 +111,46 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
         say(f"the run lies in {shown(run.path)}")
         leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
-        for command in next_commands(job.plan.workload, bool(fleeting)) if leaves else ():
-            say(f"  next: {typed(command.format(run=shown(run.path)), job)}")
+        stopped = verdict.word != "finished"
+        for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():
+            say(f"  next: {typed(filled(command, run, job.plan.arguments), job)}")
     if fleeting:
         say(fleeting)
     tell_pod(termination_message(verdict, node_rank))
     return verdict.code(node_rank)
 
 
-def next_commands(workload: Workload, fleeting: bool) -> tuple[str, ...]:
-    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish."""
-    if not fleeting or not workload.next:
+def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
+    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish.
+
+    The first one after a run that was stopped goes on with it.
+    """
+    if not workload.next:
+        return ()
+    if fleeting:
+        others = [command for command in workload.next if "{run}" not in command]
+        return (f"slipway {workload.name}", *others, "slipway --help")[:3]
+    if not stopped or not workload.resumes:
         return workload.next
-    others = [command for command in workload.next if "{run}" not in command]
-    return (f"slipway {workload.name}", *others, "slipway --help")[:3]
+    others = [command for command in workload.next if "--resume" not in command]
+    return (f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}", *others)[:3]
+
+
+def filled(command: str, run: Run, arguments: Sequence[str]) -> str:
+    """A command to try next, with {run}, the run's arguments as {same}, and as {longer} for twice as many steps.
+
+    A run goes on with the arguments that it was started with; without them it would be another model, or other data.
+    """
+    kept, words = [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word in (*LENGTHS, "--export"):  # where it exported to nothing is overwritten
+            words[:1] = []
+        elif word.partition("=")[0] not in (*LENGTHS, "--export"):
+            kept.append(word)
+    longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
+    same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
+    return command.format(run=shlex.quote(shown(run.path)), same=same, longer=twice)
 
 
 def typed(command: str, job: Job) -> str:

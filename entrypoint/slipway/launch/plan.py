@@ -10,6 +10,9 @@ from slipway.launch.catalog import Workload
 from slipway.launch.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.topology import Topology, Value
 
+# Where the processes of a single node meet. A MASTER_ADDR that is left over from another job leads to another machine, or
+# nowhere, and torchrun would look for it for minutes.
+LOOPBACK = "127.0.0.1"
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 
 
@@ -73,7 +76,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         f"--nnodes={topology.nodes}",
         f"--node-rank={topology.node_rank}",
         f"--nproc-per-node={topology.processes_per_node}",
-        f"--master-addr={topology.master_addr}",
+        f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
         f"--master-port={topology.store_port}",
         "--max-restarts=0",
         "--signals-to-handle=SIGHUP,SIGQUIT",

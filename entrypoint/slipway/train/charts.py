@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import time
@@ -62,11 +63,12 @@ class Charts:
     def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
         """Add a picture, uint8 of shape (3, height, width)."""
         with self._or_without():
-            from torchvision.io import encode_png
+            from PIL import Image
 
+            png = io.BytesIO()
+            Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(png, "PNG")
             _, height, width = picture.shape
-            png = bytes(encode_png(picture.cpu()).numpy())
-            image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": png}
+            image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": png.getvalue()}
             self._add(step=step, summary={"value": [{"tag": name, "image": image}]})
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from slipway.train.hub import fetch_together
 from slipway.train.hub_causes import listed
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.options import ConfigurationError
+from slipway.train.prepared import agree_here
 from slipway.train.tokenizer import BYTES, Tokenizer, open_tokenizer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -48,9 +49,10 @@ REQUIRED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 def find_checkpoint(name: str, context: Context) -> Path:
     """The folder of the checkpoint that `name` means: a folder, or a repo of the Hub. By every rank.
 
-    Raises what fetching raises.
+    Raises ConfigurationError for a folder that some nodes have and others have not, and what fetching raises.
     """
-    return Path(name) if Path(name).is_dir() else fetch_together(context, name, include=INCLUDE)
+    here = agree_here(context, Path(name).is_dir(), f"--model {name}")
+    return Path(name) if here else fetch_together(context, name, include=INCLUDE)
 
 
 def read_config(folder: Path, dropout: float) -> GptConfig:

@@ -15,6 +15,7 @@ from slipway.train.durable import replace_file
 from slipway.train.loop import fit
 from slipway.train.options import Common
 from slipway.train.resume import SNAPSHOTS
+from slipway.train.side_by_side import comparison_rows
 from slipway.train.snapshot import list_snapshots
 from slipway.train.task import Task
 from slipway.train.training import divide_batch
@@ -144,13 +145,8 @@ def lay_side_by_side(task: Task, other: Task, processes: int, steps: int, second
 
 def table(made: Comparison) -> list[str]:
     """The comparison as aligned lines."""
-    with_ddp = f"{made.processes} processes, DDP" if made.processes > 1 else "1 process"
-    rows: list[tuple[str, ...]] = [("", with_ddp, "1 process, no DDP", "difference")]
-    rows += [(name, f"{one:.8f}", f"{other:.8f}", f"{abs(one - other):.1e}") for name, one, other in made.weights]
-    if made.others[0]:
-        rows.append((f"… and {made.others[0]:,} more", "", "", f"≤ {made.others[1]:.1e}"))
-    rows.append(("largest difference", "", "", f"{made.difference:.1e}"))
-    rows.append((f"seconds for {made.steps:,} steps", *(f"{seconds:.2f}" for seconds in made.seconds), ""))
+    head, body = comparison_rows(asdict(made))
+    rows = [head, *body]
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
         "  ".join([name.ljust(first), *(text.rjust(width) for text, width in zip(texts, others, strict=True))]).rstrip()

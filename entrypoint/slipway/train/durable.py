@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 PIECE = 2**24  # bytes
+# What the disk is to blame for: it is full or broken, and whoever wrote did nothing wrong.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 # Names of the safetensors format: https://huggingface.co/docs/safetensors#format
 DTYPES: Mapping[str, str] = {
@@ -45,7 +48,7 @@ def write_file(
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file that is the old one or the new one, never half of it or none. Raises OSError."""
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}.new")  # a hidden file of the plain name may be the user's own
     write_file(temporary, [content.encode() if isinstance(content, str) else content])
     temporary.replace(path)
     sync_folder(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from slipway.train.models.gpt import Gpt
 
 # Dense bf16 or fp16 tensor-core operations per second, from NVIDIA's data sheets of these products. The first name that
-# the device's name holds counts, so more special ones stand first.
+# the device's name holds as words counts, so more special ones stand first.
 PEAKS: Mapping[str, float] = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12,
     "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "A40": 150e12, "V100": 125e12, "T4": 65e12,
@@ -34,5 +35,5 @@ def utilisation(flops_per_second: float, device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)
-    peak = next((peak for known, peak in PEAKS.items() if known in name), 0.0)
+    peak = next((peak for known, peak in PEAKS.items() if re.search(rf"\b{known}\b", name)), 0.0)
     return flops_per_second / peak if peak else 0.0

@@ -6,20 +6,19 @@ The library wraps causes in each other: a rate limit surfaces as "entry not foun
 from __future__ import annotations
 
 import difflib
-import errno
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from slipway.train.durable import DISK_ERRORS
 from slipway.train.options import ConfigurationError
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 KINDS = {"model": "model", "dataset": "data set"}
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 SHOWN = 6  # names in a list
 ELSEWHERE = "Or fetch it where there is a network, into a cache (HF_HOME) that this machine sees: slipway data fetch"
 
@@ -33,7 +32,7 @@ def explain(error: Exception, repo: str, revision: str | None, kind: str) -> Exc
 
     An error that says nothing about the Hub comes back as it is.
     """
-    from httpx2 import HTTPError, LocalProtocolError
+    from httpx2 import HTTPError, InvalidURL, LocalProtocolError, UnsupportedProtocol
     from huggingface_hub import constants
     from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, HFValidationError
 
@@ -45,6 +44,10 @@ def explain(error: Exception, repo: str, revision: str | None, kind: str) -> Exc
         if isinstance(cause, UnicodeEncodeError | LocalProtocolError):  # whose own text may show it
             return ConfigurationError(
                 "The token in HF_TOKEN, or in the file at HF_TOKEN_PATH, is none: it holds odd characters."
+            )
+        if isinstance(cause, InvalidURL | UnsupportedProtocol):
+            return ConfigurationError(
+                f"HF_ENDPOINT {constants.ENDPOINT!r} is no address such as https://huggingface.co; unset or correct it."
             )
         if isinstance(cause, FileMetadataError | JSONDecodeError):
             return ConfigurationError(

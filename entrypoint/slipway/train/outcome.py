@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import time
 import traceback
@@ -13,6 +12,7 @@ import click
 import torch
 import torch.distributed as dist
 
+from slipway.train.durable import DISK_ERRORS
 from slipway.train.options import ConfigurationError
 from slipway.train.snapshot import NewerFormatError, SnapshotError
 
@@ -28,7 +28,6 @@ PEER_SIGNS = (
 )
 # What CUDA says where the device or its driver is at fault, so that a restart on this node will not help.
 DEVICE_SIGNS = ("ecc", "hardware", "no cuda gpus", "no cuda-capable", "driver", "device is lost", "not yet initialized")
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
 class NoProgressError(Exception):

@@ -12,17 +12,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.train.durable import sync_tree
+from slipway.train.options import ConfigurationError
 
 if TYPE_CHECKING:
     from slipway.train.context import Context  # torch takes a second, and a command may only want `cache_folder`
 
 POLL = 0.2  # seconds between two looks of the processes that wait
-STALE = 24 * 3600.0  # seconds after which a temporary folder is nobody's any more
+MAKING = "slipway-making"  # in the names of temporary folders, so that nobody else's hidden folder is taken for one
+# Seconds after which a temporary folder is nobody's any more. Its time stands still while a folder in it is filled, and
+# nothing takes that long to make.
+STALE = 7 * 24 * 3600.0
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -71,6 +76,17 @@ def act_together(context: Context, what: str, act: Callable[[Callable[[], None]]
         raise PeerError(f"another rank could not {what}")
 
 
+def agree_here(context: Context, here: bool, named: str) -> bool:
+    """Whether what `named` means is here, on all nodes or on none. By every rank. Raises ConfigurationError."""
+    [ranks] = context.total(here)
+    if 0 < ranks < context.place.world_size:
+        raise ConfigurationError(
+            f"{named} is there on some nodes, and not on {'others' if here else socket.gethostname()}. Copy it to "
+            "every node, or give it a name that no repo of the Hub can have."
+        )
+    return here
+
+
 def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
     """Call `make` on a temporary folder that then becomes `final`, unless that is there. Raises what `make` raises."""
     if final.is_dir():
@@ -87,12 +103,14 @@ def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def temporary_folder(final: Path) -> Iterator[Path]:
-    """A new folder beside `final`, removed afterwards; those that crashes left there a day ago are removed as well."""
+    """A new folder beside `final`, removed afterwards; those that crashes left there a week ago are removed as well."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    for old in final.parent.glob(f".{final.name}.*"):
-        if time.time() - old.stat().st_mtime > STALE:
-            shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.{socket.gethostname()}.", dir=final.parent))
+    start = f".{final.name}.{MAKING}."
+    for old in final.parent.glob(f"{escape(start)}*"):
+        with suppress(FileNotFoundError):  # another node may be done with it just now
+            if time.time() - old.stat().st_mtime > STALE:
+                shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{start}{socket.gethostname()}.", dir=final.parent))
     folder.chmod(0o775)  # shared caches belong to a group
     try:
         yield folder

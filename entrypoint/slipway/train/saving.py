@@ -77,10 +77,9 @@ def resume(training: Training, wanted: str) -> bool:
     if snapshot is None:
         return False
     state = snapshot.state
-    if state["workload"] != training.task.name:
-        raise ConfigurationError(
-            f"The snapshot to resume from is of the workload {state['workload']}, and this is {training.task.name}."
-        )
+    if state.get("workload") != training.task.name:
+        origin = f"of the workload {state['workload']}" if "workload" in state else "of a script with a loop of its own"
+        raise ConfigurationError(f"The snapshot to resume from is {origin}, and this is {training.task.name}.")
     load_model(training.task.model, snapshot, training.task.description)
     if state["data"] != training.task.data:
         context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")

@@ -192,9 +192,7 @@ def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
     return Snapshot(snapshot_step(path), state, tensors)
 
 
-def load_newest(
-    folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()
-) -> tuple[Path, Snapshot] | None:
+def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()) -> tuple[Path, Snapshot] | None:
     """The newest snapshot in `folder` that verifies, None without any. Each one skipped is named through `warn`.
 
     `stems`: as for `load_snapshot`.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.train.options import ConfigurationError
+from slipway.train.prepared import agree_here
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -144,7 +145,8 @@ def open_tokenizer(name: str, context: Context | None = None) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     path = Path(name)
-    if not path.exists():
+    here = path.exists()
+    if not (agree_here(context, here, f"--tokenizer {name}") if context else here):
         path = fetch_tokenizer(name, context)
     file = path / FILE if path.is_dir() else path
     if not file.is_file():

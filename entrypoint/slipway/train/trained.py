@@ -51,9 +51,14 @@ class Trained:
 def read_run(run: Path, step: int | None = None) -> Trained:
     """The model of a run directory, by default its newest snapshot that verifies.
 
-    Raises ConfigurationError where there is none, SnapshotError where the one of `step` is damaged.
+    Raises ConfigurationError where there is none, or not one of `fit`'s, SnapshotError where that of `step` is damaged.
     """
     path, snapshot = find_snapshot(run, step)
+    if missing := {"workload", "model", "data", "world_size"} - set(snapshot.state):
+        raise ConfigurationError(
+            f"{path} does not say its {min(missing)}: it was saved by a loop other than `fit`. Read its tensors with "
+            "slipway.train.load_newest."
+        )
     stored = read_object(run / OPTIONS)
     record = read_object(run / RUN)
     sources, workload = stored.pop("sources", {}), stored.pop("workload", snapshot.state["workload"])

@@ -43,6 +43,11 @@ def read_pairs(path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     """Keys and values of a YAML mapping, with their lines. Raises ConfigurationError."""
     try:
         document = yaml.compose(path.read_text(), yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigurationError(
+            f"{path}{line} is no YAML: {', '.join(filter(None, (error.context, error.problem)))}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no YAML: {error}") from None
     except OSError as error:

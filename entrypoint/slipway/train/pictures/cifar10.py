@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from slipway.train.context import Context
+from slipway.train.durable import DISK_ERRORS
 from slipway.train.hub import fetch
-from slipway.train.hub_causes import DISK_ERRORS, HubError
+from slipway.train.hub_causes import HubError
 from slipway.train.options import ConfigurationError
 from slipway.train.pictures.arrays import Arrays, Bytes, read_arrays, write_arrays
 from slipway.train.prepared import cache_folder, make_together

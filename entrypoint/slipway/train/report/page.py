@@ -16,6 +16,7 @@ from slipway.train.report import tables
 from slipway.train.report.collectives import plots, points, remarks
 from slipway.train.report.run import Record
 from slipway.train.report.template import STYLE, TEMPLATE
+from slipway.train.side_by_side import comparison_rows
 
 GENERATOR = "slipway report"
 STEP, VALUE = (
@@ -46,7 +47,7 @@ def make_page(runs: Sequence[Record]) -> str:
         curves=[Markup(picture) for picture in curves(runs)],  # noqa: S704  # made by an XML library, which escapes
         results=tables.results(runs),
         throughput=tables.throughput(runs),
-        comparison=tables.comparison_rows,
+        comparison=comparison_rows,
         measured=measured,
         bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
         remarks=remarks,

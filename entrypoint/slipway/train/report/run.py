@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from slipway.train.plots import Point
 RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON = (
     "run.json", "options.json", "metrics.jsonl", "allreduce.json", "comparison.json",
 )  # fmt: skip
+LARGEST = sys.float_info.max  # JSON knows larger numbers, and NaN, which is no more than anything
 RECORDS = (RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON)  # a folder with any of these is a run
 
 
@@ -110,6 +111,8 @@ def read_metrics(path: Path) -> Metrics:
         try:
             line = json.loads(text)
             step, now = int(line["step"]), float(line["time"])
+            if not is_number(now) or not is_number(step):
+                raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError):
             damaged += 1
             continue
@@ -123,7 +126,7 @@ def read_metrics(path: Path) -> Metrics:
 
 def is_number(value: object) -> bool:
     """Whether a JSON value can be a point of a curve."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def read_charts(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:

@@ -18,7 +18,7 @@ from slipway.train.context import Context, open_context
 from slipway.train.corpus import open_corpus
 from slipway.train.export import export_result
 from slipway.train.flops import flops_per_token
-from slipway.train.language import cut_samples, describe, keep_tokenizer, loss
+from slipway.train.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
 from slipway.train.loop import fit
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.options import ConfigurationError, FinetuneOptions, parse
@@ -28,8 +28,6 @@ from slipway.train.prepared import cache_folder, make_together
 from slipway.train.sample import continue_prompt
 from slipway.train.task import Task
 from slipway.train.trained import read_evaluation
-
-LARGEST = 700.0  # nats; e to the power of more is no float
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:

@@ -1,6 +1,7 @@
 """A GPT-2 style transformer on text; by default a tiny one on the Python standard library's own source.
 
 slipway gpt --preset tiny
+slipway gpt --preset gpt2 --dataset hub:OWNER/NAME --tokenizer gpt2
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ def train_text(task: Task, options: GptOptions, context: Context) -> None:
         return
     if result.sample:
         context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    context.say(tell(result.evaluation, options))
+    context.say(tell(result.evaluation))
 
 
-def tell(evaluation: Mapping[str, float], options: GptOptions) -> str:
+def tell(evaluation: Mapping[str, float]) -> str:
     """The line that says how well the model predicts."""
     unit = "byte" if "perplexity" not in evaluation else "token"
     loss, bits = evaluation["val_loss"], evaluation["bits_per_byte"]

@@ -1,0 +1,23 @@
+"""Which GPU a device's name means, and so how fast it could be at best."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipway.train.flops import utilisation
+
+# Names as the driver gives them, and the peak in TFLOP/s; 0 where it is not in our table.
+DEVICES = {
+    "NVIDIA H200": 989, "NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A10G": 70, "NVIDIA A10": 125, "NVIDIA L40S": 362, "NVIDIA L4": 121, "Tesla V100-SXM2-16GB": 125,
+    "Tesla T4": 65, "NVIDIA GeForce RTX 4090": 165,
+    "NVIDIA L40": 0, "NVIDIA RTX A4000": 0, "NVIDIA RTX A1000": 0, "NVIDIA T400 4GB": 0, "NVIDIA GeForce GTX 1080": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_is_told_from_others_whose_names_begin_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    expected = 1e12 / (DEVICES[name] * 1e12) if DEVICES[name] else 0.0
+    assert utilisation(1e12, torch.device("cuda")) == pytest.approx(expected)
