@@ -42,7 +42,7 @@ def test_sampling_from_what_is_no_gpt_run_says_so(slipway: Run, tmp_path: Path) 
     assert slipway("linear", "--epochs", "1", "--run-dir", "mine").end() == 0
     job = slipway("sample", "mine")
     assert job.end() == 78, job.text
-    assert "only gpt writes text" in job.text
+    assert "only gpt, finetune, pipeline write text" in job.text
     (tmp_path / "empty").mkdir()
     job = slipway("sample", "empty")
     assert job.end() == 78, job.text

@@ -10,7 +10,8 @@ import pytest
 
 from slipway.train import prepared
 from slipway.train.durable import replace_file
-from slipway.train.prepared import temporary_folder
+from slipway.train.options import ConfigurationError
+from slipway.train.prepared import make_folder_once, temporary_folder
 
 
 @pytest.fixture
@@ -67,3 +68,10 @@ def test_a_file_is_replaced_without_touching_a_hidden_one_of_its_name(tmp_path: 
     (tmp_path / ".env").write_text("MASTER_ADDR=n0")
     replace_file(tmp_path / "env", "page")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {".env": "MASTER_ADDR=n0", "env": "page"}
+
+
+def test_a_cache_that_cannot_be_made_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigurationError, match=r"file/slipway cannot be used .* XDG_CACHE_HOME=PATH"):
+        make_folder_once(tmp_path / "file" / "slipway" / "glyphs", Path.touch)
+    assert (tmp_path / "file").read_text() == "no folder"

@@ -32,8 +32,9 @@ from slipway.train.pictures import cifar10
 from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_arrays
 from slipway.train.pictures.augmentation import Variation, choose, cut_out, vary, windows
 from slipway.train.pictures.collection import Normaliser, Pictures
+from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.distortion import Recipe, distort
-from slipway.train.pictures.folder import Files, list_files, open_folder, read_picture
+from slipway.train.pictures.folder import Files, list_files, open_folder
 from slipway.train.pictures.glyphs import draw_glyphs
 from slipway.train.place import read_place
 

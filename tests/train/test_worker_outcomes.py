@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
+import sys
 from pathlib import Path
 
 import click
 import pytest
 import torch
 import torch.distributed as dist
+from training_jobs import worker_environment
 
+from slipway.train.context import open_context
 from slipway.train.metrics import Progress, clock, keep_metrics, short
 from slipway.train.options import ConfigurationError
 from slipway.train.outcome import NoProgressError, PeerError, classify
+from slipway.train.sample import read_until_end
 from slipway.train.snapshot import NewerFormatError, SnapshotError
 from slipway.train.stop import StopFlag, read_stop_flag
+from slipway.train.tokenizer import ByteTokenizer
 
 
 @pytest.mark.parametrize(
@@ -123,3 +129,16 @@ def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("number", "text"), [(3.14159, "3.14"), (950, "950"), (55_321, "55.3k"), (1.2e6, "1.2M")])
 def test_rates_have_three_digits(number: float, text: str) -> None:
     assert short(number) == text
+
+
+@pytest.mark.parametrize(("code", "ends", "word"), [(None, 0, "finished"), (0, 0, "finished"), (2, 1, "failed")])
+def test_a_script_may_exit_in_the_middle(tmp_path: Path, code: int | None, ends: int, word: str) -> None:
+    with pytest.raises(SystemExit) as end, open_context(worker_environment(tmp_path, "none")):
+        sys.exit(code)  # as argparse does after --help, or for an option that it does not know
+    assert end.value.code == ends
+    assert json.loads((tmp_path / "node-0" / "outcome" / "rank-0.json").read_text())["outcome"] == word
+
+
+def test_no_model_steers_the_terminal_that_shows_what_it_writes() -> None:
+    written = [*b"a\x1b[2J\tb\r\n\x7f\xc2\x9b", 0, *b"more"]
+    assert read_until_end(ByteTokenizer(), written, 1) == "a\ufffd[2J\tb\r\n\ufffd\ufffd"

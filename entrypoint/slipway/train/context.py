@@ -155,18 +155,23 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
 
     An exception in the block is written down and printed (in full where nothing is known about it, else as one line)
-    and becomes SystemExit(1).
+    and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
     """
     place = read_place(environ)
     outcomes = place.node_dir / "outcome"
     (place.node_dir / "honours-stop").touch()
     heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
     heartbeat.beat("setup", 0, None)
-    context = None
+    context, left = None, False
     try:
         device = open_device(place)
         context = Context(place, device, open_group(place, device), heartbeat)
-        yield context
+        try:
+            yield context
+        except SystemExit as end:
+            if end.code:
+                raise
+            left = True
         context.close()
         write_outcome(outcomes, place.rank, context.outcome)
         leave_group()
@@ -190,3 +195,5 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
             chain = chain.__context__
         leave_group()
         raise SystemExit(1) from None
+    if left:
+        raise SystemExit(0)

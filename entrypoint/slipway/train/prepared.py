@@ -6,6 +6,8 @@ A folder is there when it has its name: it is made under a temporary one beside 
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import socket
 import tempfile
@@ -17,7 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.train.durable import sync_tree
+from slipway.train.durable import DISK_ERRORS, sync_tree
 from slipway.train.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
     """Call `make` on a temporary folder that then becomes `final`, unless that is there. Raises what `make` raises."""
     if final.is_dir():
         return
+    require_writable(final.parent)
     with temporary_folder(final) as folder:
         make(folder)
         sync_tree(folder)
@@ -99,6 +102,21 @@ def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
         except OSError:
             if not final.is_dir():  # else another node was faster
                 raise
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder for caches where it is missing. Raises ConfigurationError where nothing can be put into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission to write there")
+    except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise
+        raise ConfigurationError(
+            f"{folder} cannot be used for prepared data ({error.strerror}). Name another folder for caches: "
+            "XDG_CACHE_HOME=PATH"
+        ) from None
 
 
 @contextmanager

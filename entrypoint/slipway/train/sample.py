@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,13 +16,17 @@ from slipway.train.resume import SNAPSHOTS
 from slipway.train.snapshot import load_newest
 from slipway.train.tokenizer import Tokenizer
 
+# Control characters but tab and line ends: a model that knows little writes them, and one of somebody else's may mean to.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 WRITERS = ("gpt", "finetune", "pipeline")
 
 
 def continue_prompt(
     model: Gpt | StagedGpt, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int
 ) -> str:
-    """`prompt` and up to `tokens` more tokens as text, to the end of the document; what is no text becomes U+FFFD.
+    """`prompt` and up to `tokens` more tokens as text, to the end of the document.
+
+    What is no text becomes U+FFFD, and so does what would steer a terminal.
 
     Temperature 0 takes the likeliest token each time. Raises ConfigurationError for an empty prompt.
     """
@@ -41,7 +46,7 @@ def continue_prompt(
 def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:
     """The text of tokens up to the first end of a document behind the `given` ones."""
     ends = (place for place in range(given, len(written)) if written[place] == tokenizer.end)
-    return tokenizer.decode(written[: next(ends, len(written))])
+    return STEERING.sub("\ufffd", tokenizer.decode(written[: next(ends, len(written))]))
 
 
 def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:

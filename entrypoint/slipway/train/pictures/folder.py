@@ -15,9 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import InterpolationMode, functional
 
@@ -25,6 +23,7 @@ from slipway.train.context import Context
 from slipway.train.options import ConfigurationError
 from slipway.train.pictures.augmentation import Variation, cut_out
 from slipway.train.pictures.collection import Pictures
+from slipway.train.pictures.decoding import read_picture
 from slipway.train.task import Batch
 from slipway.train.text import VALIDATION_SHARE, is_validation
 
@@ -159,26 +158,6 @@ def spread(files: Sequence[tuple[Path, int]], limit: int | None) -> Sequence[tup
     if limit is None or limit >= len(files):
         return files
     return [files[place * len(files) // limit] for place in range(limit)]
-
-
-def read_picture(path: Path) -> torch.Tensor:
-    """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
-    try:
-        with Image.open(path) as image:
-            picture: torch.Tensor = functional.pil_to_tensor(in_colour(image))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigurationError(f"{path} is no picture that can be read ({error}). Remove or replace it.") from None
-    return picture
-
-
-def in_colour(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB, 8 bits for each colour. Raises ValueError where it is not known which value is white."""
-    if image.mode.startswith("I;16"):  # 16 bits of grey: Pillow would cut off all that is brighter than 255
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise ValueError("32 bits for each pixel, of which nobody knows what is white")
-    # Pillow warns of a palette with transparency, but for the way over RGBA.
-    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
 def varied(path: Path, size: int, key: int, flip: bool) -> torch.Tensor:

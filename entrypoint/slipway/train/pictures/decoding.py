@@ -1,0 +1,32 @@
+"""Picture files of any kind, as tensors of colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional
+
+from slipway.train.options import ConfigurationError
+
+
+def read_picture(path: Path) -> torch.Tensor:
+    """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            picture: torch.Tensor = functional.pil_to_tensor(in_colour(image))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigurationError(f"{path} is no picture that can be read ({error}). Remove or replace it.") from None
+    return picture
+
+
+def in_colour(image: Image.Image) -> Image.Image:
+    """An image of any mode as RGB, 8 bits for each colour. Raises ValueError where it is not known which value is white."""
+    if image.mode.startswith("I;16"):  # 16 bits of grey: Pillow would cut off all that is brighter than 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("32 bits for each pixel, of which nobody knows what is white")
+    # Pillow warns of a palette with transparency, but for the way over RGBA.
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")

@@ -1,0 +1,73 @@
+"""Options of how processes share the work, and what all of them must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from training_jobs import Run
+
+from slipway.train import step
+from slipway.train.context import outside_job
+from slipway.train.options import ConfigurationError, VisionOptions, parse
+from slipway.train.step import take_step
+from slipway.train.training import agree_on_data, prepare
+from slipway.train.workloads.vision import make_task
+
+Start = Callable[..., Run]
+OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--steps", 12, "--log-every", 4)
+
+
+def distance(one: Run, other: Run) -> float:
+    """The largest difference between two runs' weights."""
+    return max(float((tensor - other.tensors()[name]).abs().max()) for name, tensor in one.tensors().items())
+
+
+@pytest.mark.parametrize("option", ["--static-graph", "--find-unused-parameters", "--bucket-mb=0.001"])
+def test_how_gradients_are_found_and_packed_changes_no_weight(job: Start, option: str) -> None:
+    plain, run = job("linear", *OPTIONS, folders=("plain",)), job("linear", *OPTIONS, option)
+    assert (plain.exit_code, run.exit_code) == (0, 0), run.output
+    assert distance(plain, run) == 0
+
+
+@pytest.mark.parametrize(("form", "error"), [("bf16", 0.05), ("fp16", 0.005)])
+def test_gradients_that_travel_shortened_end_close_by(job: Start, form: str, error: float) -> None:
+    plain, run = job("linear", *OPTIONS, folders=("plain",)), job("linear", *OPTIONS, "--comm", form)
+    assert run.exit_code == 0, run.output
+    assert 0 < distance(plain, run) < error
+
+
+def test_a_batch_per_process_grows_with_their_number(job: Start) -> None:
+    for processes in (1, 2):
+        run = job("linear", "--steps", 3, "--batch-size-per-process", 8, processes=processes, folders=(str(processes),))
+        assert f"3 steps of {8 * processes} samples (8 per process)" in run.output
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_ranks_with_other_data_do_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    with outside_job() as context:
+        options = parse(VisionOptions, ["--train-pictures", "64", "--eval-pictures", "8"])
+        task = make_task(options, context)
+        agree_on_data(task, context)
+        monkeypatch.setattr(context, "gather", lambda tensor: [tensor, ~tensor])
+        with pytest.raises(ConfigurationError, match="Rank 1 has other data than rank 0, which has: glyphs"):
+            agree_on_data(task, context)
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_step_that_is_left_out_leaves_running_statistics_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    with outside_job() as context:
+        args = ["--train-pictures", "64", "--eval-pictures", "8", "--batch-size", "16", "--precision", "fp32"]
+        options = parse(VisionOptions, args)
+        training = prepare(make_task(options, context), options, context)
+        training.loader.start(0)
+        take_step(training, "train")
+        kept = [buffer.clone() for buffer in training.task.model.buffers()]
+        poison = step.poison
+        monkeypatch.setattr(step, "poison", lambda loss: poison(loss + torch.inf))
+        take_step(training, "train")
+        assert all(map(torch.equal, kept, training.task.model.buffers()))
+        monkeypatch.setattr(step, "poison", poison)
+        take_step(training, "train")
+        assert not all(map(torch.equal, kept, training.task.model.buffers()))
