@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from slipway.launch.caches import make_folders
 from slipway.launch.errors import FAILED, LaunchError
+from slipway.launch.host import read_host
 from slipway.launch.rundir import code_of
 
 
@@ -103,11 +105,17 @@ def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str) 
 
 @contextmanager
 def told(after: str = "") -> Iterator[None]:
-    """Turn what the user, the Hub or the disk did wrong into a line and an exit code; `after` follows on the disk's."""
+    """Turn what the user, the Hub or the disk did wrong into a line and an exit code; `after` follows on the disk's.
+
+    What is done inside finds the user name, the home and the caches that trainings find.
+    """
+    mended = read_host(os.environ).mended
+    os.environ.update(mended)  # before the imports: some read it only then
     from slipway.train.hub_causes import HubError
     from slipway.train.options import ConfigurationError
 
     try:
+        make_folders(mended)
         yield
     except ConfigurationError as error:
         raise LaunchError(str(error)) from None

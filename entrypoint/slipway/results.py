@@ -18,13 +18,13 @@ STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Turn what training code raises into what the command line tells. Imports torch."""
-    from slipway.train.snapshot import SnapshotError
+    with told():
+        from slipway.train.snapshot import SnapshotError
 
-    try:
-        with told():
+        try:
             yield
-    except SnapshotError as error:
-        raise LaunchError(str(error)) from None
+        except SnapshotError as error:
+            raise LaunchError(str(error)) from None
 
 
 @click.command(epilog='Example: slipway sample runs/gpt-20260101-120000 --prompt "def "')

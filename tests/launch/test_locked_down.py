@@ -75,6 +75,9 @@ def test_any_user_id_trains_our_workloads_and_reads_what_they_left(slipway: Run,
     again = slipway("sample", "mine", "--tokens", "4", **anybody)
     assert again.end() == 0, again.text
     assert again.text.startswith("def ")
+    judged = slipway("eval", "mine", **anybody)
+    assert judged.end() == 0, judged.text
+    assert "val_loss" in judged.text
 
 
 @AS_ANYBODY

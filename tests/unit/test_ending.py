@@ -30,6 +30,11 @@ CRASH = file("failed", exception="ValueError: bad batch", where="train.py:12 in 
 LOST = file("peer", 1.0, exception="RuntimeError: Connection closed by peer")
 
 
+ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174"]
+BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
+SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
+
+
 def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: Any) -> Outcome:
     """The ending of a node with ranks 0 and 1."""
     (folder / "outcome").mkdir()
@@ -74,6 +79,19 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("no-progress")}, {"status": 1}, "no-progress", 0, ""),
         # Several did: who has a reason of its own explains the others.
         ({0: LOST, 1: CRASH}, {"status": 1, "failures": [failure(0, 1)]}, "failed", 1, "ValueError"),
+        # A script's rank that is still ending when its peers, which lost it, have failed.
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM}},
+            "failed", 1, "ValueError: boom",
+        ),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: ["step 3"]}},
+            "failed", 0, "Connection closed by peer",
+        ),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [SHOT]}},
+            "failed", 0, "Connection closed by peer",
+        ),
         ({0: LOST, 1: LOST | {"time": 0.5}}, {"status": 1}, "peer", 1, "Connection closed by peer"),
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED, 9.0), failure(0, 1)]}, "failed", 1, "SIGKILL"),
         ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),

@@ -104,9 +104,23 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: Any) -> Outcome:
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: Any) -> Outcome:
     told = {failure["rank"]: failure for failure in facts.failures}
     causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
+    if not facts.own and all(order[0] for order, _ in causes):
+        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
     first = min(causes, key=lambda cause: cause[0])[1]
     log = f"node-{facts.node_rank}/logs/rank-{first['rank']}.log"
     return outcome(**first, advice=_advice(first["word"], first["evidence"], log))  # type: ignore[no-any-return]
+
+
+def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
+    causes = []
+    for rank in ranks:
+        said = _last_words(facts.last.get(rank, ()))
+        if said.startswith(": ") and not PEER_TEXTS.search(said) and "killed by signal" not in said:
+            where = _last_frame(facts.last[rank])
+            cause = {"word": "failed", "evidence": said[2:], "rank": rank, "time": now, "where": where}
+            causes.append(((False, False, False, True, now, rank), cause))
+    return causes
 
 
 def _cause(
