@@ -47,7 +47,7 @@ def explain(error: Exception, repo: str, revision: str | None, kind: str) -> Exc
             )
         if isinstance(cause, InvalidURL | UnsupportedProtocol):
             return ConfigurationError(
-                f"HF_ENDPOINT {constants.ENDPOINT!r} is no address such as https://huggingface.co; unset or correct it."
+                f"HF_ENDPOINT {constants.ENDPOINT!r} is no address such as https://hub.example; unset or correct it."
             )
         if isinstance(cause, FileMetadataError | JSONDecodeError):
             return ConfigurationError(
