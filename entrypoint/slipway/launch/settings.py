@@ -99,7 +99,15 @@ def _switch(text: str) -> bool:
 
 
 SETTINGS = (
-    Setting("WORLD_SIZE", "--nnodes", "1", _nodes, "Number of nodes (not of processes).", "N", aliases=("NNODES",)),
+    Setting(
+        "WORLD_SIZE",
+        "--nnodes",
+        "1",
+        _nodes,
+        "Number of nodes (not of processes), or MIN:MAX for a job that may shrink and grow.",
+        "N|MIN:MAX",
+        aliases=("NNODES",),
+    ),
     Setting(
         "RANK", "--node-rank", "0", _number(0, 65_535), "This node's rank, 0 to nodes-1.", "N", aliases=("NODE_RANK",)
     ),
@@ -179,6 +187,22 @@ SETTINGS = (
         "S",
     ),
     Setting(
+        "SLIPWAY_HEARTBEAT_TIMEOUT",
+        "--heartbeat-timeout",
+        "30",
+        _number(2, 3600),
+        "Seconds without a sign of life after which a node counts as lost; what node 0 says counts for all.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_ELASTIC_WINDOW",
+        "--elastic-window",
+        "30",
+        _number(0, 86_400),
+        "With WORLD_SIZE=MIN:MAX: seconds that more nodes are waited for once the smallest number is there.",
+        "S",
+    ),
+    Setting(
         "SLIPWAY_TOKEN",
         "",
         "",
@@ -191,6 +215,14 @@ SETTINGS = (
         "0",
         _switch,
         "Nodes with different numbers of processes all run the smallest.",
+        flag=True,
+    ),
+    Setting(
+        "SLIPWAY_CHECK",
+        "--check",
+        "0",
+        _switch,
+        "Look at this node's health first, in a few seconds, and start nothing on a sick one (see `slipway check`).",
         flag=True,
     ),
     Setting(
