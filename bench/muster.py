@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
 
 from slipway.launch.muster import link
 from slipway.launch.muster.card import Card
+from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster, Outcome
 from slipway.launch.reach import free_port
 
@@ -99,7 +100,7 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         bytes_to_go = counts["in"] + counts["out"]
         synchronise(start)
-        muster.report(Outcome(0, "host", "finished", time.time()))
+        muster.report(Outcome(0, "host", "finished", time.time()), lambda verdict, leaving: Ending(verdict))
         end = time.monotonic()
     return {
         "agreement": go - start,

@@ -1,5 +1,6 @@
 """Real launchers as processes: `slipway(...)` runs one to its end, `start(...)` leaves it running."""
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,3 +42,17 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "own.py"
     path.write_text(OWN_SCRIPT)
     return path
+
+
+@pytest.fixture
+def node(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
+    """Start one node of a job whose nodes all live on this machine; `nodes` and `rank` count them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+
+    def launch(rank: int, nodes: int | str, *words: str, **variables: str) -> Launcher:
+        contract = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
+        return start(*words, **{"NPROC_PER_NODE": "1", **contract, **variables})
+
+    return launch

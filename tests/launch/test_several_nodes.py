@@ -6,25 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from launchers import Launcher
-
-Start = Callable[..., Launcher]
-
-
-@pytest.fixture
-def node(start: Start) -> Callable[..., Launcher]:
-    """Start one node of a job whose nodes all live on this machine; `nodes` and `rank` count them."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-
-    def launch(rank: int, nodes: int, *words: str, **variables: str) -> Launcher:
-        contract = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
-        return start(*words, **{"NPROC_PER_NODE": "1", **contract, **variables})
-
-    return launch
-
 
 Node = Callable[..., Launcher]
 
@@ -123,11 +105,13 @@ def test_a_stop_on_one_node_stops_the_job_on_all_with_a_snapshot(node: Node, tmp
 
 
 def test_a_launcher_that_is_killed_is_known_on_the_other_node(node: Node) -> None:
-    jobs = [node(rank, 2, "gpt", "--steps", "100000", "--log-every", "1") for rank in (0, 1)]
+    words = ("gpt", "--steps", "100000", "--log-every", "1", "--max-restarts", "0")
+    jobs = [node(rank, 2, *words) for rank in (0, 1)]
     jobs[0].wait_for("step 3/")
     jobs[1].signal(signal.SIGKILL)
     assert jobs[0].end() == 76, jobs[0].text
     assert "a node was lost: node 1" in jobs[0].text
+    assert "restarts    none: --max-restarts is 0" in jobs[0].text
 
 
 def test_a_stop_while_waiting_for_others_ends_at_once(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,10 @@ class Process:
             if line.startswith('{"go"'):
                 return dict(json.loads(line)["go"])
         raise AssertionError(f"no go: {self.log}")
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, such as SIGSTOP."""
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, as an out-of-memory kill or `docker kill` sends it."""

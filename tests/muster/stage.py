@@ -12,7 +12,8 @@ from typing import Any
 from slipway.launch.errors import LaunchError
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import encode, parse
-from slipway.launch.muster.messages import Hello
+from slipway.launch.muster.host import Rule
+from slipway.launch.muster.messages import Ending, Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome, Verdict
 
@@ -56,8 +57,10 @@ class Launcher(threading.Thread):
     allow_uneven: bool = False
     work: Callable[[Muster], Outcome | None] | None = None
     stopped: Callable[[], bool] = lambda: False
+    rule: Rule = lambda verdict, leaving: Ending(verdict)
+    more: dict[str, Any] = field(default_factory=dict)
     go: Go | None = None
-    verdict: Verdict | None = None
+    ending: Ending | None = None
     error: LaunchError | None = None
     lines: list[str] = field(default_factory=list)
 
@@ -73,7 +76,7 @@ class Launcher(threading.Thread):
                 if self.go:
                     rank = self.card.node_rank
                     outcome = self.work(muster) if self.work else make_outcome(rank)
-                    self.verdict = muster.report(outcome) if outcome else None
+                    self.ending = muster.report(outcome, self.rule) if outcome else None
         except LaunchError as error:
             self.error = error
 
@@ -89,7 +92,13 @@ class Launcher(threading.Thread):
             say=self.lines.append,
             token=self.token,
             allow_uneven=self.allow_uneven,
+            **self.more,
         )
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the job ended, as far as this launcher heard of it."""
+        return self.ending.verdict if self.ending else None
 
     @property
     def code(self) -> int | None:
@@ -154,3 +163,19 @@ class Client:
         while not isinstance(message := self.receive(), kind):
             assert message is not None, f"node 0 closed the connection before any {kind.__name__}"
         return message
+
+
+def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float = 0.0) -> None:
+    """Take part until go, with an honest ring port; nothing that comes afterwards is answered."""
+    door = socket.create_server((LOOPBACK, 0))
+    challenge = client.receive().challenge
+    proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
+    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", make_card(node_rank, nodes)))
+    while not isinstance(message := client.receive(), Probe):
+        if isinstance(message, Ping):
+            client.send(Pong())
+    with door, door.accept()[0] as visitor:
+        visitor.recv(1000)
+        visitor.sendall(encode(Here(node_rank)))
+    client.send(Probed(message.round, "", True))
+    client.wait_for(Start)

@@ -11,7 +11,8 @@ from pathlib import Path
 from stage import make_card, make_outcome
 
 from slipway.launch.errors import LaunchError
-from slipway.launch.muster.muster import Go, Muster
+from slipway.launch.muster.messages import Ending
+from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome
 from slipway.launch.verdict_block import block
 
@@ -29,11 +30,13 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
             timeout=timeout,
             folder=Path(folder),
             say=lambda line: print(line, flush=True),
+            heartbeat=float(str(more.get("heartbeat", 30.0))),
         ) as muster:
             go = muster.join(card)
             assert go is not None
             print(json.dumps({"go": vars(go)}), flush=True)
-            verdict = muster.report(work(muster, go, float(str(more.get("seconds", 0.0))), str(more.get("fail", ""))))
+            ended = work(muster, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
+            verdict = muster.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
             print("\n".join(block(verdict)), flush=True)
             return verdict.code(node_rank)
     except LaunchError as error:
@@ -41,14 +44,14 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
         return error.code
 
 
-def work(muster: Muster, go: Go, seconds: float, fail: str) -> Outcome:
+def work(muster: Muster, node_rank: int, seconds: float, fail: str) -> Outcome:
     """Stands in for torchrun."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if news := muster.news:
-            return make_outcome(go.node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
+            return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
         time.sleep(0.02)
-    return make_outcome(go.node_rank, "failed" if fail else "finished", evidence=fail)
+    return make_outcome(node_rank, "failed" if fail else "finished", evidence=fail)
 
 
 if __name__ == "__main__":

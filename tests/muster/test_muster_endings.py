@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from stage import Client, Launcher, make_card, make_outcome, play
+from stage import Client, Launcher, make_card, make_outcome, play, take_part
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
@@ -105,7 +105,7 @@ def test_a_node_that_stays_silent_after_a_failure_is_waited_for_only_so_long(lau
     node0 = launcher(0, 2, patience=1.0, work=end_with(0, "failed", evidence="exit code 3"))
     node0.start()
     with Client(port) as silent:
-        _start(silent)
+        take_part(silent)
         assert silent.wait_for(wire.News).outcome.evidence == "exit code 3"
         verdict = silent.wait_for(wire.Ending).verdict
     node0.join(10)
@@ -118,7 +118,7 @@ def test_the_earliest_failure_counts_by_one_clock(launcher: Make, port: int, ahe
     node0 = launcher(0, 2, work=end_with(0, "failed", evidence="second"))
     node0.start()
     with Client(port) as astray:
-        _start(astray, clock=ahead)
+        take_part(astray, clock=ahead)
         failed = make_outcome(1, "failed", evidence="first", time=time.time() - 5 + ahead)
         astray.send(wire.Report(failed))
         verdict = astray.wait_for(wire.Ending).verdict
@@ -132,7 +132,7 @@ def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, po
     node0 = launcher(0, 2, work=end_with(0, "peer"))
     node0.start()
     with Client(port) as liar:
-        _start(liar)
+        take_part(liar)
         liar.send(wire.Report(make_outcome(0, "failed", host="host0")))
         verdict = liar.wait_for(wire.Ending).verdict
     node0.join(10)
@@ -154,7 +154,7 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
     node0.work = work
     node0.start()
     with Client(port) as first:
-        _start(first)
+        take_part(first)
         assert running.wait(5)
     node0.join(10)
     assert node0.verdict is not None
@@ -176,20 +176,3 @@ def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: i
     assert [one.code for one in crew] == [0, 0]
     assert "RANK=1 is taken by host1" in answers[0].reason
     assert not answers[0].again
-
-
-def _start(client: Client, clock: float = 0.0) -> None:
-    """Take part as node 1 of 2 until go, with an honest ring port."""
-    import hmac
-    import socket
-
-    door = socket.create_server(("127.0.0.1", 0))
-    challenge = client.receive().challenge
-    proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
-    client.send(wire.Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", make_card(1, 2)))
-    probe = client.wait_for(wire.Probe)
-    with door, door.accept()[0] as visitor:
-        visitor.recv(1000)
-        visitor.sendall(b'{"muster":1,"type":"here","node_rank":1}\n')
-    client.send(wire.Probed(probe.round, "", True))
-    client.wait_for(wire.Start)

@@ -25,7 +25,7 @@ def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: i
     play(*crew)
     for rank, one in enumerate(crew):
         assert one.go is not None, one.log
-        assert (one.go.node_rank, one.go.nodes, one.go.attempt, one.go.run) == (rank, 4, 4, "linear-of-0")
+        assert (one.go.group_rank, one.go.nodes, one.go.attempt, one.go.run) == (rank, 4, 4, "linear-of-0")
         assert (one.go.address, one.go.port, one.go.processes) == (LOOPBACK, port + 1, 2)
         assert (one.go.shared, one.go.interface, one.go.notes) == (True, "lo", ())
         assert one.code == 0
@@ -257,7 +257,7 @@ def test_a_seat_whose_holder_is_frozen_goes_to_the_newcomer(launcher: Make, port
 def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
     def greet() -> None:
         with door.accept()[0] as visitor:
-            visitor.sendall(b'{"muster":2,"type":"greeting","challenge":"00"}\n')
+            visitor.sendall(b'{"muster":3,"type":"greeting","challenge":"00"}\n')
             visitor.recv(1)  # until the launcher hangs up
 
     with listen(port) as door:
@@ -265,7 +265,7 @@ def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port
         alone = launcher(1, 2)
         play(alone)
     assert alone.code == CONFIGURATION
-    assert "another version's launcher: protocol 2 there, 1 here" in str(alone.error)
+    assert "another version's launcher: protocol 3 there, 2 here" in str(alone.error)
 
 
 def test_a_port_in_use_ends_node_0_with_78_and_the_holder(launcher: Make, port: int) -> None:
@@ -353,7 +353,7 @@ def test_the_same_muster_takes_a_second_attempt(launcher: Make) -> None:
                 assert (go.attempt, muster.news) == (attempt, None)
                 time.sleep(0.2 * rank)
                 word = "finished" if attempt == 3 else "failed" if rank else "peer"
-                codes[rank].append(muster.report(make_outcome(rank, word)).code(rank))
+                codes[rank].append(muster.report(make_outcome(rank, word), one.rule).verdict.code(rank))
 
     threads = [threading.Thread(target=run, args=(launcher(rank, 2),)) for rank in range(2)]
     for thread in threads:

@@ -18,18 +18,19 @@ HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("
 EXAMPLES = (
     wire.Greeting("c0ffee"),
     HELLO,
-    wire.Welcome(600.0, "host0"),
+    wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),
     wire.Waiting("waiting for nodes"),
     wire.Probe(1, 2, "host2", None, 4242, "key", "file"),
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),
-    wire.Start(1, "run", 4, 8, 29501, False, False, ("a note",)),
+    wire.Start(3, "run", (0, 1, 3), 8, 29501, False, False, 2, 1, 40, ("a note",)),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),
-    wire.Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")])),
+    wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
+    wire.Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
     wire.Ping(),
     wire.Pong(),
 )
@@ -88,15 +89,15 @@ def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
     ("line", "said"),
     [
         (b"[" * 60_000, "not a line of JSON"),
-        (b'{"muster":1,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
-        (b'{"muster":1,"type":"here","node_rank":99999999999999999}', "out of range"),
-        (b'{"muster":1,"type":"here","node_rank":true}', "not of type int"),
-        (b'{"muster":1,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
-        (b'{"muster":1,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
-        (b'{"muster":1,"type":"__class__"}', "unknown type"),
-        (b'{"muster":1,"type":["hello"]}', "unknown type"),
-        (b'{"muster":1,"type":"hello"}', "proof is missing"),
-        (b'{"muster":1,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
+        (b'{"muster":2,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
+        (b'{"muster":2,"type":"here","node_rank":99999999999999999}', "out of range"),
+        (b'{"muster":2,"type":"here","node_rank":true}', "not of type int"),
+        (b'{"muster":2,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
+        (b'{"muster":2,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
+        (b'{"muster":2,"type":"__class__"}', "unknown type"),
+        (b'{"muster":2,"type":["hello"]}', "unknown type"),
+        (b'{"muster":2,"type":"hello"}', "proof is missing"),
+        (b'{"muster":2,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
         (b"GET / HTTP/1.1", "not a line of JSON"),
         (b'"muster"', "not a message of Slipway"),
     ],
@@ -107,12 +108,12 @@ def test_hostile_lines_are_named(line: bytes, said: str) -> None:
 
 
 def test_another_version_of_the_protocol_is_told_apart() -> None:
-    with pytest.raises(OtherProtocolError, match="protocol 2 there, 1 here"):
-        parse(b'{"muster":2,"type":"greeting","challenge":"x"}')
+    with pytest.raises(OtherProtocolError, match="protocol 3 there, 2 here"):
+        parse(b'{"muster":3,"type":"greeting","challenge":"x"}')
 
 
 def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
-    waiting = parse(b'{"muster":1,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
+    waiting = parse(b'{"muster":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
     assert waiting.line == "?[2J?red?"
     waiting.line.encode()
 
@@ -129,7 +130,7 @@ def test_a_card_with_endless_arguments_still_fits_and_still_tells_them_apart() -
 
 
 def test_unknown_fields_of_a_known_message_are_ignored() -> None:
-    assert parse(b'{"muster":1,"type":"ping","later":[1]}') == wire.Ping()
+    assert parse(b'{"muster":2,"type":"ping","later":[1]}') == wire.Ping()
 
 
 def test_a_launcher_that_imports_the_muster_has_not_paid_for_asyncio() -> None:

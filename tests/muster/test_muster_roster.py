@@ -10,7 +10,7 @@ from slipway.launch.muster.roster import Roster, Seat
 
 
 def make_roster(nodes: int, **own: Any) -> Roster:
-    return Roster(own=make_card(0, nodes, **own), nodes=nodes, process="node 0's", allow_uneven=False)
+    return Roster(own=make_card(0, nodes, **own), nodes=nodes, least=nodes, process="node 0's", allow_uneven=False)
 
 
 def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: Any) -> Hello:

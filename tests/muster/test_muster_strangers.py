@@ -52,7 +52,7 @@ def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not a line of JSON"),
         (b"\x16\x03\x01\x02\x00\x01\n", "not a line of JSON"),
         (b"{}\n", "not a message of Slipway"),
-        (b'{"muster":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 1 here"),
+        (b'{"muster":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 2 here"),
         (HELLO[:-20] + b"\n", "not a line of JSON"),
         (encode(wire.Ping()), "not a hello"),
         (b"x" * (LINE_BYTES * 2), f"more than {LINE_BYTES} bytes in one line"),
@@ -104,8 +104,8 @@ def drip_for(seconds: float, connection: socket.socket) -> None:
 def test_strangers_leave_a_bounded_number_of_lines(launcher: Make) -> None:
     with mustering(launcher) as node0:
         for number in range(60):
-            answer_to(node0.port, b'{"muster":1,"type":"%d"}\n' % number)
-            answer_to(node0.port, b'{"muster":%d,"type":"hello"}\n' % (number + 2))
+            answer_to(node0.port, b'{"muster":2,"type":"%d"}\n' % number)
+            answer_to(node0.port, b'{"muster":%d,"type":"hello"}\n' % (number + 3))
         assert len(node0.lines) < 40
 
 

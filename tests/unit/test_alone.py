@@ -10,13 +10,13 @@ import pytest
 from environments import PER_PROCESS
 from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
+from slipway.launch.agreement import Node, agree
 from slipway.launch.alone import again, give_up, restart_limit, stopped_between, with_free_port
 from slipway.launch.attempts import Course, Try
 from slipway.launch.job import Job
 from slipway.launch.muster.card import Go
 from slipway.launch.rundir import Run
 from slipway.launch.stops import Stop, Stops
-from slipway.launch.together import agree
 from slipway.launch.verdict import Outcome, judge
 from slipway.launch.verdict_block import as_json, block
 
@@ -95,8 +95,8 @@ def test_one_attempt_too_many_says_what_was_wrong() -> None:
 def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None:
     with Stops() as stops:
         stops.came = [Stop(0.0, signal.SIGINT, "SIGINT")]
-        ended = stopped_between((tried(2),), stops)
-    assert ended.outcome.word == "cancelled"
+        ended = stopped_between((tried(2),), stops, 1)
+    assert (ended.outcome.word, ended.outcome.node_rank) == ("cancelled", 1)
     assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
 
 
@@ -124,5 +124,5 @@ def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
     environ = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2", "SLIPWAY_RUN_DIR": run_dir}
     job = dataclasses.replace(make_job(environ=environ), sources=make_sources(environ))
     go = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, seen, None)
-    _, run = agree(job, Run(tmp_path / "guess", "none", 1), go, tmp_path)
-    assert (run.shared, run.attempt) == (shared, 3)
+    _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), go)
+    assert (node.run.shared, node.run.attempt) == (shared, 3)

@@ -14,7 +14,7 @@ from stand_ins import Slipway, make_devices
 from slipway.launch.settings import SETTINGS
 
 TOPOLOGY = {
-    "nodes", "node_rank", "processes_per_node", "master_addr", "master_port", "backend", "level", "scheduler", "image",
+    "nodes", "least_nodes", "node_rank", "processes_per_node", "master_addr", "master_port", "backend", "level", "scheduler", "image",
 }  # fmt: skip
 # The example of the documentation: a bare srun step with what pyxis puts beside it.
 SLURM = {

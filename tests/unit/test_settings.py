@@ -78,8 +78,9 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("WORLD_SIZE", "2", 2),
-        ("WORLD_SIZE", "3:3", 3),
+        ("WORLD_SIZE", "2", (2, 2)),
+        ("WORLD_SIZE", "3:3", (3, 3)),
+        ("WORLD_SIZE", "2:4", (2, 4)),
         ("RANK", "0", 0),
         ("RANK", " 7 ", 7),
         ("MASTER_PORT", "65534", 65_534),
@@ -91,7 +92,10 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
         ("SLIPWAY_OVERSUBSCRIBE", "TRUE", True),
         ("SLIPWAY_OVERSUBSCRIBE", "no", False),
         ("SLIPWAY_BACKEND", "gloo", "gloo"),
-        ("WORLD_SIZE", "1:2", None),
+        ("WORLD_SIZE", "4:2", None),
+        ("WORLD_SIZE", "2:", None),
+        ("WORLD_SIZE", ":2", None),
+        ("WORLD_SIZE", "0:2", None),
         ("WORLD_SIZE", "0", None),
         ("WORLD_SIZE", "", None),
         ("RANK", "-1", None),

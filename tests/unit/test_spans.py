@@ -79,3 +79,41 @@ def test_stages_cannot_share_a_gpu(slipway: Slipway) -> None:
 
 def test_only_this_workload_is_split() -> None:
     assert [name for name, workload in WORKLOADS.items() if workload.staged] == ["pipeline"]
+
+
+ELASTIC = {"WORLD_SIZE": "2:4", "RANK": "0", "MASTER_ADDR": "localhost", "NPROC_PER_NODE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("linear", "--batch-size", "8"), ("2 to 4 nodes", "--batch-size 8", "into 3 parts", "a multiple of 12")),
+        (("linear", "--batch-size", "24", "--accumulate", "4"), ("into 16 parts", "a multiple of 48")),
+        (("pipeline",), ("--stages 2 does not divide 3 processes", "--nproc-per-node N")),
+        (("pipeline", "--nproc-per-node", "2", "--batch-size", "40", "--accumulate", "4"), ("into 12 parts",)),
+    ],
+)
+def test_an_elastic_job_must_fit_every_number_of_nodes(
+    slipway: Slipway, words: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    refused = slipway("plan", *words, **ELASTIC)
+    assert refused.code == 78
+    for text in says:
+        assert text in refused.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("linear",),
+        ("linear", "--batch-size", "12"),
+        ("linear", "--batch-size-per-process", "5"),
+        ("pipeline", "--nproc-per-node", "2"),
+        ("allreduce",),
+    ],
+)
+def test_an_elastic_job_that_fits_says_how_large_it_may_be(slipway: Slipway, words: tuple[str, ...]) -> None:
+    answer = slipway("plan", *words, **ELASTIC)
+    assert answer.code == 0, answer.err
+    assert "2 to 4 nodes × " in answer.out
+    assert "at most" in answer.out

@@ -12,6 +12,7 @@ from slipway.launch.plan import make_plan
 from slipway.launch.reach import free_port
 from slipway.launch.rundir import AlreadyFinishedError, Run, choose_run, newest_step, place_run
 from slipway.launch.stops import STOP_FILE, Stops
+from slipway.launch.supervise import Elsewhere
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launch.topology import FREE_PORT
 from slipway.launch.verdict import Outcome, judge
@@ -37,6 +38,11 @@ def run_alone(job: Job, stops: Stops) -> int:
         return conclude(judge([course.tries[-1].outcome]), job, run, course)
 
 
+def taken_over(hold: Hold) -> Elsewhere | None:
+    """Whether another launcher took this one for dead, and its place."""
+    return Elsewhere(hold.lost) if hold.lost else None
+
+
 def restart_limit(job: Job) -> int:
     """How often this job may be started again. A user's script may not know how to go on, so it has to be asked for."""
     limit = job.sources.parsed("SLIPWAY_MAX_RESTARTS")
@@ -50,7 +56,7 @@ def make_attempts(job: Job, run: Run, stops: Stops, hold: Hold) -> Course:
     tries: tuple[Try, ...] = ()
     while True:
         try:
-            tries += (attempt(job, run, stops, lambda: hold.lost),)
+            tries += (attempt(job, run, stops, lambda: taken_over(hold)),)
         except LaunchError as error:
             if not tries:
                 raise
@@ -62,7 +68,7 @@ def make_attempts(job: Job, run: Run, stops: Stops, hold: Hold) -> Course:
             return Course(tries, next_one.why)
         job, run = with_free_port(job), again(run, next_one.pause, tries)
         if stops.wait(next_one.pause):
-            return Course((*tries, stopped_between(tries, stops)))
+            return Course((*tries, stopped_between(tries, stops, job.plan.topology.node_rank)))
 
 
 def _decide(job: Job, tries: tuple[Try, ...], stops: Stops, hold: Hold) -> Decision:
@@ -111,9 +117,9 @@ def give_up(tries: tuple[Try, ...]) -> Try:
     return dataclasses.replace(last, outcome=outcome)
 
 
-def stopped_between(tries: tuple[Try, ...], stops: Stops) -> Try:
+def stopped_between(tries: tuple[Try, ...], stops: Stops, node_rank: int) -> Try:
     """What a stop between two attempts makes of the job: nothing ran, and the newest snapshot stands."""
     last, name = tries[-1], stops.came[0].name
     evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {place(last.outcome)}"
-    outcome = Outcome(last.outcome.node_rank, socket.gethostname(), stops.word, time.time(), evidence=evidence)
+    outcome = Outcome(node_rank, socket.gethostname(), stops.word, time.time(), evidence=evidence)
     return Try(last.number, outcome, last.after, last.after, last.moved)

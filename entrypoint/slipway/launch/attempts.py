@@ -45,10 +45,19 @@ class Try:
 
 @dataclass(frozen=True)
 class Course:
-    """All attempts of one start of the launcher, and why no further one follows (empty: none was due)."""
+    """All attempts of one start of the launcher, and why no further one follows (empty: none was due).
+
+    `missed` attempts of the job were made before this launcher came.
+    """
 
     tries: tuple[Try, ...] = ()
     why: str = ""
+    missed: int = 0
+
+    @property
+    def made(self) -> int:
+        """How many attempts the job had."""
+        return self.missed + len(self.tries)
 
 
 @dataclass(frozen=True)
@@ -60,18 +69,27 @@ class Decision:
     stuck: bool = False
 
 
-def decide(tries: tuple[Try, ...], limit: int) -> Decision:
-    """What follows the attempts so far (at least one), with at most `limit` restarts."""
+def decide(tries: tuple[Try, ...], limit: int, earlier: int = 0) -> Decision:
+    """What follows the attempts so far (at least one), with at most `limit` restarts.
+
+    `earlier` attempts of the same job failed before this launcher came; those that ended as asked count nowhere.
+    """
     last = tries[-1]
+    failures = earlier + count_failures(tries)
     if last.outcome.word not in RETRYABLE:
         return Decision(None)
     if is_stuck(tries):
         return Decision(None, f"{STUCK} attempts in a row left no newer snapshot", stuck=True)
-    if len(tries) > limit:
+    if failures > limit:
         return Decision(None, f"--max-restarts {limit}" if limit else "--max-restarts is 0")
     if last.moved is False and not is_passing(last.outcome):
         return Decision(None, "it failed before its first step, which another attempt would not change")
-    return Decision(PAUSES[min(len(tries), len(PAUSES)) - 1])
+    return Decision(PAUSES[min(failures, len(PAUSES)) - 1])
+
+
+def count_failures(tries: tuple[Try, ...]) -> int:
+    """How many attempts did not end as asked."""
+    return sum(not attempt.outcome.good for attempt in tries)
 
 
 def is_stuck(tries: tuple[Try, ...]) -> bool:
@@ -80,11 +98,16 @@ def is_stuck(tries: tuple[Try, ...]) -> bool:
     for attempt in reversed(tries):
         if attempt.advanced:
             break
-        counted += [attempt] if attempt.outcome.own else []
+        counted += [] if lost_others(attempt.outcome) else [attempt]
     # Nobody knows what a user's script saves, and where.
     return len(counted) >= STUCK and all(attempt.moved is not None for attempt in counted)
 
 
 def is_passing(outcome: Outcome) -> bool:
     """Whether a cause is known to be a passing one: a lost peer, a busy port, a kill from outside."""
-    return not outcome.own or PASSING.search(outcome.evidence) is not None
+    return lost_others(outcome) or PASSING.search(outcome.evidence) is not None
+
+
+def lost_others(outcome: Outcome) -> bool:
+    """Whether a node or a process was lost to the others (76), which says nothing about the workload."""
+    return not outcome.own or outcome.word == "lost"

@@ -32,6 +32,7 @@ class Workload:
     data: str = ""  # its data sets, in a line
     resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more
     staged: bool = False  # a model spans as many processes, with a GPU each, as --stages says
+    keeps: bool = True  # its run directory stays; else nothing is said of it
     spawned: bool = False  # one process starts the others through torch.multiprocessing, without torchrun
 
     @property
@@ -114,6 +115,16 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             ),
         )
     }
+)
+
+# What `slipway check` starts on several nodes; nobody types its name.
+CHECK = Workload(
+    "check",
+    "the nodes exchange what they found, and numbers",
+    (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
+    honours_stop=False,
+    resumes=False,
+    keeps=False,
 )
 
 

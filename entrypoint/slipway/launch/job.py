@@ -23,7 +23,7 @@ from slipway.launch.relay import write_out
 from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, newest_step, prepare_run, write_json
 from slipway.launch.settings import Sources
 from slipway.launch.stops import Stops
-from slipway.launch.supervise import Attempt
+from slipway.launch.supervise import Attempt, Elsewhere
 from slipway.launch.surroundings import fleeting_results, results_folder
 from slipway.launch.verdict import Outcome, Verdict
 from slipway.launch.verdict_block import as_json, block, termination_message
@@ -70,7 +70,7 @@ def run_job(job: Job) -> int:
         return run_alone(job, stops)
 
 
-def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Try:
+def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None]) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
     try:
         make_folders(job.plan.topology.mended)
@@ -78,7 +78,8 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], str]) -> Try:
         raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
     prepare_run(run, job.plan, __version__, time.time())
     number = f", attempt {run.attempt}" if run.attempt > 1 else ""
-    say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
+    if job.plan.workload.keeps:
+        say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
     before = newest_step(run.path)
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
@@ -105,6 +106,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if run:
         with suppress(OSError):
             write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course))
+    if not job.plan.workload.keeps:
+        return verdict.code(node_rank)
     for line in block(verdict, course):
         say(line)
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""

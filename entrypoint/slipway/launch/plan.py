@@ -1,19 +1,18 @@
 """Topology and workload become the exact torchrun command and environment. Pure, and printable by `slipway plan`."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipway.launch.catalog import Workload
+from slipway.launch.redact import redact
 from slipway.launch.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.topology import Topology, Value
 
 # Where the processes of a single node meet. A MASTER_ADDR that is left over from another job leads to another machine, or
 # nowhere, and torchrun would look for it for minutes.
 LOOPBACK = "127.0.0.1"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
     return (
         "torchrun",
         f"--nnodes={topology.nodes}",
-        f"--node-rank={topology.node_rank}",
+        f"--node-rank={topology.group_rank}",
         f"--nproc-per-node={topology.processes_per_node}",
         f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
         f"--master-port={topology.store_port}",
@@ -128,17 +127,13 @@ def resolved_values(topology: Topology, sources: Sources) -> dict[str, Value]:
     return {name: values[name] for name in BY_NAME}
 
 
-def redact(name: str, value: str) -> str:
-    """Return the value, or stars where the name says that it is a secret."""
-    return "***" if _SECRET.search(name) and value else value
-
-
 def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any]) -> dict[str, Any]:
     """The documented form of `slipway plan --json`; `options` are the workload's own."""
     topology = plan.topology
     return {
         "topology": {
             "nodes": topology.nodes,
+            "least_nodes": topology.least,
             "node_rank": topology.node_rank,
             "processes_per_node": topology.processes_per_node,
             "master_addr": topology.master_addr,

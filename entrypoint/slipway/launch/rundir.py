@@ -42,10 +42,14 @@ class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
 
 
+class OccupiedError(LaunchError):
+    """The run directory that was named has a run in it already; the message says what to type."""
+
+
 def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool = False) -> Run:
     """Decide where this run lies, without creating anything.
 
-    Raises LaunchError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
+    Raises OccupiedError where a run would be overwritten, LaunchError where there is nothing to resume from, AlreadyFinishedError where
     there is nothing left to do; with several nodes that is for the workers to see, on all of them.
     """
     run = place_run(plan, sources, now)
@@ -122,7 +126,7 @@ def _refuse_used(path: Path, plan: Plan) -> None:
     """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
     used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
     if used and plan.topology.rank == 0:
-        raise LaunchError(
+        raise OccupiedError(
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
             "run in it, or choose another one with --run-dir."
         )
@@ -145,7 +149,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
             (node / name).mkdir(parents=True, exist_ok=True)
         for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
             stale.unlink(missing_ok=True)
-        if plan.topology.rank == 0:
+        if plan.topology.rank == 0 or not run.shared:
             record = read_json(run.path / RUN_FILE)
             record |= {
                 "workload": plan.workload.name,

@@ -61,11 +61,13 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _nodes(text: str) -> int:
-    low, colon, high = text.partition(":")  # torchrun's MIN:MAX; equal ends are a fixed size
-    if colon and low != high:
-        raise ValueError("the number of nodes must be one fixed number")
-    return _number(1, 65_536)(low)
+def _nodes(text: str) -> tuple[int, int]:
+    """The smallest and the largest number of nodes: torchrun's MIN:MAX, or one number for both."""
+    low, colon, high = text.partition(":")
+    least, most = (_number(1, 65_536)(part) for part in (low, high if colon else low))
+    if least > most:
+        raise ValueError("MIN:MAX needs the smaller number of nodes first")
+    return least, most
 
 
 def _processes(text: str) -> int | str:

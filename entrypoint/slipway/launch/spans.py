@@ -1,6 +1,7 @@
-"""Models that span several processes: whether the job's processes can be divided among their stages. Pure."""
+"""What must divide the job's processes: a model's stages, and in an elastic job the batch at every size. Pure."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from slipway.launch.errors import LaunchError
@@ -33,3 +34,26 @@ def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -
     if topology.processes_per_node % stages and topology.nodes > 1:
         note += ", some of which stand on two nodes"
     return dataclasses.replace(topology, notes=(note, *topology.notes))
+
+
+def require_all_sizes(topology: Topology, stages: int, batch: int | None, accumulate: int) -> None:
+    """Raise LaunchError where an elastic job could come to a number of nodes that does not divide its model or batch.
+
+    `batch` is the global batch that was typed, None where it follows the number of processes.
+    """
+    if not topology.elastic:
+        return
+    sizes = range(topology.least, topology.nodes + 1)
+    processes = [nodes * topology.processes_per_node for nodes in sizes]
+    said = f"This job may run on {topology.least} to {topology.nodes} nodes"
+    if odd := [count for count in processes if count % stages]:
+        raise LaunchError(
+            f"{said}, and --stages {stages} does not divide {odd[0]} processes. Give each node a multiple of {stages} "
+            "processes (--nproc-per-node N), or the job a fixed number of nodes."
+        )
+    parts = [count // stages * accumulate for count in processes]
+    if batch and (odd := [count for count in parts if batch % count]):
+        raise LaunchError(
+            f"{said}, and --batch-size {batch} counts all processes: it cannot be divided into {odd[0]} parts. Type "
+            f"a multiple of {math.lcm(*parts)}, or --batch-size-per-process N, which lets the batch follow the nodes."
+        )

@@ -4,6 +4,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,15 @@ TICK = 0.5  # s between looks at the clock and at files
 
 @dataclass(frozen=True)
 class Stop:
-    """One request: when it came (monotonic seconds), the signal that it is or amounts to, and its name for people."""
+    """One request: when it came (monotonic seconds), the signal that it is or amounts to, and its name for people.
+
+    `here`: whether it was this launcher that was asked, and not another node's.
+    """
 
     at: float
     number: signal.Signals
     name: str
+    here: bool = True
 
 
 class Stops:
@@ -36,6 +41,7 @@ class Stops:
         self.reader, self._writer = socket.socketpair()
         self._file: Path | None = None
         self._seen: tuple[int, ...] = ()
+        self._listen: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Stops":
         """Catch signals from here on."""
@@ -62,8 +68,16 @@ class Stops:
         self._file = run / STOP_FILE
         self._seen = _identity(self._file)
 
+    def listen(self, exchange: Callable[[], object]) -> None:
+        """Call this at every look from here on: it exchanges requests with other launchers, and adds theirs to `came`."""
+        self._listen = exchange
+
     def look(self) -> None:
-        """Take note of a stop file that is new, or was written again."""
+        """Take note of a stop file that is new, or was written again, and of what other launchers were asked."""
+        self._look_at_file()
+        self._listen()
+
+    def _look_at_file(self) -> None:
         if self._file is None or (seen := _identity(self._file)) == self._seen:
             return
         self._seen = seen

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from slipway.launch.child import Child
 from slipway.launch.ending import Facts, count_ooms
@@ -26,6 +27,14 @@ LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could s
 STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word."""
+
+    text: str
+    gone: bool = False
+
+
 class Attempt:
     """One attempt on this node, from start to end."""
 
@@ -36,7 +45,7 @@ class Attempt:
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
-        first = topology.node_rank * topology.processes_per_node
+        first = topology.group_rank * topology.processes_per_node
         self.ranks = (
             [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
         )
@@ -49,9 +58,9 @@ class Attempt:
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._signalled: set[int] = set()
-        self._stacks_asked = False
+        self._stacks_asked = self._left_alone = False
 
-    def supervise(self, environ: Mapping[str, str], lost: Callable[[], str]) -> Facts:
+    def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
         ooms = count_ooms()
         adopt_orphans()
@@ -93,7 +102,7 @@ class Attempt:
             if key.data:
                 key.data()
 
-    def _look(self, child: Child, lost: Callable[[], str]) -> None:
+    def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
         """Take note of what has happened, and pass on what the workers have to know."""
         facts, now = self.facts, time.monotonic()
         facts.started = child.started
@@ -105,7 +114,7 @@ class Attempt:
             self.stops.look()
             self._look_at_pulse(now)
         if not facts.lost and (news := lost()):
-            facts.lost = news
+            facts.lost, self._left_alone = news.text, news.gone
             self._hurry()
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)
@@ -163,7 +172,8 @@ class Attempt:
             return
         facts.impatient = impatient
         facts.killed = facts.killed or (bool(facts.stop) and not (facts.failures or facts.lost))
-        if self.plan.workload.own and (facts.hang or facts.killed) and not (impatient or self._stacks_asked):
+        stuck = facts.hang or facts.killed or self._left_alone
+        if self.plan.workload.own and stuck and not (impatient or self._stacks_asked):
             self._stacks_asked = True
             asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
             send(asked, signal.SIGUSR2)

@@ -1,120 +1,168 @@
 """A job of several nodes, seen from one of them: nothing starts before all launchers agree, and all share one verdict."""
 
 import dataclasses
-import importlib.metadata
+import signal
 import socket
 import time
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 
-from slipway import __version__
-from slipway.launch.attempts import Course, Try
+from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
+from slipway.launch.alone import give_up, restart_limit, stopped_between, taken_over
+from slipway.launch.attempts import PAUSES, Course, Try, decide
 from slipway.launch.errors import LaunchError
 from slipway.launch.holder import Hold, holder_file
 from slipway.launch.job import Job, attempt, conclude, not_started, say
-from slipway.launch.muster.muster import Card, Go, Muster
-from slipway.launch.plan import interfaces, make_plan
-from slipway.launch.rundir import Run, choose_run, newest_step, place_run
-from slipway.launch.stops import STOP_FILE, Stops
-from slipway.launch.surroundings import require_writable, results_folder
-from slipway.launch.verdict import Outcome, judge
+from slipway.launch.muster.messages import Ending
+from slipway.launch.muster.muster import Muster
+from slipway.launch.stops import STOP_FILE, Stop, Stops
+from slipway.launch.supervise import Elsewhere
+from slipway.launch.verdict import Outcome, Verdict, judge
+from slipway.launch.verdict_block import block
 
 
 def run_together(job: Job, stops: Stops) -> int:
-    """The same for a node among several: nothing starts before all are here and agree, and all share one verdict."""
+    """Run this node's part of the job to its end, and return the exit code. Raises LaunchError where it cannot start."""
+    node, sources = enter(job), job.sources
     topology = job.plan.topology
-    run, problem = place_run(job.plan, job.sources, time.time()), ""
-    try:
-        require_writable(job.host, results_folder(job.sources))
-        if topology.node_rank == 0:
-            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
-    except LaunchError as error:
-        problem = str(error)  # the others learn it, too, instead of waiting for a node that never comes
-    runs = Path(job.sources.value("SLIPWAY_RUNS")).absolute()
-    with Muster(
-        node_rank=topology.node_rank,
-        nodes=topology.nodes,
-        address=topology.master_addr,
-        port=topology.master_port,
-        timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
-        patience=job.seconds("SLIPWAY_GRACE_SECONDS") + 40,
-        folder=runs,
-        say=say,
-        token=job.sources.value("SLIPWAY_TOKEN"),
-        allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
-    ) as muster:
-        go = muster.join(make_card(job, run, problem), lambda: stops.first is not None)
+    with ExitStack() as stack:
+        muster = stack.enter_context(
+            Muster(
+                node_rank=topology.node_rank,
+                nodes=topology.nodes,
+                least=topology.least,
+                address=topology.master_addr,
+                port=topology.master_port,
+                timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
+                patience=job.seconds("SLIPWAY_GRACE_SECONDS") + 40,
+                window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
+                heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
+                folder=runs_folder(job),
+                say=say,
+                token=sources.value("SLIPWAY_TOKEN"),
+                allow_uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
+            )
+        )
+        stops.listen(Exchange(muster, stops))
+        return make_attempts(job, node, muster, stops, stack)
+
+
+class Exchange:
+    """Requests to stop, between this launcher and the others."""
+
+    def __init__(self, muster: Muster, stops: Stops) -> None:
+        self._muster, self._stops = muster, stops
+        self._told = self._heard = 0
+
+    def __call__(self) -> None:
+        """Tell what came here, and take note of what came elsewhere."""
+        for stopping in self._muster.stops[self._heard :]:
+            number = signal.Signals[stopping.signal]
+            self._stops.came.append(Stop(time.monotonic(), number, stopping.text, here=False))
+            self._heard += 1
+        while self._told < len(self._stops.came):  # a signal may add one at any moment
+            stop = self._stops.came[self._told]
+            self._told += 1
+            if stop.here:
+                self._muster.stop(stop.number.name, stop.name)
+
+
+def make_attempts(job: Job, node: Node, muster: Muster, stops: Stops, stack: ExitStack) -> int:
+    """Attempts of all nodes together until one ends the job, or this node's part in it; the exit code."""
+    hold: Hold | None = None
+    while True:
+        try:
+            go = muster.join(make_card(job, node), lambda: was_stopped(stops))
+        except LaunchError as error:
+            if not node.tries:
+                raise
+            return end_between(job, node, not_started(job, node.run, error).outcome)
         if go is None:
-            outcome = Outcome(topology.node_rank, socket.gethostname(), stops.word, time.time())
-            return conclude(judge([outcome]), job, None, Course())
+            return end_between(job, node, stopped_here(job, node, stops))
+        ours, node = agree(job, node, go)
         for note in go.notes:
             say(note)
-        job, run = agree(job, run, go, runs)
-        stops.watch(run.path)
-        with ExitStack() as stack:
-            try:
-                hold = stack.enter_context(Hold(holder_file(run, job.plan), say, stops))
-                if topology.node_rank == 0:
-                    (run.path / STOP_FILE).unlink(missing_ok=True)
-                ended = attempt(job, run, stops, lambda: hold.lost or lost_node(muster))
-            except LaunchError as error:
-                ended = not_started(job, run, error)
-            verdict = muster.report(ended.outcome, lambda: stops.impatient)
-            why = "" if verdict.first.good else "the nodes of a job are not started again together yet"
-            course = Course((Try(run.attempt, verdict.first),), why)  # the same on all nodes
-            return conclude(verdict, job, None if go.shared and topology.node_rank else run, course)
+        try:
+            hold = hold or take_hold(ours, node, stops, stack, new=not go.tries)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, hold, muster))
+        except LaunchError as error:
+            tried = not_started(job, node.run, error)
+        rule = partial(decide_together, job, node, tried, stops)
+        ending = muster.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
+        node = dataclasses.replace(node, tries=(*node.tries, tried))
+        leaves = job.plan.topology.node_rank in ending.leaving
+        if ending.pause is None or leaves or (hold and hold.lost):
+            return end(job, node, ending.verdict, "" if leaves else ending.why)
+        announce(ending, node)
+        stops.wait(ending.pause)
 
 
-def make_card(job: Job, run: Run, problem: str) -> Card:
-    """What this launcher says of itself to the others."""
-    topology = job.plan.topology
-    return Card(
-        node_rank=topology.node_rank,
-        nodes=str(topology.nodes),
-        host=socket.gethostname(),
-        workload=job.plan.workload.name,
-        arguments=job.plan.arguments,
-        processes=topology.processes_per_node,
-        backend=topology.backend,
-        version=__version__,
-        run=run.path.name,
-        gpus=tuple(gpu.name for gpu in job.devices.gpus),
-        driver=job.devices.driver or None,
-        torch=installed("torch"),
-        nccl=installed("nvidia-nccl-cu12"),
-        job=topology.job,
-        data=job.data() if job.data else None,
-        snapshot=newest_step(run.path) if run.resume == "auto" else None,
-        attempt=run.attempt - 1,
-        image=topology.image,
-        runtime=topology.runtime,
-        problem=problem,
-    )
+def was_stopped(stops: Stops) -> bool:
+    """Whether this launcher, or the job, was asked to stop."""
+    stops.look()
+    return bool(stops.came)
 
 
-def installed(package: str) -> str | None:
-    """The version of an installed package, found without importing it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def take_hold(job: Job, node: Node, stops: Stops, stack: ExitStack, *, new: bool) -> Hold:
+    """Hold the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
+    stops.watch(node.run.path)
+    hold = stack.enter_context(Hold(holder_file(node.run, job.plan), say, stops))
+    if new and job.plan.topology.node_rank == 0:
+        (node.run.path / STOP_FILE).unlink(missing_ok=True)
+    return hold
 
 
-def agree(job: Job, run: Run, go: Go, runs: Path) -> tuple[Job, Run]:
-    """The job and the run directory as all nodes agreed on them."""
-    own = job.sources.value("SLIPWAY_RUN_DIR")
-    path = run.path if go.node_rank == 0 else Path(own).absolute() if own else runs / go.run
-    topology = dataclasses.replace(
-        job.plan.topology, processes_per_node=go.processes, master_addr=go.address, store_port=go.port
-    )
-    plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
-    if go.interface:
-        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
-    shared = go.shared and path.name == go.run
-    return dataclasses.replace(job, plan=plan), dataclasses.replace(run, path=path, attempt=go.attempt, shared=shared)
+def look_elsewhere(hold: Hold, muster: Muster) -> Elsewhere | None:
+    """What ended this attempt outside of this node's workers: the first node that failed or is lost, if any."""
+    if (news := muster.news) and not hold.lost:
+        text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
+        return Elsewhere(text, gone=news.word == "lost")
+    return taken_over(hold)
 
 
-def lost_node(muster: Muster) -> str:
-    """Which other node failed or is lost, empty while all are well."""
-    news = muster.news
-    return f"node {news.node_rank} ({news.host}): {news.evidence or news.word}" if news else ""
+def decide_together(
+    job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]
+) -> Ending:
+    """What follows a verdict; `leaving` are the nodes that an elastic job can go on without, if it has any."""
+    tries = (*node.tries, dataclasses.replace(tried, outcome=verdict.first))
+    limit = restart_limit(job)
+    if leaving and limit and verdict.word in ("stopped", "unhealthy"):
+        return Ending(verdict, PAUSES[0], leaving=leaving)
+    if stops.came or verdict.first.good:
+        return Ending(verdict)
+    decision = decide(tries, limit, node.earlier)
+    if decision.stuck:
+        first = give_up(tries).outcome
+        verdict = dataclasses.replace(verdict, word=first.word, first=first)
+    return Ending(verdict, decision.pause, decision.why)
+
+
+def announce(ending: Ending, node: Node) -> None:
+    """Say how an attempt ended, and that another follows."""
+    for line in block(ending.verdict)[:2]:
+        say(line)
+    without = f" without node {', '.join(map(str, ending.leaving))}" if ending.leaving else ""
+    say(f"waiting for nodes again in {ending.pause:.0f} s, for attempt {node.tries[-1].number + 1}{without}")
+
+
+def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
+    """The end of a job after an attempt, the same on all nodes; the exit code."""
+    lost = verdict.first.word == "lost" and verdict.first.node_rank == 0
+    others = node.run.shared and job.plan.topology.node_rank and not lost
+    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
+
+
+def end_between(job: Job, node: Node, outcome: Outcome) -> int:
+    """The end of this node's part in a job while no attempt runs; the exit code."""
+    run = node.run if node.tries else None
+    tries = (*node.tries, Try(node.run.attempt, outcome)) if node.tries else ()
+    return conclude(judge([outcome]), job, run, Course(tries, missed=node.missed))
+
+
+def stopped_here(job: Job, node: Node, stops: Stops) -> Outcome:
+    """What a stop makes of a launcher that waits for others."""
+    node_rank = job.plan.topology.node_rank
+    if node.tries:
+        return stopped_between(node.tries, stops, node_rank).outcome
+    return Outcome(node_rank, socket.gethostname(), stops.word, time.time())

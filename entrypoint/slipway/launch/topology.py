@@ -35,10 +35,16 @@ class Value:
 
 @dataclass(frozen=True)
 class Topology:
-    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands."""
+    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands.
+
+    `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
+    node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
+    """
 
     nodes: int
+    least: int
     node_rank: int
+    group_rank: int
     processes_per_node: int
     master_addr: str
     master_port: int
@@ -72,10 +78,18 @@ class Topology:
         return self.process.world_size if self.process else self.nodes * self.processes_per_node
 
     @property
+    def elastic(self) -> bool:
+        """Whether the job may run with fewer nodes than `nodes`."""
+        return self.least < self.nodes
+
+    @property
     def arithmetic(self) -> str:
         """The line that every start prints."""
         nodes, inside = _count(self.nodes, "node", "nodes"), f"(inside your script WORLD_SIZE is {self.world_size})"
         world = _count(self.world_size, "process", "processes")
+        if self.elastic:
+            nodes, world = f"{self.least} to {nodes}", f"at most {world}"
+            inside = f"(inside your script WORLD_SIZE is a multiple of {self.processes_per_node})"
         if self.world_size != self.nodes * self.processes_per_node:
             return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
         one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")
@@ -94,7 +108,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         _place_process(process, values)
     else:
         _refuse_contradictions(sources, readings, values)
-    nodes, node_rank = _read_place(values)
+    (least, nodes), node_rank = _read_place(values)
     if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
         raise LaunchError(
             f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
@@ -109,7 +123,9 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
     return Topology(
         nodes=nodes,
+        least=least,
         node_rank=node_rank,
+        group_rank=node_rank,
         processes_per_node=processes,
         master_addr=values["MASTER_ADDR"].value,
         master_port=_number("MASTER_PORT", values),
@@ -171,10 +187,11 @@ def _place_process(process: Process, values: dict[str, Value]) -> None:
             values[name] = Value(str(number), "one launcher per process")
 
 
-def _read_place(values: Mapping[str, Value]) -> tuple[int, int]:
-    """Return nodes and node rank. Raises LaunchError where the rank does not fit."""
+def _read_place(values: Mapping[str, Value]) -> tuple[tuple[int, int], int]:
+    """Return the least and most nodes, and the node rank. Raises LaunchError where the rank does not fit."""
     rank, size = values["RANK"], values["WORLD_SIZE"]
-    nodes, node_rank = _number("WORLD_SIZE", values), _number("RANK", values)
+    least, nodes = _parse_nodes(size.claim)
+    node_rank = _number("RANK", values)
     if size.source == "default" and node_rank:
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
@@ -186,7 +203,13 @@ def _read_place(values: Mapping[str, Value]) -> tuple[int, int]:
             f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
             "RANK counts nodes here; unset both for a single node."
         )
-    return nodes, node_rank
+    return (least, nodes), node_rank
+
+
+def _parse_nodes(claim: Claim) -> tuple[int, int]:
+    nodes = parse_claim(BY_NAME["WORLD_SIZE"], claim)
+    assert isinstance(nodes, tuple)  # as its parser says
+    return nodes
 
 
 def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:

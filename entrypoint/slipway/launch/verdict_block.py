@@ -29,7 +29,7 @@ def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # no
     nodes = sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
     if verdict.word == "finished":
-        after = f" after {len(course.tries)} attempts" if len(course.tries) > 1 else ""
+        after = f" after {course.made} attempts" if course.made > 1 else ""
         return (f"finished on {_count(nodes)}{after}{evidence}",)
     lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
@@ -48,13 +48,13 @@ def place(outcome: Outcome) -> str:
 
 
 def _attempts(course: Course) -> list[str]:
-    if len(course.tries) < 2:
+    if course.made < 2:
         return [f"  restarts    none: {course.why}"] if course.why else []
     lines = [
         f"  attempt {attempt.number:<4}{place(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
         for attempt in course.tries[:-1]
     ]
-    return [*lines, f"  restarts    {len(course.tries) - 1}{f': {course.why}' if course.why else ''}"]
+    return [*lines, f"  restarts    {course.made - 1}{f': {course.why}' if course.why else ''}"]
 
 
 def as_json(verdict: Verdict, node_rank: int, course: Course = Course()) -> dict[str, Any]:  # noqa: B008  # frozen

@@ -13,7 +13,9 @@ DEVICES = 128  # names of GPUs on a card
 class Card:
     """What a launcher says of itself. `nodes` is the text the user gave; None means unknown or not there.
 
-    A `problem` is why this node cannot start: it ends the muster for all, in its own words.
+    A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
+    run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
+    `failures` failed; `attempt` is the highest number that it or its run directory has seen.
     """
 
     node_rank: int
@@ -34,6 +36,9 @@ class Card:
     data: str | None = None
     snapshot: int | None = None
     attempt: int = 0
+    tries: int = 0
+    failures: int = 0
+    occupied: str = ""
     runtime: str = "host"
     problem: str = ""
 
@@ -41,7 +46,7 @@ class Card:
         """Keep what travels, and what node 0 holds for thousands of nodes, bounded."""
         for name, value in vars(self).items():
             if isinstance(value, str):
-                limit = PROBLEM if name == "problem" else TEXT
+                limit = PROBLEM if name in ("problem", "occupied") else TEXT
                 object.__setattr__(self, name, value[:limit])
         object.__setattr__(self, "gpus", tuple(name[:TEXT] for name in self.gpus[:DEVICES]))
         if sum(len(argument) + 1 for argument in self.arguments) > ARGUMENTS:
@@ -52,17 +57,20 @@ class Card:
 
 @dataclass(frozen=True)
 class Go:
-    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, and the interface for
-    NCCL and gloo where the user names none (None: leave the choice to them).
+    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, the interface for NCCL and
+    gloo where the user names none (None: leave the choice to them), and `group_rank`, its place among the `nodes`.
     """
 
     attempt: int
     run: str
     nodes: int
-    node_rank: int
+    group_rank: int
     processes: int
     address: str
     port: int
     shared: bool
     interface: str | None
+    tries: int = 0
+    failures: int = 0
+    snapshot: int | None = None
     notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from slipway.launch.muster.messages import KINDS
 
-PROTOCOL = 1
+PROTOCOL = 2
 LINE_BYTES = 65_536
 
 

@@ -47,7 +47,7 @@ def read_optional(name: str) -> Callable[[Card], str]:
     return lambda card: "none" if (value := getattr(card, name)) is None else str(value)
 
 
-PROCESSES = "processes per node"
+PROCESSES, SNAPSHOT = "processes per node", "newest snapshot"
 RULES = (
     Rule("WORLD_SIZE (nodes)", True, lambda card: card.nodes, "WORLD_SIZE counts nodes and is the same on all of them"),
     Rule("workload", True, lambda card: card.workload),
@@ -66,7 +66,7 @@ RULES = (
     Rule("image", True, read_optional("image"), "start the same image on all nodes"),
     Rule("driver", False, read_optional("driver")),
     Rule("GPUs", False, read_gpus),
-    Rule("newest snapshot", False, read_optional("snapshot")),
+    Rule(SNAPSHOT, False, read_optional("snapshot")),
 )
 
 
@@ -82,7 +82,10 @@ def find_differences(
 ) -> tuple[Difference, ...]:
     """All differences between the cards (by node rank); `offsets` are clocks in seconds ahead of node 0's."""
     found = []
+    goes_on = any(card.tries for card in cards.values())  # then a newcomer gets its snapshot from the others
     for rule in _rules(allow_uneven):
+        if goes_on and rule.name == SNAPSHOT:
+            continue
         nodes = defaultdict(list)
         for node_rank in sorted(cards):
             nodes[rule.read(cards[node_rank])].append(node_rank)

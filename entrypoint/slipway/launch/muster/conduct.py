@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
@@ -37,13 +37,16 @@ class Conduct:
         port: int,
         timeout: float,
         patience: float,
+        window: float,
         allow_uneven: bool,
         folder: Path,
     ) -> None:
         """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
         self._host, self._port, self._timeout, self._patience, self._folder = host, port, timeout, patience, folder
-        self._allow_uneven = allow_uneven
-        self._roster = Roster(own=card, nodes=host.nodes, process=host.process, allow_uneven=allow_uneven)
+        self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
+        self._roster = Roster(
+            own=card, nodes=host.nodes, least=host.least, process=host.process, allow_uneven=allow_uneven
+        )
 
     async def run(self) -> None:
         """Conduct the attempt to its verdict, or tell all launchers why it cannot start."""
@@ -51,6 +54,7 @@ class Conduct:
         self._began = loop.time()
         host.links.clear()
         host.outcomes.clear()
+        host.stopping.clear()
         host.running, host.odd_since, host.deadline = False, math.inf, self._began + self._timeout
         host.roster = self._roster
         host.wake()
@@ -59,7 +63,7 @@ class Conduct:
             while start is None:
                 await self._gather()
                 notes = self._compare()
-                if self._roster.complete:
+                if self._roster.enough:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
                     host.odd_since = math.inf
@@ -71,10 +75,11 @@ class Conduct:
             host.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
     async def _gather(self) -> None:
-        """Wait for all launchers, saying who is missing. LaunchError (76) after the time-out."""
+        """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
         host, loop = self._host, asyncio.get_running_loop()
         line = self._began + FIRST_LINE_SECONDS
         while not self._settled():
+            self._heed_stops()
             if loop.time() >= host.deadline:
                 raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
             if loop.time() >= line:
@@ -82,14 +87,23 @@ class Conduct:
                 if hint := self._roster.hint():
                     host.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
-            await host.until(self._settled, min(line, host.deadline, max(host.odd_since + SETTLE_SECONDS, loop.time())))
+            settles = (host.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
+            wake = min(line, host.deadline, *(max(moment, loop.time()) for moment in settles))
+            await host.until(lambda: self._settled() or bool(host.stopping), wake)
+        self._heed_stops()
+
+    def _heed_stops(self) -> None:
+        """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
+        for stop in self._host.stopping.values():
+            raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
 
     def _settled(self) -> bool:
         """Whether there is nobody left to wait for before the cards are compared."""
-        since = self._host.odd_since
+        since, now = self._host.odd_since, asyncio.get_running_loop().time()
+        self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            return self._roster.complete
-        return self._roster.everyone or asyncio.get_running_loop().time() >= since + SETTLE_SECONDS
+            return self._roster.complete or now >= self._enough_since + self._window
+        return self._roster.everyone or now >= since + SETTLE_SECONDS
 
     def _describe(self) -> str:
         return self._roster.describe(asyncio.get_running_loop().time() - self._began)
@@ -97,7 +111,9 @@ class Conduct:
     def _compare(self) -> tuple[str, ...]:
         """Warnings about what should agree; LaunchError (78) with the table where something that must does not."""
         problems = [
-            f"node {rank} ({card.host}): {card.problem}" for rank, card in self._roster.cards.items() if card.problem
+            f"node {rank} ({card.host}): {problem}"
+            for rank, card in self._roster.cards.items()
+            if (problem := card.problem or ("" if self._roster.newest else card.occupied))
         ]
         if problems:
             raise LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
@@ -113,24 +129,25 @@ class Conduct:
         """Let every launcher visit its neighbour; None where one left or came meanwhile. LaunchError (78) where one fails."""
         host, loop = self._host, asyncio.get_running_loop()
         host.round += 1
-        arrivals = host.arrivals
+        arrivals, ranks = host.arrivals, self._roster.ranks
         host.probed = {}
+
+        def changed() -> bool:
+            return self._roster.ranks != ranks or host.arrivals != arrivals or bool(host.stopping)
+
         with self._shared_file() as name:
-            for node_rank, link in host.links.items():
-                seat = self._roster.seats[(node_rank + 1) % host.nodes]
+            for node_rank in ranks:
+                link, seat = host.links[node_rank], self._roster.seats[_after(node_rank, ranks)]
                 hello, neighbour = seat.hello, seat.card
                 link.send(
                     wire.Probe(
                         host.round, neighbour.node_rank, neighbour.host, seat.address, hello.port, hello.key, name
                     )
                 )
-            await host.until(
-                lambda: len(host.probed) == host.nodes or not self._roster.complete or host.arrivals != arrivals,
-                loop.time() + 2 * PROBE_SECONDS,
-            )
-        if not self._roster.complete or host.arrivals != arrivals:
+            await host.until(lambda: len(host.probed) == len(ranks) or changed(), loop.time() + 2 * PROBE_SECONDS)
+        if changed():
             return None
-        if troubles := [self._trouble(rank) for rank in range(host.nodes) if self._answer(rank).trouble]:
+        if troubles := [self._trouble(rank, ranks) for rank in ranks if self._answer(rank).trouble]:
             more = [f"… and {len(troubles) - TROUBLES} more"] if len(troubles) > TROUBLES else []
             advice = explain_ring(self._roster.own.runtime)
             raise LaunchError("\n".join((*troubles[:TROUBLES], *more, advice)), CONFIGURATION)
@@ -139,8 +156,8 @@ class Conduct:
     def _answer(self, node_rank: int) -> wire.Probed:
         return self._host.probed.get(node_rank, wire.Probed(self._host.round, "its launcher did not answer", False))
 
-    def _trouble(self, node_rank: int) -> str:
-        here, there = (self._roster.seats[rank] for rank in (node_rank, (node_rank + 1) % self._host.nodes))
+    def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
+        here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
         address = there.address or "MASTER_ADDR"
         return (
             f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
@@ -148,18 +165,21 @@ class Conduct:
         )
 
     def _start(self, notes: tuple[str, ...]) -> wire.Start:
-        seats = self._roster.seats
+        seats, newest = self._roster.seats, self._roster.newest
         seeing = [rank for rank in seats if self._answer(rank).sees]
         if 1 < len(seeing) < len(seats):
             notes += (f"warning: only nodes {compress(seeing)} share a run directory; each keeps its own snapshots.",)
         return wire.Start(
             attempt=max(seat.card.attempt for seat in seats.values()) + 1,
-            run=self._roster.own.run,
-            nodes=self._host.nodes,
+            run=newest.card.run if newest else self._roster.own.run,
+            ranks=self._roster.ranks,
             processes=min(seat.card.processes for seat in seats.values()),
             port=free_port(self._port + 1),
             shared=len(seeing) == len(seats),
             one_machine=all(seat.address is None for seat in seats.values()),
+            tries=newest.card.tries if newest else 0,
+            failures=max(seat.card.failures for seat in seats.values()),
+            snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
             notes=tuple(plain(note, 200) for note in notes),
         )
 
@@ -190,11 +210,27 @@ class Conduct:
                 silence = "its launcher did not say in time how it ended"
                 host.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
         verdict = judge(host.outcomes.values())
+        leaving = tuple(sorted({*host.stopping, *verdict.unhealthy}))
+        ending = host.rule(verdict, leaving if self._remain(leaving) else ())
         host.roster, host.running = None, False
-        host.broadcast(wire.Ending(verdict))
+        host.broadcast(ending)
+
+    def _remain(self, leaving: tuple[int, ...]) -> bool:
+        """Whether an elastic job can go on without these."""
+        return 0 not in leaving and self._host.least <= len(self._roster.ranks) - len(leaving)
 
     def _all_told(self) -> bool:
-        return len(self._host.outcomes) == self._host.nodes
+        return self._host.outcomes.keys() >= self._roster.seats.keys()
 
     def _failed(self) -> bool:
         return any(not outcome.good for outcome in self._host.outcomes.values())
+
+
+def _after(node_rank: int, ranks: tuple[int, ...]) -> int:
+    """The next node in the ring of those that are here."""
+    return ranks[(ranks.index(node_rank) + 1) % len(ranks)]
+
+
+def _step(card: Card) -> int | None:
+    """The newest snapshot of this job on a node that took part in it."""
+    return card.snapshot if card.tries else None

@@ -8,26 +8,34 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slipway.launch.errors import CONFIGURATION, PEER
+from slipway.launch.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
 from slipway.launch.muster.link import Link
 from slipway.launch.muster.roster import Roster, Seat
+from slipway.launch.muster.trouble import SilentError
 from slipway.launch.reach import is_loopback
-from slipway.launch.verdict import Outcome
+from slipway.launch.verdict import Outcome, Verdict
 
+BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
 PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
-NOTES = 20  # different lines about strangers
+NOTES = 20  # different lines about strangers and newcomers
+Rule = Callable[
+    [Verdict, tuple[int, ...]], wire.Ending
+]  # from a verdict, and who leaves an elastic job, to what follows
 
 
 class Host:
     """The state that connections share. The phases of an attempt (conduct.py) read and change it."""
 
-    def __init__(self, *, nodes: int, process: str, token: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, nodes: int, least: int, process: str, token: str, heartbeat: float, say: Callable[[str], None]
+    ) -> None:
         """`process` names node 0's own launcher; the rest as in Muster."""
-        self.nodes, self.process, self.say = nodes, process, say
+        self.nodes, self.least, self.process, self.say = nodes, least, process, say
+        self.rule: Rule = lambda verdict, leaving: wire.Ending(verdict)  # what node 0's launcher makes of a verdict
         self.roster: Roster | None = None  # None between attempts
         self.running = False
         self.deadline = math.inf  # of the muster, by the loop's clock
@@ -36,8 +44,9 @@ class Host:
         self.round = 0
         self.probed: dict[int, wire.Probed] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.stopping: dict[int, wire.Stopping] = {}  # who was asked to stop since the last muster began
         self.links: dict[int, Link] = {}
-        self._token = token.encode()
+        self._token, self._heartbeat = token.encode(), heartbeat
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -91,6 +100,20 @@ class Host:
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether the job goes on without those that were asked to stop: enough others remain, node 0 among them."""
+        here = len(self.roster.ranks) if self.roster else 0
+        asked = all(stop.word == "stopped" for stop in self.stopping.values())
+        enough = self.least <= here - len(self.stopping) or not self.running
+        return self.least < self.nodes and asked and enough and 0 not in self.stopping
+
+    async def beat(self) -> None:
+        """Show everybody here that we live, and make them show it."""
+        while True:
+            self.broadcast(wire.Ping())
+            await asyncio.sleep(self._heartbeat / BEATS)
+
     async def close(self) -> None:
         """Send what is queued, and close all connections."""
         await asyncio.gather(*(link.close() for link in self._open))
@@ -133,13 +156,16 @@ class Host:
             self._refuse(link, reason, hello)
             return None
         node_rank = hello.card.node_rank
-        rival = self.roster.rival(hello)
-        if rival and node_rank in self.links and await self._answers(self.links[node_rank]):
+        rival, older = self.roster.rival(hello), self.links.get(node_rank)
+        if rival and older and await self._answers(older):
             taken = f"RANK={node_rank} is taken by {rival.card.host}; every node needs a RANK of its own."
             self._refuse(link, taken, hello)
             return None
+        if rival and older:
+            older.cut()  # frozen, or cut off: the launcher that came in its place is the sooner sign of that
         if self.running or self.roster is None:
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
+            self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")
             return None
         return seat
 
@@ -161,18 +187,21 @@ class Host:
         self.arrivals += 1
         if not self.roster.fits(seat):
             self.odd_since = min(self.odd_since, loop.time())
-        link.send(wire.Welcome(max(0.0, self.deadline - loop.time()), self.roster.own.host))
+        link.send(wire.Welcome(max(0.0, self.deadline - loop.time()), self.roster.own.host, self._heartbeat))
         self.wake()
+        ended = "its connection closed"
         try:
             while True:
-                message = await link.receive()
+                message = await link.receive(self._heartbeat)
                 self._heard[link] = loop.time()
                 if self.links.get(node_rank) is link:
                     self._hear(message, seat)
                 self.wake()
+        except SilentError as error:
+            ended = str(error)
         finally:
             if self.links.get(node_rank) is link:
-                self._miss(seat)
+                self._miss(seat, ended)
 
     def _hear(self, message: object, seat: Seat) -> None:
         node_rank = seat.card.node_rank
@@ -181,13 +210,20 @@ class Host:
         elif isinstance(message, wire.Report) and self.running:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
+        elif isinstance(message, wire.Stopping):
+            self.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
+            if not self.shrinks:
+                self.broadcast(stop, but=node_rank)
+            elif not self.running:
+                del self.stopping[node_rank]
+                self.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
 
-    def _miss(self, seat: Seat) -> None:
+    def _miss(self, seat: Seat, ended: str) -> None:
         """A launcher's connection ended: a lost node during the run, an empty seat before it."""
         node_rank = seat.card.node_rank
         del self.links[node_rank]
         if self.running:
-            self.take(Outcome(node_rank, seat.card.host, "lost", time.time(), evidence="its connection closed"))
+            self.take(Outcome(node_rank, seat.card.host, "lost", time.time(), evidence=ended))
         elif self.roster:
             self.roster.vacate(node_rank)
         self.wake()
@@ -195,7 +231,12 @@ class Host:
     def _refuse(self, link: Link, reason: str, hello: wire.Hello | None = None, *, again: bool = False) -> None:
         """Answer somebody who gets no seat, and say so here once per reason."""
         link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
-        if not again and reason not in self._noted and len(self._noted) < NOTES:
-            self._noted.add(reason)
+        if not again:
             who = f"node rank {hello.card.node_rank} ({hello.card.host}) at {link.peer}" if hello else link.peer
-            self.say(f"turned away {who}: {reason}")
+            self._note(f"turned away {who}: {reason}")
+
+    def _note(self, line: str) -> None:
+        """Say something about somebody who came, but not for ever."""
+        if line not in self._noted and len(self._noted) < NOTES:
+            self._noted.add(line)
+            self.say(line)

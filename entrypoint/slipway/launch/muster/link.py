@@ -7,17 +7,10 @@ import threading
 from typing import Any
 
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
+from slipway.launch.muster.trouble import SilentError
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
-# A peer whose machine is gone is noticed after 15 + 4 × 5 s without traffic, and after 30 s with.
-KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-)
 
 
 class Link:
@@ -27,9 +20,6 @@ class Link:
         """Wrap a stream pair; the reader's limit bounds the memory an unread line can take."""
         self._reader = reader
         self._writer = writer
-        for option in KEEPALIVE:
-            with contextlib.suppress(OSError):  # a peer that is gone already
-                writer.get_extra_info("socket").setsockopt(*option)
 
     @property
     def peer(self) -> str:
@@ -45,10 +35,19 @@ class Link:
         if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
             self.cut()
 
-    async def receive(self) -> Any:
-        """The next message. OSError where the connection ended; MalformedError where it holds anything else."""
+    async def receive(self, seconds: float | None = None) -> Any:
+        """The next message. OSError where the connection ended; MalformedError where it holds anything else.
+
+        SilentError where none comes for so many seconds.
+        """
         try:
-            return parse(await self._reader.readuntil(b"\n"))
+            async with asyncio.timeout(seconds):
+                line = await self._reader.readuntil(b"\n")
+            return parse(line)
+        except TimeoutError:
+            if seconds is None:
+                raise  # the system's own
+            raise SilentError(f"no sign of life for {seconds:.0f} s") from None
         except asyncio.IncompleteReadError as end:
             if end.partial:
                 raise MalformedError("half a message, then the end of the connection") from None

@@ -45,40 +45,54 @@ class Member:
     ) -> None:
         """`address` and `port` are node 0's; `process` names this launcher for its lifetime; the rest as in Muster."""
         self.news: Outcome | None = None
+        self.heard: list[wire.Stopping] = []  # what other nodes were asked
+        self.welcome = False  # whether node 0 was ever found
         self._address, self._port, self._timeout, self._patience = address, port, timeout, patience
         self._token, self._folder, self._say, self._process = token.encode(), folder, say, process
         self._said: dict[str, float] = {}
         self._trouble = ("timed out", "no answer")
+        self._stop: wire.Stopping | None = None  # what this one was asked first
         self._link: Link | None = None
-        self._following: asyncio.Task[Verdict | Outcome] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._ending: asyncio.Future[wire.Ending | Outcome]
 
     async def join(self, card: Card) -> Go:
         """Take part in one muster until go. LaunchError where it fails."""
         await self.leave()
-        began = asyncio.get_running_loop().time()
+        self._said = {}
+        began = patient = asyncio.get_running_loop().time()
         pause = PAUSES[0]
         async with Ring(card.node_rank, self._address, self._folder) as ring:
             while True:
                 try:
-                    link, welcome = await self._introduce(card, ring, began + self._timeout)
+                    link, welcome = await self._introduce(card, ring, patient + self._timeout)
                     return await self._attend(link, welcome, card, ring)
                 except (OSError, MalformedError) as error:
                     waited = asyncio.get_running_loop().time() - began
+                    if isinstance(error, TryLaterError):
+                        patient = began + waited  # the job lives and has no seat yet: nobody is missing
                     self._complain(*classify(error), card, waited)
                 await asyncio.sleep(pause * (1 + secrets.randbelow(100) / 300))
-                pause = min(pause * 1.5, PAUSES[1] if waited < QUICK_SECONDS else PAUSES[2])
+                soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
+                pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
 
-    async def report(self, outcome: Outcome) -> Verdict:
-        """Tell node 0 how the run ended here, and wait for its verdict; without node 0, judge from what is known."""
-        if self._link is None or self._following is None:
+    async def report(self, outcome: Outcome) -> wire.Ending | Verdict:
+        """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
+        if self._link is None:
             return judge((outcome,))
         self._link.send(wire.Report(outcome))
         try:
             async with asyncio.timeout(self._timeout + self._patience + MARGIN_SECONDS):
-                ending = await asyncio.shield(self._following)
+                ending = await asyncio.shield(self._ending)
         except TimeoutError:
             ending = self._lost_master("it gave no verdict")
-        return ending if isinstance(ending, Verdict) else judge((outcome, ending))
+        return ending if isinstance(ending, wire.Ending) else judge((outcome, ending))
+
+    def stop(self, stop: wire.Stopping) -> None:
+        """Tell node 0, now or as soon as it is found, that this launcher was asked to stop."""
+        self._stop = self._stop or stop
+        if self._link:
+            self._link.send(stop)
 
     async def leave(self) -> None:
         """Close the connection to node 0."""
@@ -127,9 +141,12 @@ class Member:
     async def _attend(self, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
         """Follow node 0 until go. OSError where the connection ends first; LaunchError where the muster fails."""
         probing: set[asyncio.Task[None]] = set()
+        self._link, self.welcome = link, True
+        if self._stop:
+            link.send(self._stop)
         try:
             async with asyncio.timeout(welcome.seconds + MARGIN_SECONDS):
-                while not isinstance(message := await link.receive(), wire.Start):
+                while not isinstance(message := await link.receive(welcome.heartbeat), wire.Start):
                     if isinstance(message, wire.End):
                         raise LaunchError("\n".join(message.lines), message.code)
                     if isinstance(message, wire.Waiting):
@@ -141,42 +158,54 @@ class Member:
             go = self._read_start(message, link, card, ring)
         except BaseException:
             link.cut()
+            self._link = None
             raise
         finally:
             for task in probing:
                 task.cancel()
-        self._link, self._following = link, asyncio.create_task(self._follow(link, welcome.host))
+        self._ending = asyncio.get_running_loop().create_future()
+        self._following = asyncio.create_task(self._follow(link, welcome))
         return go
 
-    async def _follow(self, link: Link, host: str) -> Verdict | Outcome:
-        """While the run goes on: note what happens elsewhere, until node 0's verdict or its loss."""
+    async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
+        """Until the next muster: note what happens elsewhere, node 0's verdict, and its loss."""
         while True:
             try:
-                message = await link.receive()
+                message = await link.receive(welcome.heartbeat)
             except (OSError, MalformedError) as error:
-                self.news = self._lost_master(classify(error)[1], host)
-                return self.news
+                self.news = self.news or self._lost_master(classify(error)[1], welcome.host)
+                if not self._ending.done():
+                    self._ending.set_result(self.news)
+                link.cut()
+                return
             if isinstance(message, wire.Ending):
-                return message.verdict
-            if isinstance(message, wire.News):
+                self._ending.set_result(message)
+            elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
+            elif isinstance(message, wire.Stopping):
+                self.heard.append(message)
             elif isinstance(message, wire.Ping):
                 link.send(wire.Pong())
 
     def _read_start(self, start: wire.Start, link: Link, card: Card, ring: Ring) -> Go:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
+        if card.node_rank not in start.ranks:
+            raise MalformedError("a start without this node")
         towards = ring.neighbour if card.node_rank == 0 else link.peer
         return Go(
             attempt=start.attempt,
             run=start.run,
-            nodes=start.nodes,
-            node_rank=card.node_rank,
+            nodes=len(start.ranks),
+            group_rank=start.ranks.index(card.node_rank),
             processes=start.processes,
             address=self._address,
             port=start.port,
             shared=start.shared,
             interface=interface_towards(towards, one_machine=start.one_machine),
+            tries=start.tries,
+            failures=start.failures,
+            snapshot=start.snapshot,
             notes=start.notes,
         )
 
@@ -188,10 +217,13 @@ class Member:
             return
         if kind not in self._said:
             self._say(explain(kind, words, self._address, self._port, card.runtime))
-        elif waited - max(self._said.values()) < LINE_SECONDS:
+        elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited
-        self._say(f"waiting for nodes: {self._address}:{self._port} {words} after {waited:.0f} s; missing node rank 0")
+        if kind != "not now":
+            self._say(
+                f"waiting for nodes: {self._address}:{self._port} {words} after {waited:.0f} s; missing node rank 0"
+            )
 
     def _lost_master(self, words: str, host: str = "") -> Outcome:
         return Outcome(0, host or self._address, "lost", time.time(), evidence=f"lost node 0: {words}")

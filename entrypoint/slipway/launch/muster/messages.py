@@ -5,8 +5,10 @@ knows how to check.
 """
 
 from dataclasses import dataclass
+from signal import Signals
 
 from slipway.launch.muster.card import Card
+from slipway.launch.stops import STOP_WORDS
 from slipway.launch.verdict import Outcome, Verdict
 
 
@@ -36,10 +38,14 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Node 0, on `host`, has a seat for this launcher and goes on waiting for at most `seconds`."""
+    """Node 0, on `host`, has a seat for this launcher and goes on waiting for at most `seconds`.
+
+    Whoever is silent for `heartbeat` seconds from here on is lost, node 0 as well.
+    """
 
     seconds: float
     host: str
+    heartbeat: float
 
 
 @dataclass(frozen=True)
@@ -96,15 +102,22 @@ class Here:
 
 @dataclass(frozen=True)
 class Start:
-    """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings."""
+    """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
+
+    `ranks` are the node ranks that take part, in order. `tries` attempts of this job were made before, of which `failures`
+    failed; `snapshot` is the newest step that one of those who made them has.
+    """
 
     attempt: int
     run: str
-    nodes: int
+    ranks: tuple[int, ...]
     processes: int
     port: int
     shared: bool
     one_machine: bool
+    tries: int = 0
+    failures: int = 0
+    snapshot: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -131,15 +144,46 @@ class News:
 
 
 @dataclass(frozen=True)
+class Stopping:
+    """A launcher was asked to stop, by this signal. From node 0: the job stops because of what this node was asked.
+
+    `name` is what people call it. ValueError for a signal that is no request to stop.
+    """
+
+    signal: str
+    name: str
+    node_rank: int = 0
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        """Only what a launcher catches itself is passed on."""
+        if self.signal not in {number.name for number in STOP_WORDS}:
+            raise ValueError("not a signal that stops")
+
+    @property
+    def word(self) -> str:
+        """The outcome that it asks for."""
+        return STOP_WORDS[Signals[self.signal]]
+
+    @property
+    def text(self) -> str:
+        """How people read it elsewhere."""
+        return f"{self.name} on node {self.node_rank} ({self.host})"
+
+
+@dataclass(frozen=True)
 class Ending:
-    """Node 0's one verdict."""
+    """Node 0's one verdict, and what follows: another attempt after `pause` seconds but for the nodes `leaving`, or why none."""
 
     verdict: Verdict
+    pause: float | None = None
+    why: str = ""
+    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Ping:
-    """Are you there? Asked when a second launcher claims the same node rank."""
+    """Are you there? The heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +195,6 @@ KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Greeting, Hello, Welcome, Refused, Waiting, Probe, Probed, Knock, Here),
-        *(Start, End, Report, News, Ending, Ping, Pong),
+        *(Start, End, Report, News, Stopping, Ending, Ping, Pong),
     )
 }

@@ -6,10 +6,12 @@ launcher's main thread stays free for signals and torchrun. The protocol is docu
 
 import concurrent.futures
 import contextlib
+import math
 import resource
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,12 +24,14 @@ from slipway.launch.verdict import Outcome, Verdict, judge
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.host import Host
+    from slipway.launch.muster.host import Host, Rule
     from slipway.launch.muster.member import Member
+    from slipway.launch.muster.messages import Ending, Stopping
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
 T = TypeVar("T")
 GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
+LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
 FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
 
 
@@ -47,15 +51,20 @@ class Muster:
         token: str = "",
         allow_uneven: bool = False,
         patience: float = 150.0,
+        least: int | None = None,
+        window: float = 0.0,
+        heartbeat: float = 30.0,
     ) -> None:
         """Nothing is opened yet.
 
-        `address` and `port` are MASTER_ADDR and MASTER_PORT; `timeout` (seconds) is how long launchers wait for each
+        `least` of the `nodes` are enough (by default all), once `window` seconds have brought no more; `heartbeat` is how
+        many seconds of silence make a node a lost one, where this is node 0. `address` and `port` are MASTER_ADDR and MASTER_PORT; `timeout` (seconds) is how long launchers wait for each
         other; `patience` (seconds) how long the verdict waits for the other nodes once one has failed: at least the
         grace for stopping workers. `folder` holds the runs; `say` prints a line, from any thread; `token` is
         SLIPWAY_TOKEN or empty.
         """
         self._node_rank, self._nodes, self._address, self._port = node_rank, nodes, address, port
+        self._least, self._window, self._heartbeat = least or nodes, window, heartbeat
         self._timeout, self._patience, self._token = timeout, patience, token
         self._folder, self._say, self._allow_uneven = folder, say, allow_uneven
         self._process = secrets.token_hex(16)
@@ -89,25 +98,48 @@ class Muster:
         """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
 
         LaunchError: 76 where nodes are missing after the time-out, 78 where they do not fit together, cannot reach each
-        other, or this one is refused. May be called again for the next attempt, after `report`.
+        other, or this one is refused, 75 and 79 where a node was asked to stop. May be called again for the next
+        attempt, after `report`. Who calls `stop` first has the others told before it leaves.
         """
-        return self._wait(self._join(card), stopped)
+        return self._wait(self._join(card), stopped, LEAVE_SECONDS)
 
-    def report(self, outcome: Outcome, stopped: Callable[[], bool] = lambda: False) -> Verdict:
-        """Tell how the run ended on this node, and wait for the verdict that all nodes share.
+    def stop(self, signal: str, name: str) -> None:
+        """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`."""
+        from slipway.launch.muster.messages import Stopping
 
-        Where node 0 is lost, or `stopped` becomes true, the verdict is this node's own.
+        self._loop.call_soon_threadsafe(self._member.stop, Stopping(signal, name))
+
+    @property
+    def stops(self) -> "Sequence[Stopping]":
+        """What other launchers were asked, as far as it is meant for all, oldest first."""
+        return self._member.heard
+
+    def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
+        """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.
+
+        `rule` says what follows a verdict, for those `leaving` an elastic job: node 0's counts for all. Where node 0 is
+        lost, or `stopped` becomes true, verdict and rule are this node's own.
         """
-        return self._wait(self._member.report(outcome), stopped) or judge((outcome,))
+        from slipway.launch.muster.messages import Ending
 
-    def _wait(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T | None:
-        """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`."""
+        self._host.rule = rule
+        told = self._wait(self._member.report(outcome), stopped) or judge((outcome,))
+        return told if isinstance(told, Ending) else rule(told, ())
+
+    def _wait(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool], notice: float = 0.0) -> T | None:
+        """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`.
+
+        Once node 0 was found it has `notice` seconds from then on.
+        """
         import asyncio
 
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        until = math.inf
         while not future.done():
             concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
             if not future.done() and stopped():
+                until = min(until, time.monotonic() + (notice if self._member.welcome else 0.0))
+            if not future.done() and time.monotonic() >= until:
                 future.cancel()
                 return None
             if not self._thread.is_alive():
@@ -129,15 +161,17 @@ class Muster:
         self._loop.set_exception_handler(self._excuse)
         self._conducting: asyncio.Task[None] | None = None
         self._member, self._host = self._make_member(), self._make_host()
-        server = None
+        server = beating = None
         if self._socket:
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             server = await asyncio.start_server(
                 self._host.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
             )
+            beating = asyncio.create_task(self._host.beat())
         self._ready.set_result(None)
         await self._closing.wait()
-        if server:
+        if server and beating:
+            beating.cancel()
             server.close()
             await asyncio.sleep(0.01)  # connections accepted this moment reach the host, which closes them
         await self._host.close()
@@ -155,6 +189,7 @@ class Muster:
                 port=self._port,
                 timeout=self._timeout,
                 patience=self._patience,
+                window=self._window,
                 allow_uneven=self._allow_uneven,
                 folder=self._folder,
             )
@@ -189,7 +224,14 @@ class Muster:
     def _make_host(self) -> "Host":
         from slipway.launch.muster.host import Host
 
-        return Host(nodes=self._nodes, process=self._process, token=self._token, say=self._say)
+        return Host(
+            nodes=self._nodes,
+            least=self._least,
+            process=self._process,
+            token=self._token,
+            heartbeat=self._heartbeat,
+            say=self._say,
+        )
 
 
 def _allow_files(needed: int) -> None:

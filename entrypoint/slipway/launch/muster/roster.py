@@ -31,10 +31,11 @@ class Seat:
 class Roster:
     """The seats of one muster, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
 
-    def __init__(self, *, own: Card, nodes: int, process: str, allow_uneven: bool) -> None:
-        """A roster with `nodes` empty seats."""
+    def __init__(self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool) -> None:
+        """A roster with `nodes` empty seats, of which at least so many must be taken."""
         self.own = own
         self.nodes = nodes
+        self.least = least
         self.seats: dict[int, Seat] = {}
         self._here = 0  # seats taken among the expected ones; thousands of launchers ask for it
         self._process = process
@@ -80,9 +81,25 @@ class Roster:
         return tuple(rank for rank in range(self.nodes) if rank not in self.seats)
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The node ranks that are here, in order, of those that node 0 expects."""
+        return tuple(sorted(rank for rank in self.seats if rank < self.nodes))
+
+    @property
     def complete(self) -> bool:
         """Whether everyone that node 0 expects is here."""
         return self._here == self.nodes
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many as must be there are here, node 0 among them."""
+        return self._here >= self.least and 0 in self.seats
+
+    @property
+    def newest(self) -> Seat | None:
+        """The launcher that made the most attempts of this job; None where none made any."""
+        seat = max(self.seats.values(), key=lambda seat: (seat.card.tries, -seat.card.node_rank), default=None)
+        return seat if seat and seat.card.tries else None
 
     @property
     def everyone(self) -> bool:
@@ -111,7 +128,8 @@ class Roster:
         if not self.missing:
             return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
         ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {compress(self.missing)}"
-        return f"waiting for nodes: {self._here} of {self.nodes} after {seconds:.0f} s; missing {ranks}"
+        wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+        return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 
     def hint(self) -> str | None:
         """What to say where WORLD_SIZE seems to count the processes of this one machine."""

@@ -53,12 +53,18 @@ class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
 
 
+class SilentError(ConnectionError):
+    """A peer gave no sign of life for too long: it is frozen or cut off."""
+
+
 def classify(error: BaseException) -> tuple[str, str]:
     """The kind of a failed connection (a key of CAUSES) and the system's own words for it."""
     if isinstance(error, socket.gaierror):
         return "does not resolve", error.strerror or "unknown name"
     if isinstance(error, TryLaterError):
         return "not now", str(error)
+    if isinstance(error, SilentError):
+        return "timed out", str(error)
     if isinstance(error, ConnectionRefusedError):
         return "refused", "connection refused"
     if isinstance(error, TimeoutError) or getattr(error, "errno", None) == errno.ETIMEDOUT:

@@ -1,0 +1,111 @@
+"""Jobs that outlive their nodes: lost ones are replaced or done without, frozen ones come back, stops reach all."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Node = Callable[..., Launcher]
+JOB = (
+    "linear",
+    "--dataset-size",
+    "256",
+    "--batch-size",
+    "12",
+    "--steps",
+    "1200",
+    "--save-every",
+    "100",
+    "--log-every",
+    "100",
+)
+UNDER_WAY = "step 200/"
+
+
+def start(node: Node, nodes: int | str, *ranks: int, **more: str) -> list[Launcher]:
+    """Nodes with disks of their own."""
+    return [node(rank, nodes, *JOB, "--runs", f"disk-{rank}", SLIPWAY_HEARTBEAT_TIMEOUT="4", **more) for rank in ranks]
+
+
+def end_all(jobs: list[Launcher]) -> list[int]:
+    return [job.end() for job in jobs]
+
+
+def test_a_killed_node_and_then_node_0_are_replaced_by_ones_with_empty_disks(node: Node, tmp_path: Path) -> None:
+    jobs = start(node, 2, 0, 1)
+    jobs[0].wait_for(UNDER_WAY)
+    jobs[1].signal(signal.SIGKILL)
+    jobs[0].wait_for("waiting for nodes again in 1 s, for attempt 2")
+    jobs[1] = node(1, 2, *JOB, "--runs", "disk-new-1")
+    jobs[1].wait_for("attempt 2")
+    jobs[1].wait_for("[1:1] step 600/")
+    jobs[0].signal(signal.SIGKILL)
+    jobs[1].wait_for("for attempt 3")
+    jobs[0] = node(0, 2, *JOB, "--runs", "disk-new-0")
+    assert end_all(jobs) == [0, 0], jobs[0].text + jobs[1].text
+    for job in jobs:
+        assert "finished on 2 nodes after 3 attempts" in job.text
+    runs = {path.name for disk in tmp_path.glob("disk-*") for path in disk.iterdir() if path.is_dir()}
+    assert len(runs) == 1, "all went on with the same run"
+    record = json.loads(next((tmp_path / "disk-new-0").glob("*/run.json")).read_text())
+    assert record["attempt"] == 3
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_launcher_that_freezes_and_thaws_comes_back(node: Node, frozen: int) -> None:
+    jobs = start(node, 2, 0, 1)
+    jobs[0].wait_for(UNDER_WAY)
+    jobs[frozen].signal(signal.SIGSTOP)
+    other = jobs[1 - frozen]
+    other.wait_for(f"a node was lost: node {frozen}")
+    assert "no sign of life for 4 s" in other.text
+    jobs[frozen].signal(signal.SIGCONT)
+    assert end_all(jobs) == [0, 0], jobs[0].text + jobs[1].text
+    assert all("finished on 2 nodes after 2 attempts" in job.text for job in jobs)
+
+
+def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(node: Node, tmp_path: Path) -> None:
+    jobs = [node(rank, 2, *JOB, SLIPWAY_MUSTER_TIMEOUT="5") for rank in (0, 1)]
+    jobs[1].wait_for("[1:1] step 200/")
+    jobs[0].signal(signal.SIGKILL)
+    assert jobs[1].end() == 76, jobs[1].text
+    assert "gave up after 5 s; missing node rank 0" in jobs[1].text
+    outcome = json.loads(next(tmp_path.glob("runs/*/outcome.json")).read_text())
+    assert (outcome["code"], len(outcome["attempts"])) == (76, 2)
+
+
+def test_an_elastic_job_shrinks_by_a_stop_and_by_a_loss_and_takes_a_newcomer_in(node: Node) -> None:
+    jobs = start(node, "1:3", 0, 1, 2, SLIPWAY_ELASTIC_WINDOW="2")
+    jobs[0].wait_for(UNDER_WAY)
+    jobs[1].signal(signal.SIGTERM)
+    assert jobs[1].end() == 75, jobs[1].text
+    jobs[0].wait_for("for attempt 2 without node 1")
+    jobs[0].wait_for("2 nodes × 1 CPU process = 2 processes")
+    newcomer = start(node, "1:3", 1, SLIPWAY_ELASTIC_WINDOW="2")[0]
+    jobs[0].wait_for("is here, and taken in at the next attempt")
+    jobs[2].signal(signal.SIGKILL)
+    assert jobs[0].end() == newcomer.end() == 0, jobs[0].text + newcomer.text
+    assert "finished on 2 nodes after 3 attempts" in newcomer.text
+    assert "attempt 3" in newcomer.text
+
+
+def test_a_users_script_is_stopped_on_all_nodes(node: Node, script: Path, tmp_path: Path) -> None:
+    jobs = [node(rank, 2, "own.py", "--then", "save") for rank in (0, 1)]
+    for job in jobs:
+        job.wait_for("waiting")
+    jobs[1].signal(signal.SIGTERM)
+    assert end_all(jobs) == [75, 75], jobs[0].text + jobs[1].text
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
+    assert "SIGTERM on node 1" in jobs[0].text
+
+
+def test_a_stop_while_nodes_wait_ends_all_that_wait(node: Node) -> None:
+    jobs = [node(rank, 3, "linear") for rank in (0, 1)]
+    for job in jobs:
+        job.wait_for("waiting for nodes: 2 of 3")
+    jobs[1].signal(signal.SIGTERM)
+    assert [job.end(20) for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+    assert "SIGTERM on node 1" in jobs[0].text

@@ -1,0 +1,281 @@
+"""Attempt after attempt: who comes back, who is replaced, who leaves, and what the newcomers learn of the job."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from stage import Launcher, make_card, make_outcome
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.muster.card import Go
+from slipway.launch.muster.messages import Ending
+from slipway.launch.muster.muster import Muster
+
+Make = Callable[..., Launcher]
+Rule = Callable[[Any, tuple[int, ...]], Ending]
+AGAIN: Rule = lambda verdict, leaving: Ending(verdict, 0.0, leaving=leaving)  # noqa: E731
+
+
+class Crew:
+    """Musters that the test itself drives, each call on all of them at once."""
+
+    def __init__(self, launcher: Make, nodes: int, **more: Any) -> None:
+        self._launcher, self._nodes, self._more = launcher, nodes, more
+        self._stacks: dict[int, ExitStack] = {}
+        self.musters: dict[int, Muster] = {}
+        self.lines: dict[int, list[str]] = {}
+
+    def open(self, *ranks: int) -> None:
+        for rank in ranks:
+            one = self._launcher(rank, self._nodes, more=self._more)
+            self._stacks[rank] = ExitStack()
+            self.musters[rank] = self._stacks[rank].enter_context(one.open())
+            self.lines[rank] = one.lines
+
+    def close(self, *ranks: int) -> None:
+        """As if the launcher had been killed."""
+        for rank in ranks:
+            self._stacks.pop(rank).close()
+            del self.musters[rank]
+
+    def all(self, act: Callable[[int, Muster], Any], *ranks: int) -> dict[int, Any]:
+        """What each of them returns or raises, by rank."""
+        done: dict[int, Any] = {}
+
+        def run(rank: int) -> None:
+            try:
+                done[rank] = act(rank, self.musters[rank])
+            except LaunchError as error:
+                done[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks or self.musters]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), self.lines
+        return done
+
+    def join(self, *ranks: int, **cards: dict[str, Any]) -> dict[int, Any]:
+        """Join, with changes to the cards by `node0`, `node1` …; what each got."""
+
+        def act(rank: int, muster: Muster) -> Go | None:
+            return muster.join(make_card(rank, cards.get("text", self._nodes), **cards.get(f"node{rank}", {})))  # type: ignore[arg-type]
+
+        return self.all(act, *ranks)
+
+    def report(self, word: str, rule: Rule = AGAIN, **others: str) -> dict[int, Any]:
+        def act(rank: int, muster: Muster) -> Ending:
+            return muster.report(make_outcome(rank, others.get(f"node{rank}", word)), rule)
+
+        return self.all(act)
+
+    def wait_for_news(self, rank: int) -> None:
+        until = time.monotonic() + 10
+        while self.musters[rank].news is None:
+            assert time.monotonic() < until, "no news"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def crew(launcher: Make) -> Iterator[Callable[..., Crew]]:
+    with ExitStack() as stack:
+
+        @contextmanager
+        def closing(made: Crew) -> Iterator[Crew]:
+            try:
+                yield made
+            finally:
+                made.close(*made.musters)
+
+        yield lambda nodes, **more: stack.enter_context(closing(Crew(launcher, nodes, **more)))
+
+
+def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(crew: Callable[..., Crew]) -> None:
+    job = crew(2)
+    job.open(0, 1)
+    assert {go.attempt for go in job.join().values()} == {1}
+    job.close(1)
+    job.wait_for_news(0)
+    assert job.report("peer")[0].pause == 0.0
+    job.open(1)
+    veteran = {"attempt": 1, "tries": 1, "failures": 1, "snapshot": 20}
+    for go in job.join(node0=veteran, node1={"snapshot": 999}).values():
+        assert (go.attempt, go.run, go.tries, go.failures, go.snapshot) == (2, "linear-of-0", 1, 1, 20)
+
+
+def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Callable[..., Crew]) -> None:
+    job = crew(3)
+    job.open(0, 1, 2)
+    job.join()
+    job.close(0)
+    for rank in (1, 2):
+        job.wait_for_news(rank)
+    endings = job.report("peer")
+    assert {(ending.verdict.word, ending.verdict.first.node_rank) for ending in endings.values()} == {("lost", 0)}
+    job.open(0)
+    stayed = {"attempt": 1, "tries": 1, "failures": 1, "run": "linear-of-0", "snapshot": 40}
+    fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty."}
+    gos = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
+    assert {(go.attempt, go.run, go.snapshot) for go in gos.values()} == {(2, "linear-of-0", 40)}
+
+
+def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> None:
+    job = crew(2)
+    job.open(0, 1)
+    ends = job.join(node0={"occupied": "The run directory run is not empty."})
+    assert all(error.code == 78 and "is not empty" in str(error) for error in ends.values())
+
+
+def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
+    job = crew(2)
+    job.open(0, 1)
+    job.join()
+    rules: dict[int, Rule] = {
+        0: lambda verdict, leaving: Ending(verdict, None, "--max-restarts 3"),
+        1: AGAIN,
+    }
+    endings = job.all(lambda rank, muster: muster.report(make_outcome(rank, "failed"), rules[rank]))
+    assert {(ending.pause, ending.why) for ending in endings.values()} == {(None, "--max-restarts 3")}
+
+
+def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> None:
+    job = crew(3)
+    job.open(0, 1, 2)
+    job.join()
+    job.musters[1].stop("SIGUSR1", "SIGUSR1")
+    until = time.monotonic() + 5
+    while not (job.musters[0].stops and job.musters[2].stops):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert [stop.text for stop in job.musters[2].stops] == ["SIGUSR1 on node 1 (host1)"]
+    assert not job.musters[1].stops
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Callable[..., Crew], stopped: int) -> None:
+    job = crew(3)
+    job.open(0, 1)
+
+    def act(rank: int, muster: Muster) -> Go | None:
+        if rank == stopped:
+            threading.Timer(1.0, muster.stop, ("SIGTERM", "SIGTERM")).start()
+        return muster.join(make_card(rank, 3))
+
+    for error in job.all(act).values():
+        assert (error.code, str(error)) == (
+            75,
+            f"SIGTERM on node {stopped} (host{stopped}) came while the nodes waited for each other.",
+        )
+
+
+def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2, window=2.0)
+    job.open(0, 1, 2)
+
+    def act(rank: int, muster: Muster) -> Go | None:
+        if rank == 2:
+            muster.stop("SIGTERM", "SIGTERM")
+        return muster.join(make_card(rank, "2:3"))
+
+    done = job.all(act)
+    assert done[2].code == 75
+    assert done[0].nodes == done[1].nodes == 2
+
+
+def test_an_elastic_job_starts_with_what_came_within_the_window(crew: Callable[..., Crew]) -> None:
+    job = crew(4, least=2, window=1.0)
+    job.open(0, 1, 3)
+    gos = job.join(text="2:4")  # type: ignore[arg-type]
+    assert {rank: (go.nodes, go.group_rank) for rank, go in gos.items()} == {0: (3, 0), 1: (3, 1), 3: (3, 2)}
+
+
+def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2, window=0.0)
+    job.open(0)
+    first: dict[int, Any] = {}
+    thread = threading.Thread(target=lambda: first.update(job.join(0, text="2:3")))  # type: ignore[arg-type]
+    thread.start()
+    time.sleep(4.0)
+    assert not first
+    assert any("waiting for nodes: 1 of 2 to 3" in line for line in job.lines[0])
+    job.open(2)
+    assert job.join(2, text="2:3")[2].group_rank == 1  # type: ignore[arg-type]
+    thread.join(10)
+    assert first[0].nodes == 2
+
+
+@pytest.mark.parametrize(("least", "nodes"), [(2, 2), (1, 2)])
+def test_who_is_complete_waits_for_no_window(crew: Callable[..., Crew], least: int, nodes: int) -> None:
+    job = crew(nodes, least=least, window=600.0)
+    job.open(0, 1)
+    assert {go.nodes for go in job.join().values()} == {2}
+
+
+def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_next_attempt(
+    crew: Callable[..., Crew],
+) -> None:
+    job = crew(3, least=2, window=0.5)
+    job.open(0, 1, 2)
+    assert job.join()[0].nodes == 3
+    job.close(1)
+    job.wait_for_news(0)
+    job.report("peer")
+    gos = job.join(node0={"tries": 1}, node2={"tries": 1})
+    assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 2: 1}
+    job.open(1)
+    newcomer: dict[int, Any] = {}
+    thread = threading.Thread(target=lambda: newcomer.update(job.join(1)))
+    thread.start()
+    time.sleep(1.0)
+    job.all(lambda rank, muster: muster.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
+    gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2})
+    thread.join(10)
+    assert {go.nodes for go in (*gos.values(), *newcomer.values())} == {3}
+    assert newcomer[1].attempt == 3
+
+
+def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2)
+    job.open(0, 1, 2)
+    job.join()
+    job.musters[2].stop("SIGTERM", "SIGTERM")
+    endings = job.report("stopped")
+    assert {ending.leaving for ending in endings.values()} == {(2,)}
+    assert not job.musters[0].stops
+
+
+@pytest.mark.parametrize("asked", [(0,), (1, 2), (0, 1, 2)])
+def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
+    crew: Callable[..., Crew], asked: tuple[int, ...]
+) -> None:
+    job = crew(3, least=2)
+    job.open(0, 1, 2)
+    job.join()
+    for rank in asked:
+        job.musters[rank].stop("SIGTERM", "SIGTERM")
+    time.sleep(0.3)
+    assert {ending.leaving for ending in job.report("stopped").values()} == {()}
+
+
+def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2)
+    job.open(0, 1, 2)
+    job.join()
+    job.musters[2].stop("SIGINT", "SIGINT")
+    until = time.monotonic() + 5
+    while not job.musters[1].stops:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    endings = job.report("cancelled", lambda verdict, leaving: Ending(verdict))
+    assert {ending.verdict.word for ending in endings.values()} == {"cancelled"}
+
+
+def test_a_sick_node_leaves_an_elastic_job(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2)
+    job.open(0, 1, 2)
+    job.join()
+    assert job.report("peer", node1="unhealthy")[0].leaving == (1,)

@@ -1,0 +1,106 @@
+"""Who falls silent is lost, whether it froze, was cut off, or somebody came in its place."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crew import Process
+from stage import Client, Launcher, make_card, make_outcome, play, take_part
+from test_muster_endings import hear_of_others
+
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.muster import Muster
+from slipway.launch.verdict import Outcome
+
+Make = Callable[..., Launcher]
+QUICK = {"heartbeat": 1.0}
+
+
+def test_launchers_that_have_nothing_to_say_are_not_lost(launcher: Make) -> None:
+    def work(muster: Muster) -> Outcome:
+        time.sleep(3.0)
+        assert muster.news is None
+        return make_outcome(0)
+
+    crew = [launcher(rank, 3, work=work, more=QUICK) for rank in range(3)]
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0, 0]
+
+
+def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: int) -> None:
+    crew = [launcher(rank, 3, work=hear_of_others(rank), more=QUICK) for rank in range(2)]
+    for one in crew:
+        one.start()
+    with Client(port) as silent:
+        take_part(silent, 2, 3)
+        for one in crew:
+            one.join(15)
+    for one in crew:
+        assert one.code == 76
+        assert one.verdict is not None
+        assert (one.verdict.first.node_rank, one.verdict.first.evidence) == (2, "no sign of life for 1 s")
+
+
+def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, timeout=5.0, more=QUICK)
+    node0.start()
+    with Client(port) as silent:
+        assert isinstance(silent.introduce(make_card(1, 2)), wire.Welcome)
+        time.sleep(2.5)
+        second = launcher(1, 2, timeout=5.0)
+        second.start()
+        node0.join(15)
+        second.join(15)
+    assert (node0.code, second.code) == (0, 0)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_launcher_is_lost_and_finds_out_when_it_thaws(port: int, tmp_path: Path, frozen: int) -> None:
+    given = {"address": "127.0.0.1", "port": port, "folder": str(tmp_path), "heartbeat": 2.0, "seconds": 30}
+    crew = [Process(node_rank=rank, nodes=2, **given) for rank in range(2)]
+    with crew[0], crew[1]:
+        for process in crew:
+            process.wait_for_go()
+        crew[frozen].send(signal.SIGSTOP)
+        assert crew[1 - frozen].finish(15) == 76
+        assert f"a node was lost: node {frozen} (host{frozen})" in crew[1 - frozen].log
+        assert "no sign of life for 2 s" in crew[1 - frozen].log
+        crew[frozen].send(signal.SIGCONT)
+        assert crew[frozen].finish(15) == 76
+
+
+def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(launcher: Make, port: int) -> None:
+    """Long before the heartbeat's time-out: a replacement says that the first one is gone."""
+    node0 = launcher(0, 2, work=hear_of_others(0), more={"heartbeat": 600.0})
+    node0.start()
+    with Client(port) as silent:
+        take_part(silent, 1, 2)
+        with Client(port) as second:
+            answer = second.introduce(make_card(1, 2), process="second")
+            assert isinstance(answer, wire.Refused)
+            assert answer.again
+            node0.join(15)
+    assert node0.verdict is not None
+    assert node0.verdict.word == "lost"
+
+
+def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node(launcher: Make) -> None:
+    """Its time-out counts how long nodes are missing, and the job is there."""
+    over = threading.Event()
+    node0 = launcher(0, 2, work=lambda muster: over.wait(20) and make_outcome(0), more={"least": 1})
+    newcomer = launcher(1, 2, timeout=1.5)
+    node0.start()
+    while node0.go is None:
+        time.sleep(0.02)
+    newcomer.start()
+    time.sleep(4.5)
+    assert newcomer.is_alive()
+    over.set()
+    node0.join(10)
+    newcomer.join(15)
+    assert newcomer.code == 76
+    assert any("node 1 (host1) is here, and taken in at the next attempt" in line for line in node0.lines)
+    assert any("the job is running without this node" in line for line in newcomer.lines)

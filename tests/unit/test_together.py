@@ -1,0 +1,119 @@
+"""Several nodes between two attempts: what follows a verdict, and what a launcher makes of what all agreed on."""
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import make_sources
+from test_alone import make_job, tried
+
+from slipway.launch.agreement import Node, agree, make_card
+from slipway.launch.attempts import Try
+from slipway.launch.job import Job
+from slipway.launch.muster.card import Go
+from slipway.launch.muster.messages import Ending
+from slipway.launch.rundir import Run
+from slipway.launch.stops import Stop, Stops
+from slipway.launch.together import decide_together
+from slipway.launch.verdict import Outcome, judge
+
+LOST = Outcome(1, "n1", "lost", 1.0, evidence="its connection closed")
+STOPPED = Outcome(1, "n1", "stopped", 1.0)
+SICK = Outcome(1, "n1", "unhealthy", 1.0)
+
+
+def job_of(nodes: str = "2", **environ: str) -> Job:
+    contract = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes} | environ
+    return dataclasses.replace(make_job(environ=contract), sources=make_sources(contract))
+
+
+def rule(
+    outcome: Outcome,
+    *,
+    tries: tuple[Try, ...] = (),
+    leaving: tuple[int, ...] = (),
+    stop: bool = False,
+    moved: bool = True,
+    **more: Any,
+) -> Ending:
+    node = Node(Run(Path("runs/lm"), "none", len(tries) + 1), tries, **more)
+    with Stops() as stops:
+        stops.came = [Stop(0.0, signal.SIGTERM, "SIGTERM")] if stop else []
+        return decide_together(
+            job_of(), node, Try(len(tries) + 1, outcome, moved=moved), stops, judge([outcome]), leaving
+        )
+
+
+def test_a_lost_node_is_waited_for_again_until_attempts_are_used_up() -> None:
+    lost = tuple(Try(number, LOST, moved=True) for number in (1, 2, 3))
+    assert [rule(LOST, tries=lost[:made]).pause for made in range(4)] == [1.0, 4.0, 16.0, None]
+    assert rule(LOST, tries=lost).why == "--max-restarts 3"
+    assert judge([LOST]).code(0) == 76
+
+
+def test_a_node_that_is_lost_before_the_first_step_is_waited_for_too() -> None:
+    assert rule(LOST, moved=False).pause == 1.0
+
+
+def test_failures_before_this_launcher_came_count_and_shrinking_does_not() -> None:
+    assert rule(LOST, earlier=3).pause is None
+    shrunk = tuple(Try(number, STOPPED, moved=True) for number in (1, 2, 3, 4))
+    assert rule(LOST, tries=shrunk).pause == 1.0
+
+
+@pytest.mark.parametrize("outcome", [STOPPED, SICK])
+def test_an_elastic_job_goes_on_without_who_leaves(outcome: Outcome) -> None:
+    assert rule(outcome, leaving=(1,)).leaving == (1,)
+    assert rule(outcome, leaving=(1,)).pause == 1.0
+    assert rule(outcome).pause is None
+
+
+def test_nothing_follows_a_stop_or_a_good_end() -> None:
+    assert rule(LOST, stop=True).pause is None
+    assert rule(Outcome(0, "n0", "finished", 1.0)).pause is None
+    assert rule(Outcome(0, "n0", "cancelled", 1.0), leaving=(1,)).pause is None
+
+
+def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:
+    ending = rule(tried().outcome, tries=(tried(1, moved=True), tried(2, moved=True)))
+    assert (ending.pause, ending.verdict.word, ending.verdict.code(1)) == (None, "no-progress", 93)
+    assert "3 attempts left no snapshot at all" in ending.verdict.first.evidence
+
+
+GO = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, False, None)
+
+
+@pytest.mark.parametrize(
+    ("resume", "tries", "snapshot", "then"),
+    [
+        ("none", 0, None, "none"),
+        ("none", 1, None, "auto"),
+        ("none", 1, 20, "auto"),
+        ("/other/run", 0, None, "/other/run"),
+        ("/other/run", 1, None, "/other/run"),
+        ("/other/run", 1, 20, "auto"),
+        ("auto", 0, 20, "auto"),
+    ],
+)
+def test_what_an_attempt_resumes_from(tmp_path: Path, resume: str, tries: int, snapshot: int | None, then: str) -> None:
+    go = dataclasses.replace(GO, tries=tries, snapshot=snapshot)
+    assert agree(job_of(), Node(Run(tmp_path / "guess", resume, 1)), go)[1].run.resume == then
+
+
+def test_fewer_nodes_than_before_get_ranks_without_gaps(tmp_path: Path) -> None:
+    job = job_of("2:4", RANK="3")
+    assert make_card(job, Node(Run(tmp_path, "none", 1))).nodes == "2:4"
+    ours, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), dataclasses.replace(GO, nodes=3, group_rank=2))
+    assert "--nnodes=3" in ours.plan.argv
+    assert "--node-rank=2" in ours.plan.argv
+    assert (ours.plan.topology.node_rank, ours.plan.topology.world_size) == (3, 6)
+    assert node.run.path.name == "lm-1"
+
+
+def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
+    go = dataclasses.replace(GO, tries=2, failures=1)
+    _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1)), go)
+    card = make_card(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
+    assert (card.tries, card.failures, card.attempt) == (3, 2, 3)
