@@ -20,7 +20,7 @@ from slipway.launch.job import Job
 from slipway.launch.plan import Plan, interfaces, make_plan
 from slipway.launch.reach import interface_towards, is_loopback, listen
 from slipway.launch.settings import SETTINGS, Sources, read_env_file
-from slipway.launch.spans import divide_processes
+from slipway.launch.spans import divide_processes, require_all_sizes
 from slipway.launch.surroundings import default_runs, results_folder, warnings
 from slipway.launch.topology import TOPOLOGICAL, Topology, resolve_topology
 from slipway.launching import launcher_options, take_options
@@ -37,7 +37,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         options, words = options | late, [words[0], *rest]
     environ = dict(os.environ)
     host = read_host(environ)
-    sources = _read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
+    sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
     workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
     chosen = _check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
@@ -48,6 +48,10 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         _require_one_machine(topology)
     if chosen and workload.staged:
         topology = _divide(topology, chosen)
+    if chosen:
+        given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
+        stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
+        require_all_sizes(topology, stages, given, accumulate)
     topology = dataclasses.replace(
         topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
     )
@@ -68,7 +72,8 @@ def foresee_interfaces(job: Job) -> Plan:
     return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
 
 
-def _read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
+def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
+    """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
     names = {setting.name for setting in SETTINGS}
     given = {name: str(value) for name, value in options.items() if name in names and value is not None}
     if options.get("standalone"):

@@ -13,6 +13,7 @@ import click
 
 from slipway import __version__
 from slipway.arguments import foresee_interfaces, options_json, options_lines, read_job
+from slipway.check import check, check_first
 from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import EXITS, LaunchError
@@ -69,7 +70,9 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 
 def run(words: tuple[str, ...], **options: Any) -> None:
     """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
-    sys.exit(run_job(read_job(words, options)))
+    job = read_job(words, options)
+    code = check_first(job) if job.sources.parsed("SLIPWAY_CHECK") else 0
+    sys.exit(code or run_job(job))
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -97,7 +100,7 @@ JSON = click.Option(
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
-for command in (data, evaluate, export, report, sample, status, stop, workloads):
+for command in (check, data, evaluate, export, report, sample, status, stop, workloads):
     slipway.add_command(command)
 
 

@@ -73,17 +73,21 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
     if fleeting := fleeting_results(host, folder):
         yield fleeting
     if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not own):
-        more = {
-            "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
-            "docker": "add --shm-size 1g to docker run",
-        }
-        remedy = more.get(host.runtime, "mount -o remount,size=1g /dev/shm")
         yield (
             f"warning: /dev/shm holds {host.shm >> 20} MB, too little for data-loader workers and for NCCL between the GPUs "
-            f"of a machine; {remedy}."
+            f"of a machine; {shm_remedy(host.runtime)}."
         )
     if host.noexec:
         yield from _noexec(host, topology)
+
+
+def shm_remedy(runtime: str) -> str:
+    """How /dev/shm is made larger."""
+    more = {
+        "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
+        "docker": "add --shm-size 1g to docker run",
+    }
+    return more.get(runtime, "mount -o remount,size=1g /dev/shm")
 
 
 def _noexec(host: Host, topology: Topology) -> Iterator[str]:

@@ -1,0 +1,145 @@
+"""Disks that a job writes to: is there room, does what is written come back, does flock lock? Leaves nothing behind."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from slipway.launch.errors import LaunchError
+from slipway.launch.folders import existing
+from slipway.launch.health.finding import Finding, misconfigured, ok, sick, warning
+from slipway.launch.health.limits import gibibytes
+from slipway.launch.health.patience import within
+from slipway.launch.host import Host
+from slipway.launch.surroundings import require_writable
+
+FULL = 256 << 20  # bytes
+LOW = {"run directory": 5 << 30}  # bytes from which on a disk has room, and for all others
+LOW_ELSEWHERE = 1 << 30
+FEW_INODES = 1000
+WRITTEN = 1 << 20  # bytes of the probe
+SECONDS = 20.0  # a file server that takes longer for WRITTEN bytes hangs
+LOCKED = 75  # exit code of flock(1) for a file that somebody else holds
+FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT})  # /proc says ENOENT
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a file system has left, in bytes and in files; `inodes` is None where it does not count them."""
+
+    free: int
+    inodes: int | None
+
+
+def look_at_disks(host: Host, environ: Mapping[str, str], results: Path) -> Iterator[Finding]:
+    """The rows of all disks: that of `results`, of the caches and of temporary files."""
+    for what, folder in places(host, environ, results).items():
+        try:
+            yield from within(SECONDS, partial(_look, host, what, folder))
+        except TimeoutError as error:
+            yield sick(what, f"{folder}: {error}", "look at the file server and its mount on this node")
+
+
+def places(host: Host, environ: Mapping[str, str], results: Path) -> dict[str, Path]:
+    """The folders to look at, by what they are for; one that holds several things is named after the first."""
+    known = {**environ, **host.mended}
+    home = Path(known.get("HOME") or "/")
+    wanted = {
+        "run directory": results,
+        "cache": Path(known.get("XDG_CACHE_HOME") or home / ".cache"),
+        "compiled code": Path(known.get("TRITON_CACHE_DIR") or home / ".triton"),
+    }
+    with contextlib.suppress(FileNotFoundError):  # there is none, which read_host tells
+        wanted["temporary files"] = Path(tempfile.gettempdir())
+    found: dict[str, Path] = {}
+    for what, folder in wanted.items():
+        if existing(folder) not in map(existing, found.values()):
+            found[what] = folder
+    return found
+
+
+def _look(host: Host, what: str, folder: Path) -> list[Finding]:
+    try:
+        if what == "run directory":
+            require_writable(host, folder)  # knows which flag of which runtime helps
+        with tempfile.TemporaryDirectory(prefix=".slipway-check-", dir=existing(folder)) as name:
+            row = judge_room(what, folder, read_room(folder), write(Path(name)))
+            return [row, *judge_flock(what, folder, flock_holds(Path(name)))]
+    except LaunchError as error:
+        return [misconfigured(what, str(error))]
+    except OSError as error:
+        return [judge_error(what, folder, error)]
+
+
+def read_room(folder: Path) -> Room:
+    """Ask the file system of a folder, or of the nearest one above it. Raises OSError."""
+    found = os.statvfs(existing(folder))
+    return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def write(folder: Path) -> float:
+    """Write, fsync, rename, fsync the folder and read back; the seconds that took. Raises OSError."""
+    begin, content = time.monotonic(), os.urandom(WRITTEN)
+    whole = folder / "whole"
+    with (folder / "part").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / "part").rename(whole)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if whole.read_bytes() != content:
+        raise OSError(errno.EIO, "what was written came back changed")
+    return time.monotonic() - begin
+
+
+def flock_holds(folder: Path) -> bool | None:
+    """Whether a second process is refused a lock that this one holds; None where that cannot be tried."""
+    with (folder / "lock").open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks says so
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        command = ["flock", "--nonblock", "--conflict-exit-code", str(LOCKED), str(folder / "lock"), "true"]
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == LOCKED
+        except OSError:
+            return None
+
+
+def judge_room(what: str, folder: Path, room: Room, seconds: float) -> Finding:
+    """Whether the disk has room, for one where writing went well and took so long."""
+    found = f"{folder}: {gibibytes(room.free)} free"
+    if room.free < FULL:
+        return sick(what, f"{found}: as good as full", "free some space")
+    if room.inodes is not None and room.inodes < FEW_INODES:
+        return sick(what, f"{folder}: room for {room.inodes} more files only", "remove files: its inodes are used up")
+    if room.free < LOW.get(what, LOW_ELSEWHERE):
+        return warning(what, f"{found}, not much for snapshots and data", "free some space, or use another disk")
+    return ok(what, f"{found}; written and read back in {seconds * 1e3:.0f} ms")
+
+
+def judge_flock(what: str, folder: Path, holds: bool | None) -> Iterator[Finding]:
+    """A row only where flock does nothing."""
+    if holds is False:
+        found = f"{folder}: flock does nothing here; Slipway does not rely on it, but other programs may"
+        yield warning(f"{what} locks", found, "do not let two jobs write to the same files")
+
+
+def judge_error(what: str, folder: Path, error: OSError) -> Finding:
+    """A disk that cannot be written: somebody's configuration, or a disk that is full or broken."""
+    found = f"{folder} cannot be written: {error.strerror or error}"
+    if error.errno == errno.EROFS:
+        mend = "mount it read-write; where the kernel has made it read-only after errors, dmesg tells"
+        return misconfigured(what, found, mend)
+    if error.errno in FORBIDDEN:
+        return misconfigured(what, found, f"let user {os.getuid()} write there, or choose another folder")
+    return sick(what, found, "look at the disk (df -h, df -i, dmesg)")

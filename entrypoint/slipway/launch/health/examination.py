@@ -1,0 +1,74 @@
+"""The whole check: this node's quick probes, its devices' matrix products, and with several nodes the meeting of all."""
+
+import socket
+from collections.abc import Mapping
+
+from slipway.launch.catalog import CHECK
+from slipway.launch.devices import Devices, read_devices
+from slipway.launch.errors import UNHEALTHY, LaunchError
+from slipway.launch.folders import read_mounts
+from slipway.launch.health.finding import ERROR, Finding, Report, misconfigured, probe, sick, skipped
+from slipway.launch.health.nodes import meet
+from slipway.launch.health.products import multiply
+from slipway.launch.health.quick import quick_check
+from slipway.launch.health.reports import OTHERS
+from slipway.launch.host import Host, detect_runtime, read_host
+from slipway.launch.job import Job, say
+from slipway.launch.plan import make_plan
+from slipway.launch.settings import Sources
+from slipway.launch.surroundings import results_folder
+from slipway.launch.topology import Topology, resolve_topology
+
+NEEDED = ("MASTER_ADDR", "MASTER_PORT")  # rows; where these are errors the nodes cannot meet
+
+
+def look_at_host(environ: Mapping[str, str]) -> tuple[Host, tuple[Finding, ...]]:
+    """This host; where it lacks even a folder for temporary files, what can be known without one, and a row."""
+    try:
+        return read_host(environ), ()
+    except LaunchError as error:
+        bare = Host(socket.gethostname(), 0, detect_runtime(environ), {}, environ.get("SLIPWAY_IMAGE"), read_mounts())
+        return bare, (misconfigured("temporary files", str(error)),)
+
+
+def examine(
+    environ: Mapping[str, str], host: Host, sources: Sources, early: tuple[Finding, ...], local: bool
+) -> tuple[Report, tuple[Report, ...]]:
+    """This node's report, and those of all nodes, by node rank; `early` are rows known before, `local` leaves out the others.
+
+    Raises InterruptedCheckError for a stop.
+    """
+    devices = read_devices(environ)
+    topology, trouble = (None, ()) if local else find_place(sources, devices, host)
+    say("check: driver, limits, disks and names of this node")
+    findings = (*early, *trouble, *quick_check(environ, host, devices, results_folder(sources), topology))
+    count = len(devices.gpus)
+    say(f"check: matrix product on {f'{count} GPU' + 's' * (count > 1) if count else 'the CPU'}")
+    findings += probe("matrix product", lambda: multiply(devices, {**environ, **host.mended}))
+    own = Report(topology.node_rank if topology else 0, socket.gethostname(), findings)
+    if local or (topology and topology.nodes == 1):
+        return own, (own,)
+    if topology is None or (reason := why_not_together(own, topology)):
+        reason = reason if topology else "the error of this job comes first"
+        own = Report(own.node_rank, own.host, (*findings, skipped(OTHERS, reason)))
+        return own, (own,)
+    say(f"check: meeting the other nodes ({topology.nodes} in all), then an all-reduce")
+    reports = meet(Job(make_plan(topology, CHECK, (), sources), sources, devices, environ, None, host), own)
+    return next(report for report in reports if report.node_rank == own.node_rank), reports
+
+
+def find_place(sources: Sources, devices: Devices, host: Host) -> tuple[Topology | None, tuple[Finding, ...]]:
+    """This node's place in the job, or the row that says why it has none."""
+    try:
+        return resolve_topology(sources, devices, host), ()
+    except LaunchError as error:
+        row = sick if error.code == UNHEALTHY else misconfigured
+        return None, (row("job", str(error)),)
+
+
+def why_not_together(own: Report, topology: Topology) -> str:
+    """Why the nodes cannot meet, as far as this one knows; empty where they can."""
+    if topology.process:
+        return "there is a launcher per process here; start the check once per node (srun --ntasks-per-node=1)"
+    lacking = [finding.what for finding in own.findings if finding.level == ERROR and finding.what in NEEDED]
+    return f"the error of {lacking[0]} comes first" if lacking else ""

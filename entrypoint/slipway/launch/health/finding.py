@@ -1,0 +1,109 @@
+"""What a probe found: one row of the table that `slipway check` prints. Pure."""
+
+import dataclasses
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from slipway.launch.errors import CONFIGURATION, FINISHED, UNHEALTHY
+
+OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
+COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
+WIDTH = 110  # columns of the table
+MANY = 24  # columns of the first text; a longer one pushes its row to the right
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: `what` was looked at, `level` is ok, warning, error or skipped, `advice` says what to do about it.
+
+    `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
+    """
+
+    what: str
+    level: str
+    found: str
+    advice: str = ""
+    code: int = FINISHED
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found on one node."""
+
+    node_rank: int
+    host: str
+    findings: tuple[Finding, ...]
+
+
+def ok(what: str, found: str) -> Finding:
+    """Nothing to do."""
+    return Finding(what, OK, found)
+
+
+def warning(what: str, found: str, advice: str = "") -> Finding:
+    """A job may run, but slowly or not for long."""
+    return Finding(what, WARNING, found, advice)
+
+
+def sick(what: str, found: str, advice: str = "") -> Finding:
+    """An error of this node, which another node does not have."""
+    return Finding(what, ERROR, found, advice, UNHEALTHY)
+
+
+def misconfigured(what: str, found: str, advice: str = "") -> Finding:
+    """An error that somebody configured, and that another node would have, too."""
+    return Finding(what, ERROR, found, advice, CONFIGURATION)
+
+
+def skipped(what: str, reason: str) -> Finding:
+    """A probe that cannot run here."""
+    return Finding(what, SKIPPED, reason)
+
+
+def probe(what: str, look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
+    """What a probe finds. One that breaks says so in its own row and hides no other."""
+    try:
+        return tuple(look())
+    except Exception as error:
+        return (skipped(what, f"the probe failed: {type(error).__name__}: {error}"),)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 without errors, UNHEALTHY (77) where any error is the node's own, else CONFIGURATION (78)."""
+    codes = {finding.code for finding in findings if finding.level == ERROR}
+    return UNHEALTHY if UNHEALTHY in codes else CONFIGURATION if codes else FINISHED
+
+
+def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The documented form of `slipway check --json`, for one node."""
+    return [dataclasses.asdict(finding) for finding in findings]
+
+
+def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
+    """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
+    column = min(MANY, max((len(finding.what) for finding in findings), default=0))
+    return [line for finding in findings for line in _row(finding, column, colour, width)]
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """`1 error, 2 warnings`, or that there are none."""
+    levels = [finding.level for finding in findings]
+    counts = [(levels.count(level), level) for level in (ERROR, WARNING)]
+    told = [f"{count} {level}{'' if count == 1 else 's'}" for count, level in counts if count]
+    return ", ".join(told) or "no errors or warnings"
+
+
+def _row(finding: Finding, column: int, colour: bool, width: int) -> Iterator[str]:
+    level = click.style(f"{finding.level:<7}", fg=COLOURS[finding.level]) if colour else f"{finding.level:<7}"
+    indent = " " * (column + 13)
+    head = f"  {level}  {finding.what:<{column}}  "
+    advice = f"→ {finding.advice}" if finding.advice else ""
+    for line in [*finding.found.splitlines(), *advice.splitlines()] or [""]:
+        for part in textwrap.wrap(line, width - len(indent)) or [""]:
+            yield f"{head}{part}".rstrip()
+            head = indent

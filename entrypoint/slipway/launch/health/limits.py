@@ -1,0 +1,168 @@
+"""What the machine, the container and the kernel allow this node: /dev/shm, memory, CPUs, open files, processes."""
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.launch.devices import Devices, cgroup_folders
+from slipway.launch.health.finding import Finding, ok, sick, warning
+from slipway.launch.surroundings import SMALL_SHM, shm_remedy
+
+SHM = Path("/dev/shm")  # noqa: S108
+FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer
+LITTLE_MEMORY = 1 << 30  # bytes left; a worker that has imported torch for CUDA holds as much
+FEW_FILES = 4096  # a data-loader worker that shares tensors keeps several open for each batch
+FEW_PROCESSES = 512  # torch starts dozens of threads in each worker, and they count
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory: of the machine, and of the narrowest cgroup (`limit` None: none is set)."""
+
+    total: int
+    available: int
+    limit: int | None = None
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """What may still be used."""
+        return self.available if self.limit is None else min(self.available, self.limit - self.used)
+
+
+def look_at_shm(runtime: str, folder: Path = SHM) -> Iterator[Finding]:
+    """The row about shared memory; `runtime` as in Host, for the advice."""
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        yield sick(str(SHM), f"is not there: {error.strerror}", shm_remedy(runtime))
+        return
+    yield judge_shm(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, runtime)
+
+
+def judge_shm(size: int, free: int, runtime: str) -> Finding:
+    """Whether shared memory of `size` bytes with `free` ones will do."""
+    found = f"{mebibytes(size)}, {mebibytes(free)} free"
+    if free < FULL_SHM:
+        advice = f"remove what is left over there (ls -l /dev/shm), or {shm_remedy(runtime)}"
+        return sick(str(SHM), f"{found}: as good as full", advice)
+    if size < SMALL_SHM:
+        found += ": too little for data-loader workers and for NCCL between the GPUs of a machine"
+        return warning(str(SHM), found, shm_remedy(runtime))
+    return ok(str(SHM), found)
+
+
+def look_at_memory(root: Path = ROOT) -> Iterator[Finding]:
+    """The row about memory. `root` of the file system is for tests."""
+    yield judge_memory(read_memory(root))
+
+
+def read_memory(root: Path = ROOT) -> Memory:
+    """The machine's memory (/proc/meminfo) and the cgroup's, v1 or v2. Raises OSError and KeyError without /proc."""
+    rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    machine = {row[0].rstrip(":"): int(row[1]) << 10 for row in rows}
+    limits = [found for folder in cgroup_folders(root, "memory") if (found := _limit(folder)) is not None]
+    limit, used = min(limits, default=(machine["MemTotal"], 0), key=lambda pair: pair[0] - pair[1])
+    bounded = limit < machine["MemTotal"]  # v1 says "none" with a number beyond any machine
+    return Memory(machine["MemTotal"], machine["MemAvailable"], limit if bounded else None, used if bounded else 0)
+
+
+def _limit(folder: Path) -> tuple[int, int] | None:
+    """A cgroup's limit and what it uses of it, without the file cache that the kernel would give back."""
+    for limit, usage, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, used = _number(folder / limit), _number(folder / usage)
+        if most is not None and used is not None:
+            rows = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            return most, used - int(rows.get(cache, 0))
+    return None
+
+
+def judge_memory(memory: Memory) -> Finding:
+    """Whether a job can start with what is left."""
+    found = f"{gibibytes(memory.available)} of {gibibytes(memory.total)} available"
+    if memory.limit is not None:
+        found += f"; this container or job may use {gibibytes(memory.limit)} and uses {gibibytes(memory.used)}"
+    if memory.left < LITTLE_MEMORY:
+        return warning("memory", found, "give the container or job more memory, or end what holds it")
+    return ok("memory", found)
+
+
+def look_at_cpus(devices: Devices) -> Iterator[Finding]:
+    """The row about CPUs: how many there are, and how many this process may use."""
+    yield judge_cpus(devices, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+
+
+def judge_cpus(devices: Devices, affinity: int, machine: int) -> Finding:
+    """Whether each GPU has a CPU of its own at least."""
+    found = f"{devices.cpus:g} of {machine} may be used"
+    if affinity < machine:
+        found += f" (affinity: {affinity})"
+    if devices.cpus < len(devices.gpus):
+        advice = "give the job as many CPUs as GPUs at least (--cpus of docker run, --cpus-per-task of Slurm)"
+        return warning("CPUs", f"{found}, fewer than the {len(devices.gpus)} GPUs", advice)
+    return ok("CPUs", found)
+
+
+def look_at_limits(root: Path = ROOT) -> Iterator[Finding]:
+    """The rows about open files, locked memory and, where there are few, processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{amount(soft)} ({amount(hard)} at most)"
+    more = "raise it: --ulimit nofile=65536:65536 of docker run, /etc/security/limits.conf on a host"
+    low = 0 <= hard < FEW_FILES
+    yield (
+        warning("open files", f"{found}: few for data loaders and for a job of many nodes", more)
+        if low
+        else ok("open files", found)
+    )
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")))
+    left = [most - used for folder in cgroup_folders(root, "pids") for most, used in [_pids(folder)] if most]
+    if left and min(left) < FEW_PROCESSES:
+        found = f"{min(left)} more are allowed here, threads counted"
+        yield warning("processes", found, "raise it: --pids-limit of docker run, podPidsLimit of the kubelet")
+
+
+def judge_locked(most: int, infiniband: bool) -> Finding:
+    """Whether memory may be locked, which only InfiniBand needs."""
+    if most == resource.RLIM_INFINITY or not infiniband:
+        return ok("locked memory", "unlimited" if most == resource.RLIM_INFINITY else f"{mebibytes(most)} at most")
+    found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and takes TCP instead"
+    advice = "add --ulimit memlock=-1 to docker run; under Slurm and Kubernetes raise the daemon's own limit"
+    return warning("locked memory", found, advice)
+
+
+def _pids(folder: Path) -> tuple[int | None, int]:
+    return _number(folder / "pids.max"), _number(folder / "pids.current") or 0
+
+
+def _number(file: Path) -> int | None:
+    text = _read(file)
+    return int(text) if text.isdigit() else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def amount(limit: int) -> str:
+    """A limit of the kernel's as people read it."""
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def mebibytes(size: float) -> str:
+    """Bytes in units of 2**20, as docker's --shm-size has them."""
+    return f"{size / (1 << 20):,.0f} MB"
+
+
+def gibibytes(size: float) -> str:
+    """Bytes in units of 2**30."""
+    return f"{size / (1 << 30):,.1f} GB"

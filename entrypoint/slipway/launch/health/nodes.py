@@ -1,0 +1,115 @@
+"""The part of a check for which nodes meet: the muster, then all learn what each found, then an all-reduce.
+
+It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. The launcher leaves this node's
+findings beside the run directory as `node.json` and finds those of all nodes there, as `nodes.json`.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.catalog import CHECK
+from slipway.launch.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
+from slipway.launch.health.finding import Finding, Report, findings_json, misconfigured, sick
+from slipway.launch.health.reports import OTHERS, assemble
+from slipway.launch.job import Job, run_job
+from slipway.launch.plan import make_plan
+from slipway.launch.rundir import OUTCOME_FILE, read_json, write_json
+
+EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
+RUN = "run"  # the run directory in the folder of temporary files
+GRACE_SECONDS = "5"  # seconds; there is nothing to save
+FIREWALL = "open all TCP ports between the nodes, and see which network interfaces they use (NCCL_DEBUG=INFO)"
+TOGETHER = "start the check on all nodes at once; they wait longer for each other with --muster-timeout S"
+
+
+class InterruptedCheckError(Exception):
+    """Somebody stopped the check; `code` is the exit code that says so."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"stopped with exit code {code}")
+        self.code = code
+
+
+def meet(job: Job, own: Report) -> tuple[Report, ...]:
+    """The reports of all nodes, by node rank; this node's alone, with an error row, where they cannot meet.
+
+    Raises InterruptedCheckError for a stop.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-check-") as name:
+        folder = Path(name)
+        about = {"gpus": [gpu.name for gpu in job.devices.gpus], "driver": job.devices.driver}
+        row = {"node_rank": own.node_rank, "host": own.host, "findings": findings_json(own.findings)}
+        write_json(folder / "node.json", row | about)
+        seconds = job.seconds("SLIPWAY_MUSTER_TIMEOUT") + EXCHANGE_SECONDS
+        trouble = start(passing(job, folder), folder / RUN, seconds, own.node_rank)
+        return assemble(own, read_json(folder / "nodes.json"), trouble)
+
+
+def passing(job: Job, folder: Path) -> Job:
+    """The job that nodes meet in, with all it leaves in `folder`."""
+    options = {"SLIPWAY_RUNS": folder, "SLIPWAY_RUN_DIR": folder / RUN, "SLIPWAY_RESUME": "none"}
+    quiet = {"SLIPWAY_MAX_RESTARTS": "0", "SLIPWAY_GRACE_SECONDS": GRACE_SECONDS, "SLIPWAY_CHECK": "0"}
+    given = {name: str(value) for name, value in (options | quiet).items()}
+    sources = dataclasses.replace(job.sources, options={**job.sources.options, **given})
+    topology = dataclasses.replace(job.plan.topology, notes=())
+    # Without an image nobody warns that the results, which are temporary, do not outlive the container.
+    host = dataclasses.replace(job.host, image=None)
+    return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
+
+
+def start(job: Job, folder: Path, seconds: float, node_rank: int) -> Finding | None:
+    """Run the job in its run directory to its end, at most so long; the row that says what went wrong, if anything.
+
+    Raises InterruptedCheckError for a stop.
+    """
+    clock = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))  # a stop, as the launcher understands it
+    clock.daemon = True
+    clock.start()
+    try:
+        with stdout_to_stderr():
+            code = run_job(job)
+        late, refusal = clock.finished.is_set(), ""
+    except LaunchError as error:
+        late, code, refusal = clock.finished.is_set(), error.code, str(error)
+    finally:
+        clock.cancel()
+    if late:
+        return misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
+    if code in (STOPPED, CANCELLED):
+        raise InterruptedCheckError(code)
+    if refusal:
+        row = sick if code == UNHEALTHY else misconfigured
+        return row(OTHERS, refusal, TOGETHER if code == PEER else "")
+    return judge_outcome(read_json(folder / OUTCOME_FILE), node_rank) if code else None
+
+
+def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
+    """The row for a job that started and did not end well, from its `outcome.json`. Pure."""
+    first = outcome.get("first")
+    if not isinstance(first, dict):
+        return misconfigured(OTHERS, "the job in which they meet did not end well; what it printed says why")
+    found = f"node {first.get('node_rank')} ({first.get('host')}): {first.get('evidence') or first.get('word')}"
+    ill = first.get("word") == "unhealthy" or "WrongResultError" in found
+    row = sick if ill and first.get("node_rank") == node_rank else misconfigured
+    return row(OTHERS, found, str(first.get("advice") or ""))
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """What workers and libraries print is no part of the table."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

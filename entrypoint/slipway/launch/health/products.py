@@ -1,0 +1,100 @@
+"""Does each device compute right? A child process per device multiplies matrices whose product is known (train/health.py)."""
+
+import contextlib
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.launch.devices import Devices
+from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
+
+MODULE = "slipway.train.health"
+SECONDS = (
+    120.0  # a first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute
+)
+LAST_SECONDS = 5.0  # for a child that was killed
+BUSY = "OutOfMemoryError"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a child ended: its report, its exit code (None: it had to be killed) and what it said last on stderr."""
+
+    report: Mapping[str, Any]
+    status: int | None
+    said: str = ""
+
+
+def multiply(devices: Devices, environ: Mapping[str, str], seconds: float = SECONDS) -> Iterator[Finding]:
+    """The row of each device's matrix products: of every GPU that CUDA will see, else of the CPU."""
+    names = {f"GPU {gpu.index}" if gpu.uuid.startswith("GPU-") else gpu.uuid: gpu.uuid for gpu in devices.gpus}
+    if importlib.util.find_spec("torch") is None:
+        yield skipped("matrix product", "torch is not installed here")
+        return
+    # One device a process: MIG allows no more, and one that crashes or hangs says nothing about its neighbours.
+    children = {name: _start("cuda", {**environ, "CUDA_VISIBLE_DEVICES": uuid}) for name, uuid in names.items()}
+    children = children or {"CPU": _start("cpu", {**environ, "CUDA_VISIBLE_DEVICES": ""})}
+    until = time.monotonic() + seconds
+    for name, child in children.items():
+        yield judge_product(f"{name} product", _wait(child, until), seconds)
+
+
+def _start(kind: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, kind],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _wait(child: subprocess.Popen[str], until: float) -> Ending:
+    try:
+        out, err = child.communicate(timeout=max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver survives even that
+            child.communicate(timeout=LAST_SECONDS)
+        return Ending({}, None)
+    return Ending(read_report(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
+
+
+def read_report(lines: Sequence[str]) -> Mapping[str, Any]:
+    """The last line of JSON; libraries may have printed something, too."""
+    for line in reversed(lines):
+        try:
+            report = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(report, dict):
+            return report
+    return {}
+
+
+def judge_product(what: str, ending: Ending, seconds: float) -> Finding:
+    """What a child's end says about its device."""
+    advice = "take the node out of service and look at nvidia-smi -q, dmesg and the memory test of the machine"
+    if ending.status is None:
+        return sick(what, f"no result within {seconds:.0f} s", advice)
+    if ending.report.get("wrong"):
+        return sick(what, f"wrong: {ending.report['wrong']}", advice)
+    if ending.status == 0 and ending.report.get("right"):
+        return ok(what, str(ending.report["right"]))
+    said = str(ending.report.get("failed") or ending.said)
+    if BUSY in said:
+        return warning(what, "no memory is free on it for a product", "nvidia-smi shows who holds it")
+    end = "failed" if ending.status >= 0 else _name(-ending.status)
+    return sick(what, f"{end}{f': {said}' if said else ''}", advice)
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,37 @@
+"""All probes of this node that need no torch, in a few seconds: what `slipway run --check` does first."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.devices import Devices
+from slipway.launch.health.disk import look_at_disks
+from slipway.launch.health.finding import Finding, probe
+from slipway.launch.health.gpus import look_at_gpus
+from slipway.launch.health.kernel_log import look_at_kernel_log
+from slipway.launch.health.limits import SHM, look_at_cpus, look_at_limits, look_at_memory, look_at_shm
+from slipway.launch.health.names import look_at_names
+from slipway.launch.host import Host
+from slipway.launch.topology import Topology
+
+
+def quick_check(
+    environ: Mapping[str, str], host: Host, devices: Devices, results: Path, topology: Topology | None, nvml: Any = None
+) -> tuple[Finding, ...]:
+    """Look at this node. Raises nothing; every probe that fails says so in its own row.
+
+    `results` is the folder that a run would be written to (surroundings.results_folder). Without a `topology` the names
+    that only several nodes need are left out. `nvml` is for tests. May take up to half a minute where a name server or
+    a file server does not answer.
+    """
+    found = (
+        probe("driver", lambda: look_at_gpus(devices, environ, nvml)),
+        probe("Xid errors", look_at_kernel_log) if devices.driver or devices.problem else (),
+        probe(str(SHM), lambda: look_at_shm(host.runtime)),
+        probe("memory", look_at_memory),
+        probe("CPUs", lambda: look_at_cpus(devices)),
+        probe("limits", look_at_limits),
+        probe("disks", lambda: look_at_disks(host, environ, results)),
+        probe("names", lambda: look_at_names(topology)),
+    )
+    return tuple(finding for rows in found for finding in rows)

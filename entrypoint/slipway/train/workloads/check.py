@@ -1,0 +1,81 @@
+"""What `slipway check` does on several nodes: all learn what each found, then a short all-reduce tells who is slow.
+
+Started by the launcher alone, through torchrun. Reads `node.json` beside the run directory and writes `nodes.json` there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.train.bandwidth import ALL_REDUCE, count_elements, rate_text, size_text
+from slipway.train.collectives import LINK_BYTES, make_buffers, time_links
+from slipway.train.context import Context, open_context
+from slipway.train.durable import replace_file
+from slipway.train.findings import Findings
+from slipway.train.laggard import find_laggard
+from slipway.train.options import AllreduceOptions, parse
+from slipway.train.workloads.allreduce import measure_one
+
+BYTES = {"cuda": "256M", "cpu": "8M"}  # large enough for bandwidth to count, and not latency
+CALLS = ("--iterations", "10", "--warmup-iterations", "2")
+
+
+def share_nodes(context: Context, leaders: list[int]) -> list[dict[str, Any]]:
+    """What each node's launcher wrote down, by `leaders`, the first rank of each; with its clock (unix seconds)."""
+    text = ""
+    if context.speaks:
+        text = (context.place.run_dir.parent / "node.json").read_text(encoding="utf-8")
+    nodes = [json.loads(context.share_text(text, rank)) for rank in leaders]
+    context.wait_for_all()
+    clocks = context.gather(torch.tensor(time.time(), dtype=torch.float64))
+    return [node | {"clock": float(clocks[rank])} for node, rank in zip(nodes, leaders, strict=True)]
+
+
+def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
+    """The all-reduce in words, what each node's link carries, and who stands out as slow: the index of its node.
+
+    Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
+    """
+    kind, ranks, findings = context.device.type, context.place.world_size, Findings()
+    options = parse(AllreduceOptions, [*CALLS, "--min-bytes", BYTES[kind], "--max-bytes", BYTES[kind]])
+    elements = count_elements(ALL_REDUCE, options.min_bytes, torch.float32.itemsize, ranks)
+    row = measure_one(make_buffers(ALL_REDUCE, elements, torch.float32, context), options, context, findings)
+    links = time_links(context)
+    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
+    laggard = find_laggard(own, links)
+    best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
+    node = max(index for index, rank in enumerate(leaders) if rank <= laggard.rank)
+    return {
+        "text": f"{rate_text(row.bus)} bus bandwidth at {size_text(row.size)}, {ranks} processes, {context.place.backend}",
+        "links": [rate_text(LINK_BYTES / seconds) if seconds else "" for seconds in best],
+        "slow": {"node": node, "text": f"rank {laggard.rank}: {laggard.text}"} if laggard.certain else None,
+    }
+
+
+def note(folder: Path, nodes: list[dict[str, Any]], exchange: dict[str, Any]) -> None:
+    """Write what is known so far, for this node's launcher."""
+    replace_file(folder / "nodes.json", json.dumps({"nodes": nodes, "exchange": exchange}))
+
+
+def main() -> None:
+    """Run as a worker."""
+    with open_context() as context:
+        place = context.place
+        first = context.gather(torch.tensor(place.local_rank))
+        leaders = [rank for rank, local_rank in enumerate(first) if int(local_rank) == 0]
+        nodes = share_nodes(context, leaders)
+        if context.speaks:
+            note(place.run_dir.parent, nodes, {})  # stays where the exchange below fails
+        exchange = measure(context, leaders)
+        if context.speaks:
+            note(place.run_dir.parent, nodes, exchange)
+        context.conclude("finished", exchange["text"])
+
+
+if __name__ == "__main__":
+    main()

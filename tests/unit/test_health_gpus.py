@@ -1,0 +1,165 @@
+"""What NVML says of a GPU becomes rows with what to do; what it does not support is no error. With a NVML that is made up."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import FakeNvml, NvmlError, make_card, make_devices
+
+from slipway.launch.devices import Devices
+from slipway.launch.errors import UNHEALTHY
+from slipway.launch.health.finding import Finding
+from slipway.launch.health.gpus import Reading, judge_driver, judge_gpu, look_at_gpus
+from slipway.launch.health.kernel_log import find_xids, judge_xids, look_at_kernel_log
+
+UNSUPPORTED, LOST = 3, 15
+
+
+class Nvml(FakeNvml):
+    """Answers health questions from `answers`, by function name; a NvmlError among them is raised, the rest is unsupported."""
+
+    def __init__(self, *cards: Any, answers: dict[str, Any], **more: Any) -> None:
+        super().__init__(*cards, **more)
+        self.answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvmlDeviceGet"):
+            raise AttributeError(name)
+
+        def answer(*arguments: Any) -> Any:
+            found = self.answers.get(name.removeprefix("nvmlDeviceGet"), NvmlError(UNSUPPORTED))
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return answer
+
+
+def rows(devices: Devices | None = None, /, **answers: Any) -> list[Finding]:
+    """The rows of a node with one GPU, without the driver's."""
+    return list(look_at_gpus(devices or make_devices(1), {}, Nvml(make_card(0), answers=answers)))[1:]
+
+
+def test_a_healthy_gpu_is_one_row_of_facts() -> None:
+    facts = {
+        "TotalEccErrors": 0, "RetiredPages": [], "RetiredPagesPendingStatus": 0, "RemappedRows": (1, 0, 0, 0),
+        "CurrentClocksEventReasons": 0x1 | 0x2 | 0x4, "Temperature": 41, "PowerUsage": 71_400,
+    }  # fmt: skip
+    (row,) = rows(**facts)
+    assert (row.what, row.level, row.code) == ("GPU 0", "ok", 0)
+    assert row.found == "NVIDIA H100, 41 °C, 71 W, 0 uncorrected memory errors, 0 retired pages"
+
+
+def test_a_gpu_that_supports_none_of_the_questions_is_no_error() -> None:
+    (row,) = rows()
+    assert (row.level, row.found) == ("ok", "NVIDIA H100")
+
+
+def test_a_library_that_lacks_the_functions_is_no_error() -> None:
+    (row,) = list(look_at_gpus(make_devices(1), {}, FakeNvml(make_card(0))))[1:]
+    assert row.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("answers", "what", "says"),
+    [
+        ({"TotalEccErrors": 2}, "GPU 0 memory", "2 uncorrected ECC errors"),
+        ({"RemappedRows": (0, 1, 0, 1)}, "GPU 0 memory", "could not be remapped"),
+        ({"TotalEccErrors": NvmlError(LOST, "GPU is lost")}, "GPU 0", "GPU is lost"),
+    ],
+)
+def test_damage_is_an_error_of_the_node_with_what_to_do(answers: dict[str, Any], what: str, says: str) -> None:
+    row = rows(**answers)[-1]
+    assert (row.what, row.level, row.code) == (what, "error", UNHEALTHY)
+    assert says in row.found
+    assert row.advice
+
+
+@pytest.mark.parametrize("answers", [{"RemappedRows": (0, 1, 1, 0)}, {"RetiredPagesPendingStatus": 1}])
+def test_memory_that_waits_for_a_reset_is_a_warning(answers: dict[str, Any]) -> None:
+    row = rows(**answers)[-1]
+    assert (row.what, row.level) == ("GPU 0 memory", "warning")
+    assert "wait for a reset" in row.found
+
+
+@pytest.mark.parametrize("bit", [0x08, 0x20, 0x40, 0x80])
+@pytest.mark.parametrize("function", ["CurrentClocksEventReasons", "CurrentClocksThrottleReasons"])
+def test_clocks_that_the_hardware_holds_down_are_a_warning(bit: int, function: str) -> None:
+    row = rows(**{function: bit | 0x1})[-1]
+    assert (row.what, row.level) == ("GPU 0 clocks", "warning")
+
+
+def test_several_faults_of_a_gpu_all_show() -> None:
+    bad = Reading(3, "NVIDIA H100", uncorrected=1, rows=(True, True), reasons=0x40)
+    assert [row.level for row in judge_gpu(bad)] == ["ok", "error", "error", "warning", "warning"]
+
+
+def test_a_gpu_that_is_lost_does_not_hide_the_others() -> None:
+    class OneLost(Nvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
+            if index == 0:
+                raise NvmlError(LOST, "GPU is lost")
+            return self.cards[index]
+
+    nvml = OneLost(make_card(0), make_card(1), answers={})
+    found = list(look_at_gpus(make_devices(2), {}, nvml))
+    assert [(row.what, row.level) for row in found[1:]] == [("GPU 0", "error"), ("GPU 1", "ok")]
+    assert nvml.shut_down
+
+
+@pytest.mark.parametrize(
+    ("devices", "environ", "level"),
+    [
+        (make_devices(2), {}, "ok"),
+        (Devices(), {}, "skipped"),
+        (Devices(driver="550.54", reason="the driver shows none"), {}, "warning"),
+        (Devices(driver="550.54", reason="CUDA_VISIBLE_DEVICES='' shows none"), {"CUDA_VISIBLE_DEVICES": ""}, "ok"),
+        (Devices(problem="NVML answers: Driver/library version mismatch"), {}, "error"),
+    ],
+)
+def test_the_drivers_row(devices: Devices, environ: dict[str, str], level: str) -> None:
+    row = judge_driver(devices, environ)
+    assert row.level == level
+    assert row.code == (UNHEALTHY if level == "error" else 0)
+    assert ("reboot" in row.advice) == (level == "error")
+
+
+def test_slices_of_one_gpu_share_its_row() -> None:
+    one = make_devices(1)
+    split = dataclasses.replace(one, gpus=one.gpus * 3)
+    assert len(rows(split)) == 1
+
+
+KMSG = """6,1,1000000,-;usb 1-1: new device
+4,812,7200000000,-;NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=python, Ch 00000008
+ SUBSYSTEM=pci
+4,813,7300000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus.
+3,814,7300000001,-;NVRM: nothing else
+"""
+
+
+def test_xid_errors_of_hardware_are_a_warning_with_number_and_age() -> None:
+    xids = find_xids(KMSG.splitlines())
+    assert [xid.number for xid in xids] == [31, 79]
+    row = judge_xids(xids, now=7300.0 + 7200)
+    assert row.level == "warning"
+    assert "1 in the kernel's log (numbers 79); the last 2.0 hours ago: Xid 79 of 0000:3b:00" in row.found
+    assert "fallen off the bus" in row.found
+
+
+def test_xid_errors_of_programs_are_a_fact() -> None:
+    row = judge_xids(find_xids(KMSG.splitlines()[:3]), now=8000.0)
+    assert row.level == "ok"
+    assert "1 of programs" in row.found
+
+
+def test_the_kernels_log_is_read_where_it_may_be_and_else_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(KMSG.splitlines()[3] + "\n")
+    assert [row.level for row in look_at_kernel_log(log)] == ["warning"]
+    (row,) = look_at_kernel_log(tmp_path / "absent")
+    assert row.level == "skipped"
+    assert "dmesg" in row.found

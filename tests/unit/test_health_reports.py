@@ -1,0 +1,286 @@
+"""The table of a check, its JSON and exit code; what nodes exchanged becomes their rows; children's ends become rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import make_devices, make_host, make_sources, resolve
+
+from slipway.launch.catalog import CHECK
+from slipway.launch.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
+from slipway.launch.health import nodes as meeting
+from slipway.launch.health import quick
+from slipway.launch.health.finding import (
+    WIDTH,
+    Report,
+    exit_code,
+    findings_json,
+    findings_lines,
+    misconfigured,
+    ok,
+    probe,
+    sick,
+    skipped,
+    summary,
+    warning,
+)
+from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
+from slipway.launch.health.products import Ending, judge_product, read_report
+from slipway.launch.health.quick import quick_check
+from slipway.launch.health.reports import assemble
+from slipway.launch.job import Job
+from slipway.launch.plan import make_plan
+from slipway.launch.rundir import write_json
+
+ROWS = (
+    ok("memory", "much"),
+    warning("/dev/shm", "64 MB", "add --shm-size 1g to docker run"),
+    misconfigured("run directory", " ".join(["read-only"] * 40), "mount it"),
+    skipped("driver", "no NVIDIA driver"),
+)
+
+
+def test_the_table_has_a_row_for_each_finding_with_its_advice_below() -> None:
+    lines = findings_lines(ROWS)
+    assert lines[0] == "  ok       memory         much"
+    assert lines[1:3] == ["  warning  /dev/shm       64 MB", f"{'':26}→ add --shm-size 1g to docker run"]
+    assert max(map(len, lines)) <= WIDTH
+    assert sum("read-only" in line for line in lines) > 3, "a long text goes on below its own column"
+    assert not any("\033" in line for line in lines)
+    assert findings_lines([]) == []
+
+
+def test_on_a_terminal_levels_are_coloured() -> None:
+    assert findings_lines(ROWS[:1], colour=True)[0].startswith("  \033[32mok ")
+
+
+def test_a_table_within_a_row_keeps_its_columns() -> None:
+    lines = findings_lines([warning("differences", "they differ:\n  driver    550  0\n            560  1")])
+    assert [line[24:] for line in lines] == ["they differ:", "  driver    550  0", "            560  1"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        (ROWS[:2], 0),
+        (ROWS, CONFIGURATION),
+        ((*ROWS, sick("GPU 0", "lost")), UNHEALTHY),
+        ((sick("GPU 0", "lost"), *ROWS), UNHEALTHY),
+        ((), 0),
+    ],
+)
+def test_an_unhealthy_node_wins_over_wrong_configuration(rows: Any, code: int) -> None:
+    assert exit_code(rows) == code
+
+
+def test_the_summary_counts_errors_and_warnings() -> None:
+    assert summary(ROWS) == "1 error, 1 warning"
+    assert summary((*ROWS, *ROWS)) == "2 errors, 2 warnings"
+    assert summary(ROWS[:1]) == "no errors or warnings"
+
+
+def test_a_probe_that_breaks_says_so_and_hides_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("no such thing")
+
+    (row,) = probe("memory", broken)
+    assert (row.what, row.level) == ("memory", "skipped")
+    assert "RuntimeError: no such thing" in row.found
+    for name in ("look_at_gpus", "look_at_shm", "look_at_memory", "look_at_cpus", "look_at_limits", "look_at_disks"):
+        monkeypatch.setattr(quick, name, broken)
+    rows = quick_check({"HOME": str(tmp_path)}, make_host(), make_devices(), tmp_path, None)
+    assert [row.level for row in rows] == ["skipped"] * 6 + ["ok"]
+    assert rows[-1].what == "host name"
+
+
+def test_the_quick_check_looks_at_everything(tmp_path: Path) -> None:
+    found = {row.what for row in quick_check({"HOME": str(tmp_path)}, make_host(), make_devices(), tmp_path, None)}
+    assert {
+        "driver",
+        "/dev/shm",
+        "memory",
+        "CPUs",
+        "open files",
+        "locked memory",
+        "run directory",
+        "host name",
+    } <= found
+
+
+# -- what nodes exchange
+
+
+def told(rank: int, *rows: Any, clock: float = 100.0, **more: Any) -> dict[str, Any]:
+    """A node in nodes.json."""
+    about = {"gpus": ["NVIDIA H100"], "driver": "550", "clock": clock, **more}
+    return {"node_rank": rank, "host": f"n{rank}", "findings": findings_json(rows), **about}
+
+
+EXCHANGE = {"text": "9 GB/s, 4 processes, nccl", "links": ["1 GB/s", "2 GB/s"], "slow": None}
+OWN = Report(0, "n0", ROWS[:1])
+
+
+def test_every_node_gets_its_own_findings_and_its_bandwidth() -> None:
+    content = json.loads(json.dumps({"nodes": [told(1, sick("GPU 0", "lost")), told(0, *ROWS)], "exchange": EXCHANGE}))
+    reports = assemble(OWN, content, None)
+    assert [report.host for report in reports] == ["n0", "n1"]
+    assert reports[0].findings[: len(ROWS)] == ROWS
+    assert [row.what for row in reports[0].findings[len(ROWS) :]] == ["other nodes", "all-reduce"]
+    assert [row.what for row in reports[1].findings] == ["GPU 0", "all-reduce"]
+    assert "2 GB/s to and from" in reports[0].findings[-1].found
+    assert exit_code(reports[0].findings) == CONFIGURATION
+    assert exit_code(reports[1].findings) == UNHEALTHY
+
+
+def test_a_node_that_is_slow_is_warned_of() -> None:
+    content = {"nodes": [told(0), told(1)], "exchange": EXCHANGE | {"slow": {"node": 1, "text": "rank 3: 9 s"}}}
+    reports = assemble(OWN, content, None)
+    assert [report.findings[-1].level for report in reports] == ["ok", "warning"]
+    assert "rank 3: 9 s" in reports[1].findings[-1].found
+
+
+def test_what_should_be_alike_and_is_not_is_a_warning() -> None:
+    content = {"nodes": [told(0), told(1, driver="560", clock=109.0)], "exchange": EXCHANGE}
+    (row,) = [row for row in assemble(OWN, content, None)[0].findings if row.what == "differences"]
+    assert row.level == "warning"
+    assert "560" in row.found
+    assert "+9.0 s" in row.found
+    alike = assemble(OWN, {"nodes": [told(0), told(1)], "exchange": EXCHANGE}, None)
+    assert "differences" not in [row.what for row in alike[0].findings]
+
+
+def test_findings_stay_where_the_exchange_failed() -> None:
+    trouble = misconfigured("other nodes", "node 1 (n1): gone")
+    reports = assemble(OWN, {"nodes": [told(0), told(1, *ROWS)], "exchange": {}}, trouble)
+    assert reports[0].findings[-1] == trouble
+    assert reports[1].findings == ROWS
+    assert assemble(OWN, {}, trouble)[0].findings == (*OWN.findings, trouble)
+
+
+def test_texts_of_other_nodes_are_made_safe_to_print() -> None:
+    content = {"nodes": [told(0), told(1, ok("a\033[2J", "b\nc\a"), host="\033c")], "exchange": {}}
+    content["nodes"][1]["findings"].append({"level": "fine", "code": 99})  # type: ignore[index]
+    report = assemble(OWN, content, None)[1]
+    assert report.host == "?c"
+    assert (report.findings[0].what, report.findings[0].found) == ("a?[2J", "b\nc?")
+    assert (report.findings[1].level, report.findings[1].code) == ("skipped", 0)
+
+
+# -- the job in which they meet
+
+
+def make_job(tmp_path: Path) -> Job:
+    sources = make_sources({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n0", "SLIPWAY_RUN_DIR": "mine"})
+    topology = resolve(sources.environ)
+    plan = make_plan(topology, CHECK, (), sources)
+    return Job(plan=plan, sources=sources, devices=make_devices(), environ={}, data=None, host=make_host())
+
+
+def test_the_job_leaves_everything_in_its_temporary_folder(tmp_path: Path) -> None:
+    job = passing(make_job(tmp_path), tmp_path)
+    assert job.sources.value("SLIPWAY_RUN_DIR") == str(tmp_path / "run")
+    assert job.sources.value("SLIPWAY_RUNS") == str(tmp_path)
+    assert job.plan.argv[-1] == "slipway.train.workloads.check"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "advice"),
+    [
+        (LaunchError("missing node rank 1", PEER), CONFIGURATION, "--muster-timeout"),
+        (LaunchError("differ in torch"), CONFIGURATION, ""),
+        (LaunchError("No space left", UNHEALTHY), UNHEALTHY, ""),
+    ],
+)
+def test_nodes_that_cannot_meet_are_a_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: LaunchError, code: int, advice: str
+) -> None:
+    def refuse(job: Job) -> int:
+        raise error
+
+    monkeypatch.setattr(meeting, "run_job", refuse)
+    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    assert row
+    assert (row.level, row.code, row.found) == ("error", code, str(error))
+    assert advice in row.advice
+
+
+def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(meeting, "run_job", lambda job: PEER)
+    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    assert row
+    assert "did not end well" in row.found
+    first = {"node_rank": 1, "host": "n1", "word": "lost", "evidence": "gone", "advice": "look"}
+    write_json(tmp_path / "outcome.json", {"first": first})
+    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    assert row
+    assert (row.found, row.advice, row.code) == ("node 1 (n1): gone", "look", CONFIGURATION)
+    monkeypatch.setattr(meeting, "run_job", lambda job: 0)
+    assert start(make_job(tmp_path), tmp_path, 60.0, 0) is None
+
+
+@pytest.mark.parametrize(("rank", "code"), [(0, CONFIGURATION), (1, UNHEALTHY)])
+def test_only_the_node_with_the_wrong_result_is_unhealthy(rank: int, code: int) -> None:
+    first = {"node_rank": 1, "host": "n1", "word": "failed", "evidence": "WrongResultError: all-reduce: rank 1 got …"}
+    assert judge_outcome({"first": first}, rank).code == code
+    assert judge_outcome({"first": first | {"word": "unhealthy", "evidence": "ECC"}}, rank).code == code
+
+
+def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wait(job: Job) -> int:
+        assert signal.sigtimedwait({signal.SIGTERM}, 30)
+        return 75
+
+    monkeypatch.setattr(meeting, "run_job", wait)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        row = start(make_job(tmp_path), tmp_path, 0.2, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert row
+    assert "had not exchanged their findings within 0 s" in row.found
+
+
+def test_a_stop_ends_the_check_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(meeting, "run_job", lambda job: CANCELLED)
+    with pytest.raises(InterruptedCheckError) as caught:
+        start(make_job(tmp_path), tmp_path, 60.0, 0)
+    assert caught.value.code == CANCELLED
+
+
+def test_what_workers_print_is_no_part_of_the_table(capfd: pytest.CaptureFixture[str]) -> None:
+    with meeting.stdout_to_stderr():
+        os.write(1, b"NCCL version\n")
+    os.write(1, b"table\n")
+    assert capfd.readouterr() == ("table\n", "NCCL version\n")
+
+
+# -- the products of matrices
+
+
+@pytest.mark.parametrize(
+    ("ending", "level", "says"),
+    [
+        (Ending({"right": "60 products right"}, 0), "ok", "60 products right"),
+        (Ending({"wrong": "bf16, product 3: 1 of 9 numbers"}, 1), "error", "wrong: bf16, product 3"),
+        (Ending({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1), "error", "launch failure"),
+        (Ending({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "no memory is free"),
+        (Ending({}, 1, "ImportError: libcuda.so.1"), "error", "failed: ImportError"),
+        (Ending({}, -11), "error", "SIGSEGV"),
+        (Ending({}, None), "error", "no result within 120 s"),
+        (Ending({}, 0), "error", "failed"),
+    ],
+)
+def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: Ending, level: str, says: str) -> None:
+    row = judge_product("GPU 1 product", ending, 120.0)
+    assert (row.level, row.code) == (level, UNHEALTHY if level == "error" else 0)
+    assert says in row.found
+
+
+def test_the_report_is_the_last_line_of_json() -> None:
+    assert read_report(["NCCL INFO", '{"right": "1"}', "bye", "7"]) == {"right": "1"}
+    assert read_report([]) == {}
