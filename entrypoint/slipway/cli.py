@@ -22,6 +22,7 @@ from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launching import CONTEXT, Launching, launcher_options
+from slipway.logs import logs
 from slipway.reports import report, workloads
 from slipway.results import evaluate, export, sample
 from slipway.runs import status, stop
@@ -100,7 +101,7 @@ JSON = click.Option(
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
-for command in (check, data, evaluate, export, report, sample, status, stop, workloads):
+for command in (check, data, evaluate, export, logs, report, sample, status, stop, workloads):
     slipway.add_command(command)
 
 

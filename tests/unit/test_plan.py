@@ -7,7 +7,8 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.plan import flight_recorder, plan_json, plan_lines, redact, resolved_values
+from slipway.launch.plan import flight_recorder, plan_json, plan_lines, resolved_values
+from slipway.launch.redact import redact
 from slipway.launch.settings import SETTINGS
 from slipway.launch.topology import TOPOLOGICAL
 

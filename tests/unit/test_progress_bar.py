@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_output import MakeOutput
+from worker_output import MakeOutput, logged
 
 from slipway.launch.relay import ERASE_LINE
 
@@ -73,4 +73,4 @@ def test_the_log_holds_no_state_of_a_bar_but_its_last(
     for text in texts:
         output.write(text, stream=1)
     output.end()
-    assert (tmp_path / "rank-0.log").read_bytes() == b"100%|###|\ndone\n"
+    assert logged(tmp_path) == b"--- attempt 2 ---\n100%|###|\ndone\n"

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from worker_output import MakeOutput
+from worker_output import MakeOutput, logged
 
 from slipway.launch import relay as module
 
 Capture = pytest.CaptureFixture[bytes]
+ABOVE = b"--- attempt 2 ---\n"
 
 
 def test_lines_of_several_carry_node_and_rank(make_output: MakeOutput, capfdbinary: Capture) -> None:
@@ -28,14 +30,32 @@ def test_who_is_alone_is_passed_through_plain(make_output: MakeOutput, capfdbina
     assert capfdbinary.readouterr() == (b"plain\n", b"")
 
 
-def test_each_rank_has_a_log_that_grows_with_a_line_between_attempts(make_output: MakeOutput, tmp_path: Path) -> None:
+def test_each_rank_has_a_log_that_grows_with_a_line_above_each_attempt(make_output: MakeOutput, tmp_path: Path) -> None:
     for texts in ((b"first\n",), (b"second\n", b"error\n", b"other\n")):
         output = make_output()
         for stream, text in enumerate(texts):
             output.write(text, stream)
         output.end()
-    assert (tmp_path / "rank-0.log").read_bytes() == b"first\n--- attempt 2 ---\nsecond\nerror\n"
-    assert (tmp_path / "rank-1.log").read_bytes() == b"other\n"
+    assert logged(tmp_path, 0) == ABOVE + b"first\n" + ABOVE + b"second\nerror\n"
+    assert logged(tmp_path, 1) == ABOVE + ABOVE + b"other\n"
+
+
+def test_a_time_has_the_same_width_always_and_sorts_like_text() -> None:
+    moments = [0.0, 0.0004, 1.5, 1_795_000_000.999, 1_795_000_001.0]
+    stamps = [module.stamp(moment) for moment in moments]
+    assert stamps[0] == stamps[1] == b"1970-01-01T00:00:00.000Z"
+    assert stamps[3:] == [b"2026-11-18T11:06:40.999Z", b"2026-11-18T11:06:41.000Z"]
+    assert stamps == sorted(stamps)
+
+
+def test_a_line_in_the_log_has_the_time_at_which_it_came(make_output: MakeOutput, tmp_path: Path) -> None:
+    before = module.stamp(time.time())
+    output = make_output()
+    output.write(b"text\n")
+    output.end()
+    line = (tmp_path / "rank-0.log").read_bytes().splitlines()[-1]
+    assert before <= line[:24] <= module.stamp(time.time())
+    assert line[24:] == b" text"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +80,7 @@ def test_lines_come_out_whole(
         output.write(text)
     output.end()
     assert capfdbinary.readouterr().out == shown
-    assert (tmp_path / "rank-0.log").read_bytes() == shown
+    assert logged(tmp_path) == ABOVE + shown
 
 
 def test_a_line_without_an_end_is_passed_on_in_pieces(
@@ -94,7 +114,7 @@ def test_last_words_are_not_lost_when_a_leftover_process_holds_the_pipe(
     output.relay.close_writers()
     output.relay.close()
     os.close(held)
-    assert (tmp_path / "rank-0.log").read_bytes() == b"last words\n"
+    assert logged(tmp_path) == ABOVE + b"last words\n"
 
 
 PROGRAM = """
@@ -124,15 +144,15 @@ def test_a_console_that_went_away_does_not_end_the_training(tmp_path: Path) -> N
     os.close(read)
     assert run_program(tmp_path, console=write) == 75
     os.close(write)
-    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3
+    assert logged(tmp_path).count(b"line ") == 3
 
 
 def test_a_full_disk_behind_the_console_does_not_end_the_training(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         assert run_program(tmp_path, console=full.fileno()) == 75
-    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3
+    assert logged(tmp_path).count(b"line ") == 3
 
 
 def test_a_console_that_was_never_there_does_not_end_the_training(tmp_path: Path) -> None:
     assert run_program(tmp_path, "sh", "-c", 'exec "$@" >&- 2>&-', "sh") == 75
-    assert (tmp_path / "rank-0.log").read_bytes().count(b"line ") == 3
+    assert logged(tmp_path).count(b"line ") == 3

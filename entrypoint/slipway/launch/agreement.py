@@ -1,7 +1,6 @@
 """What a launcher brings to a job of several nodes, and what it makes of what all have agreed on."""
 
 import dataclasses
-import importlib.metadata
 import socket
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from slipway import __version__
 from slipway.launch.attempts import Try, count_failures
 from slipway.launch.errors import LaunchError
 from slipway.launch.job import Job, say
+from slipway.launch.logs.versions import installed
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.plan import interfaces, make_plan
 from slipway.launch.rundir import OccupiedError, Run, choose_run, newest_step, place_run
@@ -74,14 +74,6 @@ def make_card(job: Job, node: Node) -> Card:
         problem=node.problem,
         occupied=node.occupied,
     )
-
-
-def installed(package: str) -> str | None:
-    """The version of an installed package, found without importing it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def runs_folder(job: Job) -> Path:

@@ -18,6 +18,7 @@ from slipway.launch.devices import Devices
 from slipway.launch.ending import tell_ending
 from slipway.launch.errors import EXITS, LaunchError
 from slipway.launch.host import CHECKPOINTS, Host
+from slipway.launch.logs.plan_file import write_plan
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
 from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, newest_step, prepare_run, write_json
@@ -77,6 +78,9 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     except OSError as error:
         raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
     prepare_run(run, job.plan, __version__, time.time())
+    if job.plan.topology.process is None or job.plan.topology.process.local_rank == 0:
+        with suppress(OSError):  # a disk that is full so far may have room when it counts
+            write_plan(run.node(job.plan.topology.node_rank), job.plan, job.sources)
     number = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")

@@ -1,13 +1,16 @@
 """The workers' output: to this process's stdout and stderr with `node:rank` in front, and to a log file per rank.
 
 A rank that is alone is passed through plain. Rank 0's progress bar (text that starts with a carriage return and has no
-newline) is shown on a terminal only, below everything else, and kept out of the log.
+newline) is shown on a terminal only, below everything else, and kept out of the log. In the log each line has a time in
+front, so that those of all ranks can be merged (`slipway logs`).
 """
 
+import datetime
 import os
 import select
 import selectors
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -106,15 +109,20 @@ class Stream:
         self._last.append(line.decode(errors="replace"))
         self._console.line(self._prefix + line + b"\n", self._out)
         with suppress(OSError):  # a full disk must not end the training; the console still has the line
-            self._log.write(line + b"\n")
+            self._log.write(stamp(time.time()) + b" " + line + b"\n")
+
+
+def stamp(seconds: float) -> bytes:
+    """A time (Unix seconds) as it stands in front of a log's line: UTC with milliseconds, always 24 bytes."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z".encode()
 
 
 def open_log(file: Path, header: str) -> BinaryIO:
-    """Open a log file to add to; a line tells what follows from what an earlier attempt left in it. Raises OSError."""
+    """Open a log file to add to; a line without a time tells which attempt's lines follow. Raises OSError."""
     log = file.open("ab", buffering=0)
-    if log.tell():
-        with suppress(OSError):  # a full disk is not the log's to tell
-            log.write(f"--- {header} ---\n".encode())
+    with suppress(OSError):  # a full disk is not the log's to tell
+        log.write(f"--- {header} ---\n".encode())
     return log
 
 
@@ -122,7 +130,7 @@ class Relay:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank.
 
     `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
-    between an earlier attempt's lines and these.
+    above this attempt's lines.
     """
 
     def __init__(

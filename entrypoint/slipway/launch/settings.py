@@ -66,7 +66,7 @@ def _nodes(text: str) -> tuple[int, int]:
     low, colon, high = text.partition(":")
     least, most = (_number(1, 65_536)(part) for part in (low, high if colon else low))
     if least > most:
-        raise ValueError("MIN:MAX needs the smaller number of nodes first")
+        raise ValueError("MIN:MAX is needed, the smaller number of nodes first")
     return least, most
 
 

@@ -44,7 +44,7 @@ def find_run(name: str, runs: Path) -> Path:
     """
     candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
     for path in candidates:
-        if (path / RUN_FILE).is_file() or find_holders(path):
+        if (path / RUN_FILE).is_file() or find_holders(path) or any(path.glob("node-*/logs")):
             return path
     known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
     if not name or not known:

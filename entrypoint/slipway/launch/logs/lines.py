@@ -1,0 +1,168 @@
+"""The logs of a run's ranks, read as one stream of lines in the order of their times.
+
+Nothing is held but a piece of each file, which is open only while that is read: logs may be gigabytes, and thousands.
+"""
+
+import calendar
+import datetime
+import heapq
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from slipway.launch.child import AGENT_LOG, SPAWN_LOG
+from slipway.launch.logs.plan_file import PLAN_FILE
+from slipway.launch.muster.compare import compress
+from slipway.launch.rundir import RUN_FILE, read_json
+
+PIECE = 65_536  # bytes read of a file at a time
+LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
+LOOK = 0.5  # s between two looks for more
+# What starts a node's ranks has a log, too; it counts as a rank below 0.
+PARENTS = MappingProxyType(
+    {name.removesuffix(".log"): -number for number, name in enumerate((AGENT_LOG, SPAWN_LOG), 1)}
+)
+
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+_HEADER = re.compile(rb"--- attempt (\d{1,9})(?:, (.*))? ---")
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f])"
+)  # colours go, the rest is shown as odd
+
+
+class Line(NamedTuple):
+    """A line of a log; lines compare in the order in which they are shown.
+
+    `time` (Unix seconds) orders; where a line has none of its own, `stamp` is empty, and it is that of the line above
+    with `untimed` counting on, or infinite in what the parent of the ranks said: that stands behind its attempt.
+    """
+
+    attempt: int
+    time: float
+    untimed: int
+    node: int
+    rank: int
+    stamp: str
+    text: str
+
+
+class LogFile:
+    """The log of one rank, or of what started a node's ranks, read from its beginning on as it grows."""
+
+    def __init__(self, path: Path, node: int, rank: int) -> None:
+        self.path, self.node, self.rank = path, node, rank
+        self._offset, self._rest = 0, b""
+        self._attempt, self._untimed = 1, 0
+        self._time = math.inf if rank < 0 else 0.0
+
+    def lines(self, *, over: bool) -> Iterator[Line]:
+        """The lines that have come since the last call; where it is `over` also one without an end."""
+        while piece := self._read():
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            if len(self._rest) > LONGEST:
+                whole, self._rest = [*whole, self._rest], b""
+            yield from self._understand(whole)
+        if over and self._rest:
+            whole, self._rest = [self._rest], b""
+            yield from self._understand(whole)
+
+    def _read(self) -> bytes:
+        with suppress(OSError), self.path.open("rb") as file:  # it may be gone meanwhile
+            file.seek(self._offset)
+            piece = file.read(PIECE)
+            self._offset += len(piece)
+            return piece
+        return b""
+
+    def _understand(self, raw_lines: list[bytes]) -> Iterator[Line]:
+        for raw in raw_lines:
+            if raw.startswith(b"--- ") and (header := _HEADER.fullmatch(raw)):
+                self._attempt = int(header[1])
+                self._note(_header_time(header[2]))
+                continue
+            stamp, text = "", raw
+            if _STAMP.match(raw) and (moment := _stamp_time(raw[:24].decode())) is not None:
+                stamp, text = raw[:24].decode(), raw[25:]
+                self._note(moment)
+            else:
+                self._untimed += 1
+            yield Line(self._attempt, self._time, self._untimed, self.node, self.rank, stamp, readable(text))
+
+    def _note(self, moment: float) -> None:
+        self._untimed = 0
+        if self.rank >= 0:
+            self._time = moment
+
+
+def _stamp_time(stamp: str) -> float | None:
+    with suppress(ValueError):
+        return datetime.datetime.fromisoformat(stamp).timestamp()
+    return None
+
+
+def _header_time(text: bytes | None) -> float:
+    """The time in the line above an attempt, 0 where it makes no sense."""
+    with suppress(ValueError):
+        return calendar.timegm(time.strptime((text or b"").decode(errors="replace"), "%Y-%m-%d %H:%M:%S UTC"))
+    return 0.0
+
+
+def readable(raw: bytes) -> str:
+    """A line as a terminal would leave it, without what would do something to the terminal."""
+    text = raw.decode(errors="replace")
+    if text.isprintable():
+        return text
+    text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar the newest state
+    return _CONTROL.sub(lambda found: "\ufffd" if found["odd"] else "", text)
+
+
+def find_logs(run: Path) -> list[LogFile]:
+    """All logs of ranks, and of what started them, in a run directory."""
+    found = []
+    for path in run.glob("node-*/logs/*.log"):
+        node, rank = path.parent.parent.name.removeprefix("node-"), path.stem.removeprefix("rank-")
+        if node.isdecimal() and (rank.isdecimal() or rank in PARENTS):
+            found.append(LogFile(path, int(node), PARENTS[rank] if rank in PARENTS else int(rank)))
+    return sorted(found, key=lambda log: (log.node, log.rank))
+
+
+def tell_elsewhere(run: Path) -> str:
+    """Which nodes' logs are not in this directory, and where to look for them; empty where all are here."""
+    here = {log.node for log in find_logs(run)}
+    if not here:
+        return f"there are no logs in {run} so far."
+    plans = [read_json(file).get("topology") for file in run.glob(f"node-*/{PLAN_FILE}")]
+    records = [read_json(run / RUN_FILE), *(plan for plan in plans if isinstance(plan, dict))]
+    counts = [record.get("nodes") for record in records]
+    missing = set(range(max((count for count in counts if isinstance(count, int)), default=0))) - here
+    if not missing:
+        return ""
+    return (
+        f"the logs of node{'s' if len(missing) > 1 else ''} {compress(missing)} are not here. Where the nodes do not share "
+        f"the run directory, each has its own on its own disk: look for {run.name} there."
+    )
+
+
+def read_lines(
+    run: Path, takes_file: Callable[[int, int], bool], takes: Callable[[Line], bool], going_on: Callable[[], bool]
+) -> Iterator[Line | None]:
+    """All lines that are wanted, merged; `takes_file` gets a file's node and rank.
+
+    None stands where everything that was there has been read. While it is `going_on` more is waited for.
+    """
+    files: dict[Path, LogFile] = {}
+    while True:
+        over = not going_on()  # asked before reading, so that nothing is missed
+        for log in find_logs(run):
+            if takes_file(log.node, log.rank):
+                files.setdefault(log.path, log)
+        yield from heapq.merge(*(filter(takes, log.lines(over=over)) for log in files.values()))
+        yield None
+        if over:
+            return
+        time.sleep(LOOK)
