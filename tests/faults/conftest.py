@@ -10,15 +10,17 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("launch", "image")]
 
+from containers import PATIENCE  # noqa: E402
+from nodes import Nodes  # noqa: E402
 from scene import Scene  # noqa: E402
-from table import Fault  # noqa: E402
+from table import Fault, Parting  # noqa: E402
 
 ROWS = pytest.StashKey[list[tuple[str, ...]]]()
-WIDTHS = (44, 4, 64, 7, 30)
+WIDTHS = (44, 7, 64, 7, 30)
 
 
 @pytest.fixture
-def engine(fault: Fault, request: pytest.FixtureRequest) -> None:
+def engine(fault: Fault | Parting, request: pytest.FixtureRequest) -> None:
     """For rows that need one: a Docker Engine that answers, and the image."""
     if fault.engine:
         request.getfixturevalue("image")
@@ -42,6 +44,17 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def undisturbed(image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two nodes to which nothing happens, as node 0 has it."""
+    with ExitStack() as stack:
+        job = Nodes(Scene(tmp_path_factory.mktemp("undisturbed"), stack))
+        job.start(1)
+        first = job.start(0)
+        assert job.end(PATIENCE) == (0, 0), job.text
+        return first.run
+
+
+@pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after step 25, with snapshots of the steps 10 and 20."""
     with ExitStack() as stack:
@@ -52,13 +65,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[Fault, int, str, float], None]:
+def tell(request: pytest.FixtureRequest) -> Callable[[Fault | Parting, str, str, float], None]:
     """Note a row of the table."""
     rows = request.config.stash.setdefault(ROWS, [])
 
-    def note(fault: Fault, code: int, line: str, seconds: float) -> None:
+    def note(fault: Fault | Parting, code: str, line: str, seconds: float) -> None:
         told = re.sub(r"node 0 \([^)]*\)(, |: )", "", line)  # on every line, and always the same
-        rows.append((fault.name, str(code), told, f"{seconds:.1f}/{fault.bound:.0f}", fault.resume.text))
+        rows.append((fault.name, code, told, f"{seconds:.1f}/{fault.bound:.0f}", fault.resume.text))
 
     return note
 

@@ -1,5 +1,6 @@
 """Where a fault happens: a small job in a folder of its own, what harms it from outside, and what a resume makes of it."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,15 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from launchers import PATIENCE, Launcher, start_launcher
 
-from slipway.train.snapshot import list_snapshots, snapshot_name, verify_snapshot
+from slipway.train.snapshot import list_snapshots, load_snapshot, snapshot_name
 
 STEPS = 40
-JOB = (
-    "linear", "--dataset-size", "256", "--batch-size", "8", "--accumulate", "2", "--steps", str(STEPS),
+COURSE = (
+    "--batch-size", "8", "--accumulate", "2", "--steps", str(STEPS),
     "--save-every", "10", "--eval-every", "30", "--log-every", "1",
 )  # fmt: skip
+JOB = ("linear", "--dataset-size", "256", *COURSE)
 INSIDE = Path(__file__).parent / "inside"  # its sitecustomize.py does harm in the worker
 
 
@@ -88,15 +91,9 @@ class Scene:
         return next(line.strip() for line in told.lines if line.strip().startswith("ended"))
 
     def result(self) -> dict[str, str]:
-        """The sha256 of each file in the last snapshot, which must verify; each step must be in the metrics once."""
-        newest = list_snapshots(self.run / "snapshots")[0]
-        assert newest.name == snapshot_name(STEPS)
-        verify_snapshot(newest)
-        lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines if "lr" in line] == list(range(1, STEPS + 1))
-        assert [line["step"] for line in lines if "val_loss" in line] == [30, 40]
-        files = json.loads((newest / "manifest.json").read_text())["files"]
-        return {name: file["sha256"] for name, file in files.items()}
+        """What the run ended with; each step must be in the metrics once."""
+        evaluations(self.run)
+        return end_state(self.run)
 
     @staticmethod
     def end(launcher: Launcher) -> None:
@@ -104,6 +101,28 @@ class Scene:
         if launcher.process.poll() is None:
             os.killpg(launcher.process.pid, signal.SIGKILL)
         launcher.end()
+
+
+def end_state(run: Path) -> dict[str, str]:
+    """The last snapshot of a run that finished, which must verify: the state, and the sha256 of each tensor.
+
+    A training that went on writes its tensors in another order, so the files themselves may differ.
+    """
+    newest = list_snapshots(run / "snapshots")[0]
+    assert newest.name == snapshot_name(STEPS)
+    snapshot = load_snapshot(newest)
+    tensors = {f"{file}.{name}": tensor for file, part in snapshot.tensors.items() for name, tensor in part.items()}
+    contents = {name: tensor.reshape(-1).view(torch.uint8).numpy() for name, tensor in tensors.items()}
+    digests = {name: hashlib.sha256(content.tobytes()).hexdigest() for name, content in contents.items()}
+    return {"state": json.dumps(snapshot.state, sort_keys=True), **digests}
+
+
+def evaluations(run: Path, since: int = 0) -> list[float]:
+    """The losses of both evaluations; each step after `since` must be in the metrics once, and no other."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "lr" in line] == list(range(since + 1, STEPS + 1))
+    assert [line["step"] for line in lines if "val_loss" in line] == [30, 40]
+    return [line["val_loss"] for line in lines if "val_loss" in line]
 
 
 def verdict(closing: list[str]) -> str:

@@ -5,6 +5,7 @@ from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 from typing import Any
 
 import contained
+import losses
 from damages import delete, empty, empty_all, flip, found, overwrite, truncate, turn_times_round
 from harms import (
     Harm,
@@ -20,13 +21,14 @@ from harms import (
     stopped,
     stopped_when,
 )
+from nodes import TRAINING
 
 
 @dataclass(frozen=True)
 class Resume:
     """What going on yields: the step of the snapshot (None: none), the exit code, and what it says.
 
-    `exact`: it ends with the files that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
+    `exact`: it ends with the state that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
     """
 
     step: int | None = None
@@ -56,6 +58,21 @@ class Fault:
     bound: float
     resume: Resume
     engine: bool = False  # needs a Docker Engine and the image
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A fault of a job with several nodes: the exit code of each, with a pattern of its closing line.
+
+    `resume`: what the last attempt goes on from; where no node finished, what starting all of them again does.
+    """
+
+    name: str
+    provoke: losses.Loss
+    ends: tuple[tuple[int, str], ...]
+    bound: float
+    resume: Resume
+    engine: bool = True
 
 
 DONE = "is finished; there is nothing to resume"
@@ -149,4 +166,29 @@ FAULTS = [
     Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, engine=True),
     Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), engine=True),
     Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, engine=True),
+]  # fmt: skip
+
+
+def finish(attempts: int, nodes: int = 2) -> tuple[tuple[int, str], ...]:
+    """All nodes finish in this attempt."""
+    after = f" after {attempts} attempts" if attempts > 1 else ""
+    return ((0, f"^finished on {nodes} node{'s'[: nodes - 1]}{after}: "),) * nodes
+
+
+CUT, LOSE, GO_ON = 20, 60, 120  # s, on a machine under load: to a verdict; to the end of another attempt
+FIRST, SAVE, EVALUATE = losses.FIRST_STEP, losses.SAVING, losses.EVALUATION
+
+PARTINGS = [
+    Parting("node 1 killed", losses.killed(1, TRAINING), finish(2), GO_ON, FROM_20),
+    Parting("node 0 killed", losses.killed(0, TRAINING), finish(2), GO_ON, FROM_20),
+    Parting("node 1 killed waiting, first step, saving", losses.killed(1, FIRST, SAVE, waiting=True), finish(3), GO_ON, FROM_20),
+    Parting("node 0 killed waiting, saving, evaluation", losses.killed(0, SAVE, EVALUATE, waiting=True), finish(3), GO_ON, Resume(30)),
+    Parting("node 1 frozen for a while", losses.frozen(1), finish(2), GO_ON, FROM_20),
+    Parting("node 0 frozen for a while", losses.frozen(0), finish(2), GO_ON, FROM_20),
+    Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced, (*finish(2)[:1], (78, "RANK=1 is taken by"), *finish(2)[1:]), GO_ON, FROM_20),
+    Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), LOSE, FROM_20),
+    Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "a node was lost: .*node 1 .*no sign of life for 4 s"), (76, "a node was lost: .*node 0 .*no sign of life for 4 s")), CUT, FROM_20),
+    Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, finish(2), GO_ON, FROM_20),
+    Parting("docker stop of node 1", losses.stopped, ((75, "^stopped by the system: .*stopped at step 26 of 40, snapshot saved"),) * 2, LOSE, Resume(26)),
+    Parting("WORLD_SIZE=1:2: lost, joined, stopped", losses.elastic, (*finish(4, 1), (75, "^stopped by the system: .*stopped at step 26")), GO_ON, Resume(26, exact=False)),
 ]  # fmt: skip

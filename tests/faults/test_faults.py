@@ -21,7 +21,7 @@ def test_it_ends_soon_and_truly_and_goes_on(
         pytest.fail(f"still there after {fault.bound} s:\n{job.text}", pytrace=False)
     seconds = time.monotonic() - scene.harmed
     line = scene.status() if code < 0 else verdict(job.closing)
-    tell(fault, code, line, seconds)
+    tell(fault, str(code), line, seconds)
     assert code == fault.code, job.text
     assert re.search(fault.line, line), job.text
     assert seconds < fault.bound

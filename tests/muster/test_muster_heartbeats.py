@@ -85,6 +85,7 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
             node0.join(15)
     assert node0.verdict is not None
     assert node0.verdict.word == "lost"
+    assert "another launcher came in its place" in node0.verdict.first.evidence
 
 
 def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node(launcher: Make) -> None:

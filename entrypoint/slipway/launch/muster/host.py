@@ -161,8 +161,9 @@ class Host:
             taken = f"RANK={node_rank} is taken by {rival.card.host}; every node needs a RANK of its own."
             self._refuse(link, taken, hello)
             return None
-        if rival and older:
-            older.cut()  # frozen, or cut off: the launcher that came in its place is the sooner sign of that
+        if rival and older and self.links.get(node_rank) is older:
+            self._miss(rival, "it does not answer, and another launcher came in its place")
+            older.cut()
         if self.running or self.roster is None:
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
             self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")

@@ -226,4 +226,4 @@ class Member:
             )
 
     def _lost_master(self, words: str, host: str = "") -> Outcome:
-        return Outcome(0, host or self._address, "lost", time.time(), evidence=f"lost node 0: {words}")
+        return Outcome(0, host or self._address, "lost", time.time(), evidence=words)
