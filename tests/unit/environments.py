@@ -118,12 +118,14 @@ CASES = (
         options={"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234", "NPROC_PER_NODE": "3"},
     ),
     Case("NNODES", PLAIN | {"NNODES": "4", "NODE_RANK": "3"}, place(4, 3, "10.0.0.1"), {"RANK": "environment (NODE_RANK)"}),
-    Case("min:max equal", PLAIN | {"NNODES": "2:2"}, place(2, 1, "10.0.0.1")),
+    Case("min:max equal", PLAIN | {"NNODES": "2:2"}, place(2, 1, "10.0.0.1", least=2, elastic=False)),
+    Case("min:max", PLAIN | {"WORLD_SIZE": "2:4"}, place(4, 1, "10.0.0.1", least=2, elastic=True, group_rank=1)),
     Case(
         "Kubeflow Trainer v2", TRAINER, place(3, 1, "mnist-node-0-0.mnist", 29_500, scheduler="Kubeflow Trainer"),
         {"RANK": "Kubeflow Trainer (PET_NODE_RANK)"}, fqdn="mnist-node-0-1.mnist.default.svc.cluster.local",
     ),
     Case("Kubeflow Trainer, GPUs", TRAINER, place(3, 1, "mnist-node-0-0.mnist", processes_per_node=4), gpus=4),
+    Case("PET_NNODES=1:2", TRAINER | {"PET_NNODES": "1:2"}, place(2, 1, "mnist-node-0-0.mnist", least=1, elastic=True)),
     Case("PET_NNODES=2:2", TRAINER | {"PET_NNODES": "2:2"}, place(2, 1, "mnist-node-0-0.mnist")),
     Case("PyTorchJob, old", PYTORCHJOB_OLD, place(3, 2, "mnist-master-0", 23_456)),
     Case(

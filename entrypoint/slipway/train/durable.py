@@ -74,9 +74,13 @@ def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, tensor by tensor, so that no second copy of the model is held in memory."""
+    """The bytes of a safetensors file, tensor by tensor, so that no second copy of the model is held in memory.
+
+    In the order of their names, so that equal tensors make equal files: a resumed optimizer lists its state differently.
+    """
     import torch  # only here: whatever else writes files need not wait for it
 
+    tensors = dict(sorted(tensors.items()))
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
