@@ -130,6 +130,32 @@ def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> 
     assert all(error.code == 78 and "is not empty" in str(error) for error in ends.values())
 
 
+@pytest.mark.parametrize("change", [{"image": "other"}, {"problem": "/checkpoints is mounted read-only."}])
+def test_a_newcomer_that_does_not_fit_is_turned_away_and_the_job_goes_on_without_it(
+    crew: Callable[..., Crew], change: dict[str, Any]
+) -> None:
+    job = crew(3, least=2, window=1.0)
+    job.open(0, 1, 2)
+    done = job.join(node0={"tries": 1}, node1={"tries": 1}, node2=change)
+    assert done[2].code == 78
+    assert str(next(iter(change.values()))) in str(done[2])
+    assert {done[rank].nodes for rank in (0, 1)} == {2}
+
+
+def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(crew: Callable[..., Crew]) -> None:
+    job = crew(2)
+    job.open(0, 1)
+    first: dict[int, Any] = {}
+    thread = threading.Thread(target=lambda: first.update(job.join(1, node1={"tries": 1})))
+    thread.start()
+    assert job.join(0, node0={"image": "other"})[0].code == 78
+    job.close(0)
+    job.open(0)
+    assert job.join(0)[0].tries == 1
+    thread.join(10)
+    assert first[1].tries == 1
+
+
 def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
     job = crew(2)
     job.open(0, 1)

@@ -12,7 +12,7 @@ from slipway.launch.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
-from slipway.launch.muster.compare import compress, draw_table, find_differences
+from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
 from slipway.launch.muster.host import Host
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
@@ -109,24 +109,60 @@ class Conduct:
         return self._roster.describe(asyncio.get_running_loop().time() - self._began)
 
     def _compare(self) -> tuple[str, ...]:
-        """Warnings about what should agree; LaunchError (78) with the table where something that must does not."""
+        """Warnings about what should agree; LaunchError (78) where something that must does not."""
+        if newest := self._roster.newest:
+            self._turn_away(newest.card)
+        elif misfit := self._misfit():
+            raise misfit
+        return self._notes()
+
+    def _turn_away(self, veteran: Card) -> None:
+        """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
+        odd = [rank for rank, card in self._roster.cards.items() if not fit(card, veteran, self._allow_uneven)]
+        misfit = self._misfit() if odd else None
+        if misfit is None:
+            return
+        links, self._host.odd_since = self._host.links, math.inf
+        for rank in links.keys() - {0} if 0 in odd else odd:
+            link = links.pop(rank)
+            self._roster.vacate(rank)
+            if rank in odd:
+                link.send(wire.End(misfit.code, tuple(str(misfit).splitlines())))
+            else:
+                link.cut()  # it goes on looking for a node 0
+        if 0 in odd:
+            raise misfit
+
+    def _misfit(self) -> LaunchError | None:
+        """Why the nodes that are here cannot run together, with the table of what differs; None where they can."""
         problems = [
             f"node {rank} ({card.host}): {problem}"
             for rank, card in self._roster.cards.items()
             if (problem := card.problem or ("" if self._roster.newest else card.occupied))
         ]
         if problems:
-            raise LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
+            return LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
+        if musts := [difference for difference in self._differences() if difference.must]:
+            names = ", ".join(difference.name for difference in musts)
+            table = draw_table(self._differences(), self._roster.hosts)
+            return LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
+        return None
+
+    def _differences(self) -> tuple[Difference, ...]:
         offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
-        differences = find_differences(self._roster.cards, offsets, self._allow_uneven)
+        return find_differences(self._roster.cards, offsets, self._allow_uneven)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Warnings about what should agree and does not."""
+        differences = self._differences()
         table = draw_table(differences, self._roster.hosts) if differences else ()
-        if any(difference.must for difference in differences):
-            names = ", ".join(difference.name for difference in differences if difference.must)
-            raise LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
         return ("warning: the nodes of this job are not alike:", *table) if table else ()
 
     async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
-        """Let every launcher visit its neighbour; None where one left or came meanwhile. LaunchError (78) where one fails."""
+        """Let every launcher visit its neighbour; LaunchError (78) where one cannot.
+
+        None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration.
+        """
         host, loop = self._host, asyncio.get_running_loop()
         host.round += 1
         arrivals, ranks = host.arrivals, self._roster.ranks
@@ -145,6 +181,10 @@ class Conduct:
                     )
                 )
             await host.until(lambda: len(host.probed) == len(ranks) or changed(), loop.time() + 2 * PROBE_SECONDS)
+        if not changed():
+            troubled = [rank for rank in ranks if self._answer(rank).trouble]
+            suspects = {rank for first in troubled for rank in (first, _after(first, ranks))}
+            await asyncio.gather(*(host.unseat_silent(rank) for rank in suspects))
         if changed():
             return None
         if troubles := [self._trouble(rank, ranks) for rank in ranks if self._answer(rank).trouble]:
@@ -197,14 +237,10 @@ class Conduct:
                 path.unlink(missing_ok=True)
 
     async def _finish(self) -> None:
-        """Gather the outcomes, judge, and tell all. A node that stays silent too long counts as lost."""
-        host, loop = self._host, asyncio.get_running_loop()
-        await host.until(lambda: bool(host.outcomes), math.inf)
-        deadline = loop.time() + self._timeout
-        await host.until(lambda: self._all_told() or self._failed(), deadline)
-        if self._failed():
-            deadline = loop.time() + self._patience
-        await host.until(self._all_told, deadline)
+        """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
+        host = self._host
+        await host.until(lambda: self._all_told() or self._failed(), math.inf)
+        await host.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
         for rank, seat in self._roster.seats.items():
             if rank not in host.outcomes:
                 silence = "its launcher did not say in time how it ended"
