@@ -125,7 +125,6 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
             address="127.0.0.1",
             port=port,
             timeout=SECONDS,
-            patience=SECONDS,
             token="",
             folder=folder,
             say=keep_quiet,

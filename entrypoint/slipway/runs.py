@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
+from slipway.arguments import read_sources
 from slipway.launch.errors import FAILED, FINISHED, LaunchError
+from slipway.launch.host import read_host
 from slipway.launch.rundir import code_of
-from slipway.launch.settings import Sources, read_env_file
 from slipway.launch.status import find_run, read_status, status_json, status_lines
 from slipway.launch.stops import TICK, ask_to_stop
+from slipway.launch.surroundings import default_runs
 from slipway.launch.verdict import GOOD
 
 RUNS = click.option("--runs", metavar="DIR", help="Folder that holds the runs.  [SLIPWAY_RUNS, default runs]")
@@ -20,9 +22,8 @@ RUNS = click.option("--runs", metavar="DIR", help="Folder that holds the runs.  
 
 def named_run(run: str, runs: str | None) -> Path:
     """The run that is meant; the folder of runs comes from the same places as for `slipway run`."""
-    file = Path(".env")
-    options = {"SLIPWAY_RUNS": runs} if runs else {}
-    sources = Sources(options, dict(os.environ), read_env_file(file) if file.is_file() else {})
+    host = read_host(dict(os.environ))
+    sources = read_sources({"SLIPWAY_RUNS": runs}, {"SLIPWAY_RUNS": default_runs(host)})
     return find_run(run, Path(sources.value("SLIPWAY_RUNS")))
 
 

@@ -159,23 +159,28 @@ class Client:
         return self.receive()
 
     def wait_for(self, kind: type) -> Any:
-        """The next message of a type."""
+        """The next message of a type; heartbeats before it are answered."""
         while not isinstance(message := self.receive(), kind):
             assert message is not None, f"node 0 closed the connection before any {kind.__name__}"
+            if isinstance(message, Ping):
+                self.send(Pong())
         return message
 
 
 def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float = 0.0) -> None:
     """Take part until go, with an honest ring port; nothing that comes afterwards is answered."""
+    client.send(answer_neighbour(client, make_card(node_rank, nodes), clock))
+    client.wait_for(Start)
+
+
+def answer_neighbour(client: Client, card: Card, clock: float = 0.0) -> Probed:
+    """Take part until the neighbour has visited, and return what is to be told of the own visit."""
     door = socket.create_server((LOOPBACK, 0))
     challenge = client.receive().challenge
     proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
-    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", make_card(node_rank, nodes)))
-    while not isinstance(message := client.receive(), Probe):
-        if isinstance(message, Ping):
-            client.send(Pong())
+    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", card))
+    probe = client.wait_for(Probe)
     with door, door.accept()[0] as visitor:
         visitor.recv(1000)
-        visitor.sendall(encode(Here(node_rank)))
-    client.send(Probed(message.round, "", True))
-    client.wait_for(Start)
+        visitor.sendall(encode(Here(card.node_rank)))
+    return Probed(probe.round, "", True)

@@ -8,6 +8,7 @@ import pytest
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 
 from slipway.launch.muster import messages as wire
+from slipway.launch.muster.conduct import Conduct
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome
 from slipway.launch.verdict_block import block
@@ -63,6 +64,22 @@ def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) 
     play(*crew)
     assert [one.code for one in crew] == [code, code]
     assert crew[0].verdict == crew[1].verdict
+
+
+def test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing(launcher: Make) -> None:
+    """Its heartbeats say that it lives: a script may export for long on one node when the others are done."""
+    crew = [launcher(rank, 2, timeout=0.5, patience=0.1, more={"heartbeat": 1.0}) for rank in range(2)]
+    crew[0].work = lambda muster: time.sleep(2.0) or make_outcome(0)
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0]
+
+
+def test_a_muster_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conduct, "_compare", lambda conduct: 1 / 0)
+    crew = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
+    play(*crew)
+    assert [one.code for one in crew] == [1, 76]
+    assert crew[0].lines == ["the muster broke: ZeroDivisionError: division by zero"]
 
 
 def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:

@@ -11,6 +11,7 @@ from crew import Process
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from test_muster_endings import hear_of_others
 
+from slipway.launch.muster import conduct, ring
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome
@@ -55,6 +56,24 @@ def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: 
         node0.join(15)
         second.join(15)
     assert (node0.code, second.code) == (0, 0)
+
+
+def test_a_launcher_that_freezes_while_the_ring_is_tested_is_missing_and_not_misconfigured(
+    launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (conduct, ring):
+        monkeypatch.setattr(module, "PROBE_SECONDS", 1.0)
+    node0 = launcher(0, 2)
+    node0.start()
+    with Client(port) as silent:
+        assert isinstance(silent.introduce(make_card(1, 2)), wire.Welcome)
+        silent.wait_for(wire.Probe)
+        node0.join(6.5)
+        second = launcher(1, 2)
+        second.start()
+        node0.join(10)
+        second.join(10)
+    assert (node0.code, second.code) == (0, 0), node0.log
 
 
 @pytest.mark.parametrize("frozen", [0, 1])

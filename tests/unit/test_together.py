@@ -9,12 +9,12 @@ import pytest
 from stand_ins import make_sources
 from test_alone import make_job, tried
 
-from slipway.launch.agreement import Node, agree, make_card
-from slipway.launch.attempts import Try
-from slipway.launch.job import Job
+from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
+from slipway.launch.attempts import Course, Try
+from slipway.launch.job import Job, conclude
 from slipway.launch.muster.card import Go
 from slipway.launch.muster.messages import Ending
-from slipway.launch.rundir import Run
+from slipway.launch.rundir import Run, last_outcome, write_json
 from slipway.launch.stops import Stop, Stops
 from slipway.launch.together import decide_together
 from slipway.launch.verdict import Outcome, judge
@@ -72,6 +72,7 @@ def test_an_elastic_job_goes_on_without_who_leaves(outcome: Outcome) -> None:
 
 def test_nothing_follows_a_stop_or_a_good_end() -> None:
     assert rule(LOST, stop=True).pause is None
+    assert rule(STOPPED, stop=True, leaving=(2, 3)).pause is None, "Ctrl-C on one node after SIGTERM on another"
     assert rule(Outcome(0, "n0", "finished", 1.0)).pause is None
     assert rule(Outcome(0, "n0", "cancelled", 1.0), leaving=(1,)).pause is None
 
@@ -110,6 +111,29 @@ def test_fewer_nodes_than_before_get_ranks_without_gaps(tmp_path: Path) -> None:
     assert "--node-rank=2" in ours.plan.argv
     assert (ours.plan.topology.node_rank, ours.plan.topology.world_size) == (3, 6)
     assert node.run.path.name == "lm-1"
+
+
+def test_a_new_node_0_without_what_the_job_began_from_may_go_on_with_it(tmp_path: Path) -> None:
+    given = {"RANK": "0", "SLIPWAY_RESUME": str(tmp_path / "lost"), "SLIPWAY_RUNS": str(tmp_path)}
+    node = enter(job_of(**given))
+    assert node.problem == ""
+    assert "there is no such run or snapshot" in node.occupied
+
+
+@pytest.mark.parametrize(("own", "folder"), [("", "all"), ("elsewhere/mine", "elsewhere")])
+def test_nodes_look_for_each_others_files_where_the_run_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runs_folder(job_of(SLIPWAY_RUNS="all", SLIPWAY_RUN_DIR=own)) == tmp_path / folder
+
+
+@pytest.mark.parametrize(("begun", "stands"), [(1, "lost"), (2, "finished")])
+def test_who_was_left_behind_leaves_what_later_attempts_found(tmp_path: Path, begun: int, stands: str) -> None:
+    write_json(tmp_path / "run.json", {"attempt": begun})
+    write_json(tmp_path / "outcome.json", {"attempt": begun, "word": "finished"})
+    conclude(judge([LOST]), job_of(), Run(tmp_path, "none", 1), Course((Try(1, LOST),)))
+    assert last_outcome(tmp_path)["word"] == stands
 
 
 def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:

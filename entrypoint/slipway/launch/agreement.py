@@ -13,7 +13,7 @@ from slipway.launch.job import Job, say
 from slipway.launch.logs.versions import installed
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.plan import interfaces, make_plan
-from slipway.launch.rundir import OccupiedError, Run, choose_run, newest_step, place_run
+from slipway.launch.rundir import NoNewRunError, Run, choose_run, newest_step, place_run
 from slipway.launch.surroundings import require_writable, results_folder
 
 
@@ -39,7 +39,7 @@ def enter(job: Job) -> Node:
         if job.plan.topology.node_rank == 0:
             run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
             return dataclasses.replace(node, run=run)
-    except OccupiedError as error:
+    except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))
     except LaunchError as error:
         return dataclasses.replace(node, problem=str(error))
@@ -77,8 +77,9 @@ def make_card(job: Job, node: Node) -> Card:
 
 
 def runs_folder(job: Job) -> Path:
-    """The folder that holds the runs."""
-    return Path(job.sources.value("SLIPWAY_RUNS")).absolute()
+    """The folder that holds the run, whether it is named or one among the runs."""
+    own, runs = (job.sources.value(name) for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_RUNS"))
+    return Path(own).absolute().parent if own else Path(runs).absolute()
 
 
 def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:

@@ -59,6 +59,11 @@ class Course:
         """How many attempts the job had."""
         return self.missed + len(self.tries)
 
+    @property
+    def number(self) -> int:
+        """The number of the newest attempt, 0 without one."""
+        return self.tries[-1].number if self.tries else 0
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -39,6 +39,7 @@ class Facts:
     behind: int | None = None  # lag behind
     moved: bool | None = None  # past the first step; None where nobody can tell
     lost: str = ""  # which other node failed first
+    still: float = 0.0  # seconds for which this launcher was frozen before it found the others gone
     status: int = 0  # torchrun's return code, negative for a signal
     failures: list[dict[str, Any]] = field(default_factory=list)
     ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
@@ -54,6 +55,9 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
 
+    if facts.lost and facts.still:
+        frozen = f"it stood still for {facts.still:.0f} s (frozen, or its machine), and the others gave it up"
+        return outcome("lost", frozen, time=now - facts.still)
     bad = {rank: record for rank, record in files.items() if record.get("outcome") not in GOOD}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)

@@ -21,7 +21,7 @@ from slipway.launch.host import CHECKPOINTS, Host
 from slipway.launch.logs.plan_file import write_plan
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
-from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, newest_step, prepare_run, write_json
+from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, is_newest, newest_step, prepare_run, write_json
 from slipway.launch.settings import Sources
 from slipway.launch.stops import Stops
 from slipway.launch.supervise import Attempt, Elsewhere
@@ -104,10 +104,10 @@ def not_started(job: Job, run: Run, error: LaunchError) -> Try:
 def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
     """Write the verdict down, print it, tell the pod, and return this node's exit code.
 
-    `run` is None where there is none, or where another node writes into the same folder.
+    `run` is None where there is none, or where another node writes into the same folder; what a later attempt found stands.
     """
     node_rank = job.plan.topology.node_rank
-    if run:
+    if run and is_newest(run.path, course.number):
         with suppress(OSError):
             write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course))
     if not job.plan.workload.keeps:

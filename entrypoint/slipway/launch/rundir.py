@@ -18,6 +18,7 @@ from slipway.launch.settings import Sources
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
+WAITING_FILE = "waiting.json"  # in a node's folder, between two attempts
 PER_RANK = ("outcome", "heartbeat")  # folders of a node with a file per rank that tells about one attempt
 
 
@@ -42,20 +43,21 @@ class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
 
 
-class OccupiedError(LaunchError):
-    """The run directory that was named has a run in it already; the message says what to type."""
+class NoNewRunError(LaunchError):
+    """Nothing new can begin: the run directory that was named is taken, or what to begin from is not there; the message says
+    what to type. A job that is under way goes on all the same."""
 
 
 def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool = False) -> Run:
     """Decide where this run lies, without creating anything.
 
-    Raises OccupiedError where a run would be overwritten, LaunchError where there is nothing to resume from, AlreadyFinishedError where
+    Raises NoNewRunError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
     there is nothing left to do; with several nodes that is for the workers to see, on all of them.
     """
     run = place_run(plan, sources, now)
     if run.resume not in ("auto", "none") and not Path(run.resume).exists():
         given = sources.value("SLIPWAY_RESUME")
-        raise LaunchError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
+        raise NoNewRunError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
     if run.resume == "auto":
         if not finished_is_fine:
             _refuse_finished(run.path, plan)
@@ -116,6 +118,11 @@ def last_outcome(path: Path) -> dict[str, Any]:
     return outcome if not record or outcome.get("attempt") == record.get("attempt") else {}
 
 
+def is_newest(path: Path, attempt: int) -> bool:
+    """Return whether nobody has begun a later attempt on a run: one that took it over, or goes on without this node."""
+    return _number(read_json(path / RUN_FILE).get("attempt")) <= attempt
+
+
 def newest_step(path: Path) -> int | None:
     """Return the step of the newest snapshot in a run directory, None without one."""
     steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
@@ -126,7 +133,7 @@ def _refuse_used(path: Path, plan: Plan) -> None:
     """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
     used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
     if used and plan.topology.rank == 0:
-        raise OccupiedError(
+        raise NoNewRunError(
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
             "run in it, or choose another one with --run-dir."
         )
@@ -176,7 +183,7 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
     process = plan.topology.process
     name = f"rank-{process.rank}.json" if process else "*"
     mine = [file for folder in PER_RANK for file in (node / folder).glob(name)]
-    return [*mine, *([] if process and process.local_rank else [node / "stop", node / "honours-stop"])]
+    return [*mine, *([] if process and process.local_rank else [node / "stop", node / "honours-stop", node / WAITING_FILE])]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from slipway.launch.verdict_block import utc
 
 AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
+STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
 STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
@@ -54,7 +55,7 @@ class Attempt:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
         self.deadline = float("inf")
-        self._hang, self._next_look = hang, 0.0
+        self._hang, self._next_look, self._looked = hang, 0.0, time.monotonic()
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._signalled: set[int] = set()
@@ -105,6 +106,9 @@ class Attempt:
     def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
         """Take note of what has happened, and pass on what the workers have to know."""
         facts, now = self.facts, time.monotonic()
+        if not facts.lost and now - self._looked > STOOD_STILL:
+            facts.still = now - self._looked
+        self._looked = now
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
@@ -115,6 +119,8 @@ class Attempt:
             self._look_at_pulse(now)
         if not facts.lost and (news := lost()):
             facts.lost, self._left_alone = news.text, news.gone
+            follow = "; where they stand follows" if news.gone and self.plan.workload.own else ""
+            self.say(f"{news.text}: ending the processes of this node{follow}")
             self._hurry()
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)

@@ -127,7 +127,7 @@ def decide_together(
     """What follows a verdict; `leaving` are the nodes that an elastic job can go on without, if it has any."""
     tries = (*node.tries, dataclasses.replace(tried, outcome=verdict.first))
     limit = restart_limit(job)
-    if leaving and limit and verdict.word in ("stopped", "unhealthy"):
+    if leaving and limit and not stops.came and verdict.word in ("stopped", "unhealthy"):
         return Ending(verdict, PAUSES[0], leaving=leaving)
     if stops.came or verdict.first.good:
         return Ending(verdict)

@@ -89,7 +89,8 @@ class Topology:
         world = _count(self.world_size, "process", "processes")
         if self.elastic:
             nodes, world = f"{self.least} to {nodes}", f"at most {world}"
-            inside = f"(inside your script WORLD_SIZE is a multiple of {self.processes_per_node})"
+            fewest = self.least * self.processes_per_node
+            inside = f"(inside your script WORLD_SIZE is {fewest} to {self.world_size})"
         if self.world_size != self.nodes * self.processes_per_node:
             return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
         one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")

@@ -62,7 +62,7 @@ def as_json(verdict: Verdict, node_rank: int, course: Course = Course()) -> dict
     return {
         "code": verdict.code(node_rank),
         **dataclasses.asdict(verdict),
-        "attempt": course.tries[-1].number if course.tries else 0,
+        "attempt": course.number,
         "attempts": [dataclasses.asdict(attempt) for attempt in course.tries],
         "no_restart": course.why,
     }

@@ -158,17 +158,31 @@ class Host:
         node_rank = hello.card.node_rank
         rival, older = self.roster.rival(hello), self.links.get(node_rank)
         if rival and older and await self._answers(older):
-            taken = f"RANK={node_rank} is taken by {rival.card.host}; every node needs a RANK of its own."
-            self._refuse(link, taken, hello)
+            taken = f"RANK={node_rank} is taken by {rival.card.host}"
+            if self.stopping:  # a scheduler may replace what it stops before that has saved
+                self._refuse(link, f"{taken}, which is stopping.", again=True)
+            else:
+                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello)
             return None
-        if rival and older and self.links.get(node_rank) is older:
-            self._miss(rival, "it does not answer, and another launcher came in its place")
-            older.cut()
+        if rival and older:
+            self._unseat(rival, older, "it does not answer, and another launcher came in its place")
         if self.running or self.roster is None:
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
             self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")
             return None
         return seat
+
+    async def unseat_silent(self, node_rank: int) -> None:
+        """Empty a seat while nodes wait for each other, where its launcher does not answer."""
+        link, seat = self.links.get(node_rank), self.roster and self.roster.seats.get(node_rank)
+        if link and seat and not await self._answers(link):
+            self._unseat(seat, link, "it does not answer")
+
+    def _unseat(self, seat: Seat, link: Link, why: str) -> None:
+        """Give up a launcher that does not answer, before its connection ends by itself."""
+        if self.links.get(seat.card.node_rank) is link:
+            self._miss(seat, why)
+            link.cut()
 
     async def _answers(self, link: Link) -> bool:
         """Whether the launcher at the other end is alive."""
@@ -218,6 +232,7 @@ class Host:
             elif not self.running:
                 del self.stopping[node_rank]
                 self.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
+                self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
 
     def _miss(self, seat: Seat, ended: str) -> None:
         """A launcher's connection ended: a lost node during the run, an empty seat before it."""

@@ -7,7 +7,7 @@ knows how to check.
 from dataclasses import dataclass
 from signal import Signals
 
-from slipway.launch.muster.card import Card
+from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.stops import STOP_WORDS
 from slipway.launch.verdict import Outcome, Verdict
 
@@ -157,7 +157,7 @@ class Stopping:
 
     def __post_init__(self) -> None:
         """Only what a launcher catches itself is passed on."""
-        if self.signal not in {number.name for number in STOP_WORDS}:
+        if self.signal not in {number.name for number in STOP_WORDS} or len(self.name) > TEXT:
             raise ValueError("not a signal that stops")
 
     @property

@@ -143,7 +143,9 @@ class Muster:
                 future.cancel()
                 return None
             if not self._thread.is_alive():
-                raise LaunchError("the thread that talks to the other launchers ended unexpectedly.", FAILED)
+                break
+        if future.cancelled() or not future.done():
+            raise LaunchError("the thread that talks to the other launchers ended unexpectedly.", FAILED)
         return future.result()
 
     def _run(self) -> None:
@@ -214,7 +216,6 @@ class Muster:
             address=self._address,
             port=self._port,
             timeout=self._timeout,
-            patience=self._patience,
             token=self._token,
             folder=self._folder,
             say=self._say,

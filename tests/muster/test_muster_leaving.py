@@ -1,0 +1,75 @@
+"""Who was asked to stop, at the moments in which others count on it or come in its place."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from stage import Client, Launcher, answer_neighbour, make_card, make_outcome, play, take_part
+
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.codec import encode
+from slipway.launch.muster.member import STOPS
+from slipway.launch.muster.muster import Muster
+from slipway.launch.verdict import Outcome
+
+Make = Callable[..., Launcher]
+
+
+def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start(launcher: Make, port: int) -> None:
+    node0 = launcher(0, 2, more={"least": 1, "window": 5.0})
+    node0.start()
+    with Client(port) as leaver:
+        probed = answer_neighbour(leaver, make_card(1, 2))
+        time.sleep(0.5)  # node 0's own answer comes first, so that these two complete the test
+        leaver.socket.sendall(encode(probed) + encode(wire.Stopping("SIGTERM", "SIGTERM")))
+        assert leaver.wait_for(wire.End).code == 75
+        node0.join(10)
+    assert node0.go is not None
+    assert (node0.go.nodes, node0.code) == (1, 0)
+
+
+def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_wait(launcher: Make, port: int) -> None:
+    answers, asked = [], threading.Event()
+
+    def work(muster: Muster) -> Outcome:
+        muster.stop("SIGTERM", "SIGTERM")
+        asked.wait(10)
+        return make_outcome(1, "stopped")
+
+    def replace(muster: Muster) -> Outcome:
+        while not muster.stops:
+            time.sleep(0.02)
+        with Client(port) as second:
+            answers.append(second.introduce(make_card(1, 2), process="second"))
+        asked.set()
+        return make_outcome(0, "stopped")
+
+    play(launcher(0, 2, work=replace), launcher(1, 2, work=work))
+    assert (answers[0].again, answers[0].reason) == (True, "RANK=1 is taken by host1, which is stopping.")
+
+
+def test_a_launcher_that_asks_to_stop_for_ever_is_heard_so_often(launcher: Make, port: int) -> None:
+    over, heard = threading.Event(), []
+
+    def work(muster: Muster) -> Outcome:
+        over.wait(10)
+        heard.extend(muster.stops)
+        return make_outcome(0, "stopped")
+
+    node0 = launcher(0, 2, work=work)
+    node0.start()
+    with Client(port) as mad:
+        take_part(mad)
+        for _ in range(10 * STOPS):
+            mad.send(wire.Stopping("SIGTERM", "SIGTERM"))
+        mad.send(wire.Report(make_outcome(1, "failed")))  # heard last, and told last
+        time.sleep(1.0)
+        over.set()
+        node0.join(10)
+    assert len(heard) == STOPS
+
+
+def test_the_name_of_a_request_to_stop_is_bounded() -> None:
+    with pytest.raises(ValueError, match="not a signal"):
+        wire.Stopping("SIGTERM", "x" * 1000)
