@@ -93,3 +93,12 @@ def test_zombies_are_reaped(container: Containers) -> None:
     shown = container(f'IMG python -c "{orphans}; {states}"').stdout
     assert "R" in shown
     assert "Z" not in shown
+
+
+def test_a_run_in_the_image_is_found_from_another_container(container: Containers, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    volume = f"{WELL} --volume {tmp_path}:/checkpoints"
+    container(f"{volume} IMG linear --steps 3")
+    assert "linear, attempt 1" in container(f"{volume} IMG status").stdout
+    (name,) = (path.name for path in tmp_path.iterdir() if path.name.startswith("linear-"))
+    assert "step 3/3" in container(f"{volume} IMG logs {name} --rank 0").stdout

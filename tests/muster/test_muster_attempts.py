@@ -305,3 +305,13 @@ def test_a_sick_node_leaves_an_elastic_job(crew: Callable[..., Crew]) -> None:
     job.open(0, 1, 2)
     job.join()
     assert job.report("peer", node1="unhealthy")[0].leaving == (1,)
+
+
+def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Callable[..., Crew]) -> None:
+    job = crew(3, least=2, window=600.0)
+    job.open(0, 1, 2)
+    job.join()
+    job.musters[2].stop("SIGTERM", "SIGTERM")
+    job.report("stopped")
+    gos = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
+    assert {go.nodes for go in gos.values()} == {2}

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,3 +141,31 @@ def test_a_request_is_written_for_the_launcher(slipway: Slipway) -> None:
     assert answer.code == 0, answer.err
     assert f"process id {os.getpid()}" in answer.out
     assert json.loads((run / "stop").read_text())["outcome"] == "cancelled"
+
+
+def test_a_job_of_several_nodes_shows_those_that_run_now_and_not_those_that_left() -> None:
+    run = make(beats=1, nodes=2)
+    left = run / "node-1"
+    (left / "heartbeat").mkdir(parents=True)
+    write_json(heartbeat_file(left, 1), {"phase": "finish", "step": 5, "steps": 20, "monotonic": 1.0})
+    with held(run):
+        status = read_status(run)
+        lines = "\n".join(status_lines(status))
+    assert [beat.rank for beat in status.beats] == [0]
+    assert "running     node 0: the launcher with process id" in lines
+    assert status_json(status)["holders"][0]["node"] == 0
+
+
+def test_a_job_that_waits_for_nodes_says_so_and_shows_no_ranks() -> None:
+    run = make(beats=1, nodes=2)
+    write_json(run / "node-0" / "waiting.json", {"attempt": 3, "since": time.time() - 40})
+    with held(run):
+        status = read_status(run)
+        lines = "\n".join(status_lines(status))
+    assert re.search(r"waiting     for nodes, since 4\d s, for attempt 3", lines)
+    assert "last sign of life" not in lines
+    assert status_json(status)["waiting"]["attempt"] == 3
+
+
+def test_a_users_script_leaves_no_snapshots_of_ours() -> None:
+    assert "snapshot" not in "\n".join(status_lines(read_status(make(workload="own"))))

@@ -183,7 +183,10 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
     process = plan.topology.process
     name = f"rank-{process.rank}.json" if process else "*"
     mine = [file for folder in PER_RANK for file in (node / folder).glob(name)]
-    return [*mine, *([] if process and process.local_rank else [node / "stop", node / "honours-stop", node / WAITING_FILE])]
+    return [
+        *mine,
+        *([] if process and process.local_rank else [node / "stop", node / "honours-stop", node / WAITING_FILE]),
+    ]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.catalog import WORKLOADS
 from slipway.launch.errors import LaunchError
 from slipway.launch.heartbeat import HEARTBEATS, Beat, read_beats
 from slipway.launch.holder import TOUCH, Holder, find_holders, is_alive, read_holder
-from slipway.launch.rundir import RUN_FILE, last_outcome, newest_run, newest_step, read_json
+from slipway.launch.rundir import RUN_FILE, WAITING_FILE, last_outcome, newest_run, newest_step, read_json
 from slipway.launch.verdict import CODES
 from slipway.launch.verdict_block import ENDINGS, utc
 
@@ -21,11 +22,17 @@ GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no sign
 
 @dataclass(frozen=True)
 class Status:
-    """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed."""
+    """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed.
+
+    `nodes` are the node ranks of the `holders`. While launchers wait for others there are no ranks, and `waiting` says since
+    when (unix seconds), and for which attempt.
+    """
 
     path: Path
     record: Mapping[str, Any]
     holders: tuple[Holder, ...]  # those alive
+    nodes: tuple[int, ...]
+    waiting: Mapping[str, Any]
     beats: tuple[Beat, ...]
     ages: tuple[float, ...]
     snapshot: int | None
@@ -64,9 +71,13 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     files = find_holders(path)
     with ThreadPoolExecutor(max_workers=len(files) or 1) as pool:  # each may take its few seconds
         alive = list(pool.map(lambda file: is_alive(file, stopped, GLANCE), files))
-    holders = [read_holder(file) for file, lives in zip(files, alive, strict=True) if lives]
+    living = [file for file, lives in zip(files, alive, strict=True) if lives]
+    holders = {file: holder for file in living if (holder := read_holder(file))}
+    waits = [record for file in living if (record := read_json(file.with_name(WAITING_FILE)))]
+    # Those of nodes that left the job are of no interest while it runs without them.
+    folders = {file.parent / HEARTBEATS for file in living} or path.glob(f"node-*/{HEARTBEATS}")
     beats, ages = [], []
-    for folder in sorted(path.glob(f"node-*/{HEARTBEATS}")):
+    for folder in sorted(folders) if not waits else ():
         ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
         for beat in read_beats(folder.parent, sorted(ranks)).values():
             with suppress(FileNotFoundError):  # another attempt may just begin
@@ -75,7 +86,9 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     return Status(
         path,
         read_json(path / RUN_FILE),
-        tuple(holder for holder in holders if holder),
+        tuple(holders.values()),
+        tuple(int(name) if (name := file.parent.name.removeprefix("node-")).isdigit() else 0 for file in holders),
+        waits[0] if waits else {},
         tuple(beats),
         tuple(ages),
         newest_step(path),
@@ -90,7 +103,11 @@ def status_json(status: Status) -> dict[str, Any]:
         "alive": status.alive,
         "attempt": status.record.get("attempt"),
         "snapshot": status.snapshot,
-        "holders": [{name: value for name, value in asdict(holder).items() if name != "token"} for holder in status.holders],
+        "holders": [
+            {"node": node} | {name: value for name, value in asdict(holder).items() if name != "token"}
+            for node, holder in zip(status.nodes, status.holders, strict=True)
+        ],
+        "waiting": dict(status.waiting) or None,
         "ranks": [
             {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
@@ -103,10 +120,16 @@ def status_lines(status: Status) -> list[str]:
     """The same for people: who runs it and where each rank stands, or how it ended."""
     record = status.record
     lines = [f"{status.path}: {record.get('workload', 'a run')}, attempt {record.get('attempt', 1)}"]
-    lines += [f"  running     {holder.text}" for holder in status.holders]
+    several = isinstance(nodes := record.get("nodes"), int) and nodes > 1
+    for node, holder in zip(status.nodes, status.holders, strict=True):
+        lines.append(f"  running     {f'node {node}: ' if several else ''}{holder.text}")
+    if isinstance(since := status.waiting.get("since"), int | float):
+        attempt = status.waiting.get("attempt")
+        lines.append(f"  waiting     for nodes, since {max(0.0, time.time() - since):.0f} s, for attempt {attempt}")
     if not status.alive:
         lines += _ending(status)
-    lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
+    if status.snapshot is not None or record.get("workload") in WORKLOADS:
+        lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:
         lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last sign of life")
         for beat, age in zip(status.beats, status.ages, strict=True):

@@ -4,7 +4,7 @@ import dataclasses
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
@@ -15,6 +15,7 @@ from slipway.launch.holder import Hold, holder_file
 from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
+from slipway.launch.rundir import WAITING_FILE, write_json
 from slipway.launch.stops import STOP_FILE, Stop, Stops
 from slipway.launch.supervise import Elsewhere
 from slipway.launch.verdict import Outcome, Verdict, judge
@@ -93,8 +94,11 @@ def make_attempts(job: Job, node: Node, muster: Muster, stops: Stops, stack: Exi
         node = dataclasses.replace(node, tries=(*node.tries, tried))
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (hold and hold.lost):
-            return end(job, node, ending.verdict, "" if leaves else ending.why)
+            return end(job, node, ending.verdict, "the others go on without this node" if leaves else ending.why)
         announce(ending, node)
+        with suppress(OSError):
+            since = {"attempt": node.run.attempt + 1, "since": time.time()}
+            write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, since)
         stops.wait(ending.pause)
 
 

@@ -83,7 +83,7 @@ class Conduct:
             if loop.time() >= host.deadline:
                 raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
             if loop.time() >= line:
-                host.broadcast(wire.Waiting(self._describe()))
+                host.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
                 if hint := self._roster.hint():
                     host.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
@@ -102,11 +102,19 @@ class Conduct:
         since, now = self._host.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            return self._roster.complete or now >= self._enough_since + self._window
+            stayed = bool(self._host.stayed) and self._host.stayed <= self._roster.seats.keys()
+            return self._roster.complete or stayed or now >= self._enough_since + self._window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
 
     def _describe(self) -> str:
         return self._roster.describe(asyncio.get_running_loop().time() - self._began)
+
+    def _until(self) -> str:
+        """How long the waiting may go on."""
+        if self._enough_since < math.inf:
+            left = self._enough_since + self._window - asyncio.get_running_loop().time()
+            return f"enough to start, which is in {max(left, 0):.0f} s"
+        return f"for at most {self._timeout:.0f} s"
 
     def _compare(self) -> tuple[str, ...]:
         """Warnings about what should agree; LaunchError (78) where something that must does not."""
@@ -127,7 +135,9 @@ class Conduct:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
-                link.send(wire.End(misfit.code, tuple(str(misfit).splitlines())))
+                lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
+                link.send(wire.End(misfit.code, lines))
+                self._host.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if 0 in odd:
@@ -248,6 +258,7 @@ class Conduct:
         verdict = judge(host.outcomes.values())
         leaving = tuple(sorted({*host.stopping, *verdict.unhealthy}))
         ending = host.rule(verdict, leaving if self._remain(leaving) else ())
+        host.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
         host.roster, host.running = None, False
         host.broadcast(ending)
 

@@ -44,6 +44,7 @@ class Host:
         self.round = 0
         self.probed: dict[int, wire.Probed] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
         self.stopping: dict[int, wire.Stopping] = {}  # who was asked to stop since the last muster began
         self.links: dict[int, Link] = {}
         self._token, self._heartbeat = token.encode(), heartbeat

@@ -132,7 +132,9 @@ class Roster:
         return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 
     def hint(self) -> str | None:
-        """What to say where WORLD_SIZE seems to count the processes of this one machine."""
+        """What to say where the job is under way, or where WORLD_SIZE seems to count the processes of this one machine."""
+        if self.newest and not self.enough:
+            return "the job is under way: start its command on the missing nodes again; an empty disk will do."
         if len(self.seats) > 1 or self.nodes not in (self.own.processes, len(self.own.gpus)):
             return None
         kind = "GPUs" if len(self.own.gpus) == self.nodes else "processes"
