@@ -16,7 +16,7 @@ from scene import Scene  # noqa: E402
 from table import Fault, Parting  # noqa: E402
 
 ROWS = pytest.StashKey[list[tuple[str, ...]]]()
-WIDTHS = (44, 7, 64, 7, 30)
+WIDTHS = (44, 7, 64, 8, 30)
 
 
 @pytest.fixture

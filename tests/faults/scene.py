@@ -1,6 +1,5 @@
 """Where a fault happens: a small job in a folder of its own, what harms it from outside, and what a resume makes of it."""
 
-import hashlib
 import json
 import os
 import re
@@ -12,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from launchers import PATIENCE, Launcher, start_launcher
 
-from slipway.train.snapshot import list_snapshots, load_snapshot, snapshot_name
+from slipway.train.snapshot import list_snapshots, snapshot_name, verify_snapshot
 
 STEPS = 40
 COURSE = (
@@ -91,7 +89,7 @@ class Scene:
         return next(line.strip() for line in told.lines if line.strip().startswith("ended"))
 
     def result(self) -> dict[str, str]:
-        """What the run ended with; each step must be in the metrics once."""
+        """The sha256 of each file in the last snapshot; each step must be in the metrics once."""
         evaluations(self.run)
         return end_state(self.run)
 
@@ -104,17 +102,12 @@ class Scene:
 
 
 def end_state(run: Path) -> dict[str, str]:
-    """The last snapshot of a run that finished, which must verify: the state, and the sha256 of each tensor.
-
-    A training that went on writes its tensors in another order, so the files themselves may differ.
-    """
+    """The sha256 of each file in the last snapshot of a run that finished, which must verify."""
     newest = list_snapshots(run / "snapshots")[0]
     assert newest.name == snapshot_name(STEPS)
-    snapshot = load_snapshot(newest)
-    tensors = {f"{file}.{name}": tensor for file, part in snapshot.tensors.items() for name, tensor in part.items()}
-    contents = {name: tensor.reshape(-1).view(torch.uint8).numpy() for name, tensor in tensors.items()}
-    digests = {name: hashlib.sha256(content.tobytes()).hexdigest() for name, content in contents.items()}
-    return {"state": json.dumps(snapshot.state, sort_keys=True), **digests}
+    verify_snapshot(newest)
+    files = json.loads((newest / "manifest.json").read_text())["files"]
+    return {name: file["sha256"] for name, file in files.items()}
 
 
 def evaluations(run: Path, since: int = 0) -> list[float]:

@@ -28,7 +28,7 @@ from nodes import TRAINING
 class Resume:
     """What going on yields: the step of the snapshot (None: none), the exit code, and what it says.
 
-    `exact`: it ends with the state that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
+    `exact`: it ends with the files that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
     """
 
     step: int | None = None
@@ -176,19 +176,21 @@ def finish(attempts: int, nodes: int = 2) -> tuple[tuple[int, str], ...]:
 
 
 CUT, LOSE, GO_ON = 20, 60, 120  # s, on a machine under load: to a verdict; to the end of another attempt
+FINISH = finish(2)
 FIRST, SAVE, EVALUATE = losses.FIRST_STEP, losses.SAVING, losses.EVALUATION
 
 PARTINGS = [
-    Parting("node 1 killed", losses.killed(1, TRAINING), finish(2), GO_ON, FROM_20),
-    Parting("node 0 killed", losses.killed(0, TRAINING), finish(2), GO_ON, FROM_20),
+    Parting("node 1 killed", losses.killed(1, TRAINING), FINISH, GO_ON, FROM_20),
+    Parting("node 0 killed", losses.killed(0, TRAINING), FINISH, GO_ON, FROM_20),
     Parting("node 1 killed waiting, first step, saving", losses.killed(1, FIRST, SAVE, waiting=True), finish(3), GO_ON, FROM_20),
     Parting("node 0 killed waiting, saving, evaluation", losses.killed(0, SAVE, EVALUATE, waiting=True), finish(3), GO_ON, Resume(30)),
-    Parting("node 1 frozen for a while", losses.frozen(1), finish(2), GO_ON, FROM_20),
-    Parting("node 0 frozen for a while", losses.frozen(0), finish(2), GO_ON, FROM_20),
-    Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced, (*finish(2)[:1], (78, "RANK=1 is taken by"), *finish(2)[1:]), GO_ON, FROM_20),
+    Parting("node 1 frozen for a while", losses.frozen(1), FINISH, GO_ON, FROM_20),
+    Parting("node 0 frozen for a while", losses.frozen(0), FINISH, GO_ON, FROM_20),
+    Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced(1), (FINISH[0], (78, "RANK=1 is taken by"), FINISH[1]), GO_ON, FROM_20),
+    Parting("node 0 frozen, replaced, comes back", losses.frozen_and_replaced(0), ((76, "gave up after 20 s"), *FINISH), GO_ON, FROM_20),
     Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), LOSE, FROM_20),
-    Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "a node was lost: .*node 1 .*no sign of life for 4 s"), (76, "a node was lost: .*node 0 .*no sign of life for 4 s")), CUT, FROM_20),
-    Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, finish(2), GO_ON, FROM_20),
+    Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "^a node was lost: node 1 .*no sign of life for 4 s"), (76, "a node was lost: .*node 0 .*no sign of life for 4 s")), CUT, FROM_20),
+    Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, FINISH, GO_ON, FROM_20),
     Parting("docker stop of node 1", losses.stopped, ((75, "^stopped by the system: .*stopped at step 26 of 40, snapshot saved"),) * 2, LOSE, Resume(26)),
     Parting("WORLD_SIZE=1:2: lost, joined, stopped", losses.elastic, (*finish(4, 1), (75, "^stopped by the system: .*stopped at step 26")), GO_ON, Resume(26, exact=False)),
 ]  # fmt: skip

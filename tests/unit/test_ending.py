@@ -119,6 +119,8 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: DONE[0]}, {"status": 1, "failures": [failure(0, -6), failure(1, KILLED)]}, "failed", 1, "SIGKILL"),
         # Something around the workers failed.
         ({}, {"status": -9, "lost": "node 1"}, "peer", None, "because of node 1"),
+        ({}, {"status": -9, "lost": "node 1", "still": 20.0}, "lost", None, "stood still for 20 s"),
+        (DONE, {"lost": "node 1", "still": 20.0}, "lost", None, "the others gave it up"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
         ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
         ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),

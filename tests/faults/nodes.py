@@ -1,0 +1,179 @@
+"""A job of several nodes on a real engine: each is a container with a disk of its own, and all are on one network."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from contained import ContainerJob
+from containers import PATIENCE, Container, Containers, docker, fresh_name
+from scene import COURSE, INSIDE, Scene
+
+from slipway.train.snapshot import snapshot_name
+
+JOB = (
+    "gpt", "--layers", "1", "--heads", "2", "--embed", "32", "--context", "32", "--eval-samples", "16",
+    "--sample-tokens", "0", *COURSE,
+)  # fmt: skip
+# A node that is silent for 4 s is lost.
+SETTINGS = {
+    "NPROC_PER_NODE": "1",
+    "MASTER_ADDR": "node-0",
+    "SLIPWAY_HEARTBEAT_TIMEOUT": "4",
+    "SLIPWAY_ELASTIC_WINDOW": "3",
+    "SLIPWAY_MUSTER_TIMEOUT": "60",
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a rank is held (see sitecustomize), and the step of the snapshot that the other nodes have then."""
+
+    saved: int
+    place: dict[str, object]
+
+
+TRAINING = Moment(20, {"beat": ("train", 25, 3)})
+
+
+class Node(ContainerJob):
+    """A container of the job. `fresh`: its disk was empty when it joined a job that was under way."""
+
+    def __init__(self, container: Container, network: str, rank: int, disk: Path, fresh: bool) -> None:
+        super().__init__(container)
+        self.network, self.rank, self.disk, self.fresh = network, rank, disk, fresh
+        self.name = container.name
+
+    @property
+    def run(self) -> Path:
+        """Its run directory, seen from here."""
+        [run] = self.disk.glob("gpt-*")
+        return run
+
+    @property
+    def attempt(self) -> int:
+        """The number of its newest attempt, as it said itself."""
+        told = re.findall(r"run directory .*?(?:, attempt (\d+))?$", self.text, re.MULTILINE)
+        return int(told[-1] or 1)
+
+    def stacks(self) -> bool:
+        """Whether its rank printed where it stood."""
+        return "most recent call first" in (self.run / f"node-{self.rank}/logs/rank-{self.rank}.log").read_text()
+
+    def hear(self, words: str, times: int) -> None:
+        """Wait until it has said something so many times."""
+        until = time.monotonic() + PATIENCE
+        while self.text.count(words) < times:
+            assert time.monotonic() < until, f"never said {words!r} again:\n{self.text}"
+            assert self.state("Running") == "true", f"ended without {words!r}:\n{self.text}"
+            time.sleep(0.2)
+
+    def wait_for_file(self, pattern: str) -> None:
+        """Wait until its run directory holds such a file."""
+        until = time.monotonic() + PATIENCE
+        while not list(self.disk.glob(f"gpt-*/{pattern}")):
+            assert time.monotonic() < until, f"there never was {pattern}:\n{self.text}"
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        (self.disk / "go").touch()
+
+    def kill(self) -> None:
+        """SIGKILL to its first process, from the host: everything in the container ends without a word."""
+        os.kill(int(self.state("Pid")), signal.SIGKILL)
+
+    def kill_worker(self) -> None:
+        record = (self.run / f"node-{self.rank}/heartbeat/rank-{self.rank}.json").read_text()
+        [pid] = re.findall(r'"pid": (\d+)', record)
+        docker("exec", self.name, "bash", "-c", f"kill -KILL {pid}")
+
+    def freeze(self) -> None:
+        docker("pause", self.name)
+
+    def thaw(self) -> None:
+        docker("unpause", self.name)
+
+    def cut_off(self) -> None:
+        docker("network", "disconnect", self.network, self.name)
+
+    def reconnect(self) -> None:
+        docker("network", "connect", "--alias", f"node-{self.rank}", self.network, self.name)
+
+    def stop(self) -> None:
+        """`docker stop`, which waits for its end; we wait until its workers were told."""
+        threading.Thread(target=docker, args=("stop", "-t", "60", self.name)).start()
+        self.wait_for_file(f"node-{self.rank}/stop")
+
+    def state(self, what: str) -> str:
+        return self.container.state(what)
+
+
+class Nodes:
+    """The nodes of one job, in the order of their ranks, and what the table asks of any job."""
+
+    def __init__(self, scene: Scene, *words: str, **settings: str) -> None:
+        """`words` are the launcher's; `settings` go into the environment of all nodes."""
+        self.scene, self.words, self.settings = scene, words, {"WORLD_SIZE": "2"} | SETTINGS | settings
+        self.network = fresh_name()
+        docker("network", "create", self.network)
+        scene.stack.callback(docker, "network", "rm", self.network)
+        self.nodes: list[Node] = []
+        self.started = 0
+
+    def start(self, rank: int, moment: Moment | None = None, *, disk: Path | None = None) -> Node:
+        """Start a node, which is held at a moment, with an empty disk unless one is given."""
+        disk, fresh = disk or self.scene.folder / f"disk-{self.started}", self.started > 1
+        disk.mkdir(exist_ok=True)
+        disk.chmod(0o777)
+        self.started += 1
+        held = [{"do": "hold", "rank": rank, "go": "/checkpoints/go", **moment.place}] if moment else []
+        settings = self.settings | {"RANK": str(rank), "PYTHONPATH": "/inside", "FAULTS": json.dumps(held)}
+        variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+        place = f"--network {self.network} --network-alias node-{rank}"
+        volumes = f"--volume {disk}:/checkpoints --volume {INSIDE}:/inside:ro"
+        job = shlex.join(("run", *self.words, *JOB))
+        line = f"--shm-size 1g {place} {volumes} {variables} IMG {job}"
+        node = Node(Containers(self.scene.stack).start(line), self.network, rank, disk, fresh)
+        self.nodes = sorted([*self.nodes, node], key=lambda node: node.rank)
+        return node
+
+    def hold(self, rank: int, moment: Moment = TRAINING) -> Node:
+        """Start a node, and wait until it is held and the others have their snapshot."""
+        victim = self.start(rank, moment)
+        victim.wait_for("fault: hold")
+        for node in self.nodes:
+            if moment.saved and node is not victim:
+                node.wait_for_file(f"snapshots/{snapshot_name(moment.saved)}")
+        return victim
+
+    def hold_one(self, rank: int) -> tuple[Node, Node]:
+        """Start two nodes and hold one of them in the middle of step 26; return it, and the other."""
+        other = self.start(1 - rank)
+        return self.hold(rank), other
+
+    def lose(self, node: Node) -> None:
+        """It is killed, and does not count any more."""
+        node.kill()
+        self.nodes.remove(node)
+
+    def again(self) -> "Nodes":
+        """Start all nodes again on their disks, to go on."""
+        job = Nodes(self.scene, "--resume", "auto")
+        job.started = len(self.nodes)
+        for node in self.nodes:
+            job.start(node.rank, disk=node.disk).fresh = node.fresh
+        return job
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"--- node {node.rank}, {node.name}\n{node.text}" for node in self.nodes)
+
+    def end(self, timeout: float) -> tuple[int, ...]:
+        """The exit codes of all nodes, in order."""
+        until = time.monotonic() + timeout
+        return tuple(node.end(until - time.monotonic()) for node in self.nodes)
