@@ -62,6 +62,8 @@ def test_a_launcher_that_freezes_beside_its_workers_comes_back_when_it_thaws(nod
     jobs[1].signal(signal.SIGCONT)
     assert end_all(jobs) == [0, 0], jobs[0].text + jobs[1].text
     assert all("finished on 2 nodes after 2 attempts" in job.text for job in jobs)
+    assert "a node was lost: node 1" in jobs[1].text, "it was this one"
+    assert "it stood still for" in jobs[1].text
 
 
 def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(node: Node, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Attempt:
         self.selector = selectors.DefaultSelector()
         self.deadline = float("inf")
         self._hang, self._next_look, self._looked = hang, 0.0, time.monotonic()
+        self._woke = self._looked
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._signalled: set[int] = set()
@@ -82,6 +83,8 @@ class Attempt:
         self.selector.unregister(ended)
         os.close(ended)
         self._finish(child, relay)
+        if self.facts.still and not self.facts.lost and (news := lost()):  # its workers may have ended before it woke up
+            self.facts.lost = news.text
         self.facts.ooms = count_ooms() - ooms
         return self.facts
 
@@ -106,8 +109,10 @@ class Attempt:
     def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
         """Take note of what has happened, and pass on what the workers have to know."""
         facts, now = self.facts, time.monotonic()
-        if not facts.lost and now - self._looked > STOOD_STILL:
-            facts.still = now - self._looked
+        if (gap := now - self._looked) > STOOD_STILL and not facts.lost:
+            facts.still, self._woke = gap, now
+        elif now - self._woke > STOOD_STILL and not facts.lost:
+            facts.still = 0.0  # what was long ago explains nothing
         self._looked = now
         facts.started = child.started
         if child.failures and not facts.failures:
