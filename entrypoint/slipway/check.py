@@ -76,7 +76,7 @@ def as_list(reports: Sequence["Report"]) -> str:
 
 def as_text(reports: Sequence["Report"], own: "Report") -> str:
     """The table: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
-    from slipway.launch.health.finding import ERROR, WARNING, exit_code, findings_lines, summary
+    from slipway.launch.health.finding import ERROR, WARNING, exit_code, findings_lines, summary, terminal_width
     from slipway.launch.health.reports import EXCHANGE
 
     lines, colour = [], sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -86,7 +86,7 @@ def as_text(reports: Sequence["Report"], own: "Report") -> str:
             rows = tuple(row for row in rows if row.level in (ERROR, WARNING) or row.what == EXCHANGE)
         here = " (this node)" if len(reports) > 1 and report is own else ""
         lines.append(f"node {report.node_rank}, {report.host}{here}: {summary(report.findings)}")
-        lines += findings_lines(rows, colour)
+        lines += findings_lines(rows, colour, terminal_width())
     ill = [str(report.node_rank) for report in reports if report is not own and exit_code(report.findings)]
     others = f", but not all others are (node {', '.join(ill)})" if ill else ""
     code = exit_code(own.findings)

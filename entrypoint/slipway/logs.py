@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,14 @@ def _numbers(context: click.Context, option: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, option) from None
 
 
+def _time(context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
+    try:
+        return TIME.convert(value, option, context) if value is not None else None
+    except click.BadParameter:
+        example = "write for example 2026-01-01T12:00:00 or 2026-01-01 (UTC), or copy one from a line"
+        raise click.BadParameter(f"{value!r} is no time; {example}", context, option) from None
+
+
 def _pattern(context: click.Context, option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(value) if value else None
@@ -58,8 +66,8 @@ def _pattern(context: click.Context, option: click.Parameter, value: str | None)
 @click.option("--attempt", "attempts", callback=_numbers, metavar="LIST", help="Only these attempts.")
 @click.option("--grep", "pattern", callback=_pattern, metavar="REGEX", help="Only lines in which this is found.")
 @click.option("--errors", "failures", is_flag=True, help="Only tracebacks and lines that look like a failure.")
-@click.option("--since", type=TIME, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00.")
-@click.option("--until", type=TIME, metavar="TIME", help="Only up to this time.")
+@click.option("--since", callback=_time, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00.")
+@click.option("--until", callback=_time, metavar="TIME", help="Only up to this time.")
 @click.option("--tail", type=click.IntRange(1, 100_000), metavar="N", help="Only the last N lines of what is there.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option(
@@ -76,7 +84,7 @@ def logs(
 
     RUN is a path or a name in the folder of runs, by default the newest.
     """
-    from slipway.launch.logs.lines import tell_elsewhere
+    from slipway.launch.logs.lines import tell_elsewhere, tell_extent
 
     path = named_run(run, runs)
     if bundle is not None:
@@ -86,11 +94,14 @@ def logs(
         return
     if elsewhere := tell_elsewhere(path):
         click.echo(f"slipway: {elsewhere}", err=True)
-    texts = _texts(path, _wanted(filters), as_json, follow)
+    texts, count = _texts(path, _wanted(filters), as_json, follow), 0
     try:
         for text in _last(texts, tail) if tail else texts:
             if text is not None:
                 click.echo(text)
+                count += 1
+        if not count and any(filters.values()) and (extent := tell_extent(path)):
+            click.echo(f"slipway: no line fits; the run has {extent}", err=True)
     except BrokenPipeError:  # `| head`; what Python still has in hand would be written at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:  # how one leaves --follow
@@ -112,6 +123,7 @@ def _wanted(filters: dict[str, Any]) -> Wanted:
 def _texts(run: Path, wanted: Wanted, as_json: bool, follow: bool) -> Iterator[str | None]:
     """What to print; None each time all that was there is out."""
     from slipway.launch.logs.collapse import collapse
+    from slipway.launch.logs.endings import closing, heading
     from slipway.launch.logs.lines import read_lines
 
     lines = read_lines(run, wanted.takes_file, wanted.takes, lambda: follow and read_status(run).alive)
@@ -122,8 +134,10 @@ def _texts(run: Path, wanted: Wanted, as_json: bool, follow: bool) -> Iterator[s
     for shared in collapse(lines):
         if shared and shared.line.attempt != attempt:
             attempt = shared.line.attempt
-            yield f"--- attempt {attempt} ---"
+            yield heading(run, attempt)
         yield _as_text(shared) if shared else None
+    if attempt is not None and (end := closing(run, attempt)):
+        yield end
 
 
 def _as_json(line: Line) -> str:
@@ -152,8 +166,10 @@ def _last(texts: Iterator[str | None], count: int) -> Iterator[str | None]:
 
 def _bundle(run: Path, name: str) -> None:
     """Make the archive, and say where it is and what is not in it."""
+    from slipway.launch.health.examination import look_at_host
     from slipway.launch.logs.archive import NAME_ENDS
     from slipway.launch.logs.bundle import bundle_run
+    from slipway.launch.surroundings import fleeting_results
 
     if name and not name.endswith(NAME_ENDS):
         raise click.UsageError(
@@ -165,4 +181,6 @@ def _bundle(run: Path, name: str) -> None:
     for title, lines in (("notes", made.notes), ("left out", made.left_out)):
         for line in lines:
             click.echo(f"  {title:<8}  {line}")
+    if fleeting := fleeting_results(look_at_host(os.environ)[0], made.path.absolute().parent):
+        click.echo(f"slipway: {fleeting}", err=True)
     click.echo("Secrets were taken out where their names or forms told; look through it before you pass it on.")

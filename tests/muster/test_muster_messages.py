@@ -25,7 +25,7 @@ EXAMPLES = (
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),
-    wire.Start(3, "run", (0, 1, 3), 8, 29501, False, False, 2, 1, 40, ("a note",)),
+    wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 40, ("a note",)),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner, Result
 from training_jobs import Run
@@ -210,6 +212,21 @@ def test_damaged_files_cost_what_is_damaged_and_nothing_else(train: Start, tmp_p
         text = (run.folder / name).read_text()
         (run.folder / name).write_text(f'{text[:-1]}, "word": "failed", "sources": 3, "weights": [[1]]}}')
     assert page_of(run.folder, at=tmp_path / "page.html").rows("overview")["state"] == ["the workload failed"]
+
+
+def test_a_restart_takes_pictures_back_without_a_word_of_tensorboard(
+    train: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 2)
+    for step, after in ((10, 8), (6, 5)):
+        charts = Charts(run.folder / "tensorboard", after, print)
+        charts.write_picture(step, f"at-{step}", torch.zeros(3, 8, 8, dtype=torch.uint8))
+        charts.close()
+    page = page_of(run.folder, at=tmp_path / "page.html")
+    assert ("at-6" in page.text, "at-10" in page.text) == (True, False)
+    assert "out of order" not in caplog.text
+    logging.getLogger("tensorboard").warning("Detected out of order event.step")
+    assert "out of order" in caplog.text, "it is quiet for the reading alone"
 
 
 def test_collectives_are_shown_with_plots_and_table(train: Start, tmp_path: Path) -> None:

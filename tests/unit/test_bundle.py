@@ -93,8 +93,11 @@ def test_it_lies_here_under_the_runs_name_and_the_time_and_nothing_is_overwritte
         bundle_run(run, "", ENVIRON, {}, NOW)
     assert caught.value.code == CONFIGURATION
     assert made.path.read_bytes() == before
-    with pytest.raises(LaunchError, match="cannot be written"):
+    with pytest.raises(
+        LaunchError, match=f"cannot be written to {tmp_path}/nowhere: No such file or directory"
+    ) as lost:
         bundle_run(run, "nowhere/x.tar.gz", ENVIRON, {}, NOW)
+    assert "/.x.tar.gz" not in str(lost.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["runs", made.path.name]
 
 

@@ -104,6 +104,27 @@ def test_without_a_folder_for_temporary_files_the_rest_is_still_looked_at(
     with monkeypatch.context() as patch:
         patch.setattr("tempfile.gettempdir", nowhere)
         answer = slipway("check", "--json")
+        alone = slipway("check", "--json", "--runs", "/tmp/runs")
+        elsewhere = slipway("check", "--json", "--runs", "/var/runs")
+        met = slipway("check", "--json", RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost")
     assert answer.code == 78
     assert levels(answer.out)["temporary files"] == "error"
     assert levels(answer.out)["memory"] == "ok"
+    assert levels(elsewhere.out)["run directory"] != "skipped"
+    rows = {row["what"]: row for row in json.loads(alone.out)[0]["findings"]}
+    for what in ("run directory", "cache"):
+        assert (rows[what]["level"], rows[what]["found"]) == ("skipped", "the error of temporary files comes first")
+    assert [what for what, row in rows.items() if row["level"] == "error"] == ["temporary files"]
+    assert met.code == 78
+    assert levels(met.out)["other nodes"] == "skipped"
+
+
+@pytest.mark.parametrize(("columns", "most"), [("", 110), ("80", 80), ("10", 60), ("500", 110)])
+def test_the_table_is_as_wide_as_the_terminal_within_reason(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, columns: str, most: int
+) -> None:
+    long = [ok("CPU product", "right " * 60)]
+    monkeypatch.setattr(examination, "multiply", lambda devices, environ: long)
+    table = slipway("check", "--local", COLUMNS=columns).out
+    width = max(len(line) for line in table.splitlines() if "right" in line)
+    assert most - len("right ") < width <= most

@@ -15,6 +15,7 @@ from stand_ins import make_host
 from slipway.launch.errors import CONFIGURATION, UNHEALTHY
 from slipway.launch.health import disk
 from slipway.launch.health.disk import Room, judge_error, judge_flock, judge_room, look_at_disks, places
+from slipway.launch.surroundings import fleeting_results
 
 MB, GB = 1 << 20, 1 << 30
 HERE = Path("/somewhere")
@@ -94,6 +95,17 @@ def test_in_the_image_the_flag_of_the_runtime_is_named(monkeypatch: pytest.Monke
     row = next(look_at_disks(host, {}, tmp_path))
     assert (row.level, row.code) == ("error", CONFIGURATION)
     assert "mount it without :ro" in row.found
+
+
+def test_results_that_go_with_the_container_are_a_warning(tmp_path: Path) -> None:
+    docker = dataclasses.replace(make_host(), image="0.1", runtime="docker", scratch=HERE)
+    host = dataclasses.replace(docker, mounts={Path("/"): "overlay"})
+    rows = {row.what: row for row in look_at_disks(host, {"HOME": str(tmp_path)}, tmp_path)}
+    assert rows["results"].level == "warning"
+    assert rows["results"].found == fleeting_results(host, tmp_path).removeprefix("warning: ")
+    assert f'add -v "$PWD/runs:{tmp_path}" to docker run' in rows["results"].found
+    kept = dataclasses.replace(host, mounts={Path("/"): "overlay", tmp_path: "ext4"})
+    assert "results" not in {row.what for row in look_at_disks(kept, {"HOME": str(tmp_path)}, tmp_path)}
 
 
 def test_a_write_that_comes_back_changed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

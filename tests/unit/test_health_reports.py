@@ -36,6 +36,7 @@ from slipway.launch.health.reports import assemble
 from slipway.launch.job import Job
 from slipway.launch.plan import make_plan
 from slipway.launch.rundir import write_json
+from slipway.train.laggard import Laggard
 
 ROWS = (
     ok("memory", "much"),
@@ -142,6 +143,14 @@ def test_a_node_that_is_slow_is_warned_of() -> None:
     reports = assemble(OWN, content, None)
     assert [report.findings[-1].level for report in reports] == ["ok", "warning"]
     assert "rank 3: 9 s" in reports[1].findings[-1].found
+
+
+@pytest.mark.parametrize(("what", "advice"), [("own", "its clocks"), ("link", "its network card")])
+def test_what_to_look_at_follows_from_what_is_slow(what: str, advice: str) -> None:
+    slow = {"node": 1, "text": f"rank 3: {Laggard(3, what, 9.0, 1.0).text}"}
+    row = assemble(OWN, {"nodes": [told(0), told(1)], "exchange": EXCHANGE | {"slow": slow}}, None)[1].findings[-1]
+    assert advice in row.advice
+    assert ("network" in row.advice) == (what == "link")
 
 
 def test_what_should_be_alike_and_is_not_is_a_warning() -> None:

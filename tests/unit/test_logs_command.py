@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
+from slipway.launch.attempts import Course, Try
 from slipway.launch.errors import CONFIGURATION, USAGE
 from slipway.launch.relay import stamp
 from slipway.launch.rundir import write_json
+from slipway.launch.verdict import Outcome, judge
+from slipway.launch.verdict_block import as_json
 
 START = 1_795_276_800.0  # 2026-11-21 16:00:00 UTC
 
@@ -84,6 +87,65 @@ def test_json_has_a_line_per_line_of_each_rank(slipway: Slipway) -> None:
     assert rows[0] == {"time": "2026-11-21T16:00:10.000Z", "node": 0, "rank": 0, "attempt": 1, "text": "hello"}
 
 
+@pytest.mark.parametrize("words", [["--rank", "9"], ["--attempt", "7"], ["--grep", "zzz"], ["--json", "--rank", "9"]])
+def test_a_choice_that_fits_no_line_says_what_there_is(slipway: Slipway, words: list[str]) -> None:
+    answer = slipway("logs", *words)
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.endswith("slipway: no line fits; the run has ranks 0, 1 and attempts 1, 2\n")
+
+
+def test_where_a_line_fits_nothing_is_said_of_it(slipway: Slipway) -> None:
+    assert "no line fits" not in slipway("logs", "--rank", "1", "--tail", "1").err
+
+
+def ended(run: Path, *attempts: Outcome, newest: int) -> None:
+    """Let the launcher write its verdict on these attempts; `newest` is the number of the last."""
+    first = newest - len(attempts) + 1
+    tries = tuple(Try(number, outcome) for number, outcome in enumerate(attempts, first))
+    write_json(run / "outcome.json", as_json(judge([attempts[-1]]), 0, Course(tries)))
+
+
+LOST = Outcome(1, "gpu08", "lost", START, evidence="no sign of life for 30 s")
+FAILED = Outcome(0, "gpu07", "failed", START, rank=1, evidence="ValueError: bad\033[2J")
+
+
+def test_headings_say_why_the_attempt_before_ended_and_the_last_line_how_the_run_did(
+    slipway: Slipway, run: Path
+) -> None:
+    ended(run, LOST, FAILED, newest=2)
+    lines = slipway("logs").out.splitlines()
+    told = [line for line in lines if line.startswith("---")]
+    assert told == [
+        "--- attempt 1 ---",
+        "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no sign of life for 30 s) ---",
+        "--- attempt 2 ended: node 0 (gpu07), rank 1: ValueError: bad?[2J ---",
+    ]
+    assert lines[-1] == told[-1]
+    assert slipway("logs", "--attempt", "1").out.splitlines()[-1] == lines[4], "the other attempt was the last"
+    assert slipway("logs", "--tail", "1").out.splitlines() == lines[-2:]
+    assert len(slipway("logs", "--json").out.splitlines()) == 12
+
+
+def test_a_run_that_ended_well_says_so(slipway: Slipway, run: Path) -> None:
+    ended(run, Outcome(0, "gpu07", "finished", START, evidence="20 steps"), newest=2)
+    assert slipway("logs").out == f"{SHOWN}--- attempt 2 ended: finished: 20 steps ---\n"
+
+
+@pytest.mark.parametrize(
+    "outcome", ['{"attempts": [7, {"number": 1, "outcome": {"word": []}}], "attempt": 2}', "{", "[]"]
+)
+def test_what_outcome_json_does_not_know_is_not_told(slipway: Slipway, run: Path, outcome: str) -> None:
+    (run / "outcome.json").write_text(outcome)
+    assert slipway("logs").out == SHOWN
+
+
+def test_while_a_further_attempt_runs_no_verdict_is_told(slipway: Slipway, run: Path) -> None:
+    ended(run, LOST, newest=1)
+    told = slipway("logs").out.splitlines()
+    assert told[5] == "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no sign of life for 30 s) ---"
+    assert told[-1].endswith("ValueError: bad")
+
+
 def test_a_run_without_logs_says_so(slipway: Slipway, tmp_path: Path) -> None:
     write_json(tmp_path / "runs" / "run.json", {})
     answer = slipway("logs", "runs")
@@ -102,7 +164,8 @@ def test_the_folder_of_a_node_with_a_disk_of_its_own_is_a_run(slipway: Slipway, 
     [
         (["--rank", "x"], "write for example 0,3-5"),
         (["--grep", "("], "is no regular expression"),
-        (["--since", "now"], "--since"),
+        (["--since", "12:00"], "'12:00' is no time; write for example 2026-01-01T12:00:00"),
+        (["--until", "now"], "'now' is no time"),
         (["--bundle", "gpt-1"], "slipway logs gpt-1 --bundle"),
         (["--bundle", "--tail", "3"], "--bundle packs everything"),
     ],
@@ -127,6 +190,16 @@ def test_a_bundle_tells_where_it_is_and_what_it_lacks(slipway: Slipway, tmp_path
         assert b"hello" not in member.read(), "the .env file says that it is a secret"
     slipway("logs", "--bundle")
     assert len(list(tmp_path.glob("slipway-gpt-1-*.tar.gz"))) == 1
+
+
+def test_a_bundle_that_goes_with_the_container_is_warned_of(
+    slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.launch.host.read_mounts", lambda: {Path("/"): "overlay"})
+    inside = slipway("logs", "runs/gpt-1", "--bundle", "x.tar.gz", SLIPWAY_IMAGE="0.1")
+    assert inside.code == 0
+    assert f"slipway: warning: {tmp_path} is no volume: the results go when the container is removed." in inside.err
+    assert "is no volume" not in slipway("logs", "--bundle", "y.tar.gz").err
 
 
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from slipway.launch.errors import LaunchError
 from slipway.launch.folders import existing
-from slipway.launch.health.finding import Finding, misconfigured, ok, sick, warning
+from slipway.launch.health.finding import Finding, misconfigured, ok, sick, skipped, warning
 from slipway.launch.health.limits import gibibytes
 from slipway.launch.health.patience import within
 from slipway.launch.host import Host
-from slipway.launch.surroundings import require_writable
+from slipway.launch.surroundings import fleeting_results, require_writable
 
 FULL = 256 << 20  # bytes
 LOW = {"run directory": 5 << 30}  # bytes from which on a disk has room, and for all others
@@ -26,6 +26,7 @@ LOW_ELSEWHERE = 1 << 30
 FEW_INODES = 1000
 WRITTEN = 1 << 20  # bytes of the probe
 SECONDS = 20.0  # a file server that takes longer for WRITTEN bytes hangs
+TEMPORARY = "temporary files"  # a row, also where there is no folder for them
 LOCKED = 75  # exit code of flock(1) for a file that somebody else holds
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT})  # /proc says ENOENT
 
@@ -39,8 +40,16 @@ class Room:
 
 
 def look_at_disks(host: Host, environ: Mapping[str, str], results: Path) -> Iterator[Finding]:
-    """The rows of all disks: that of `results`, of the caches and of temporary files."""
-    for what, folder in places(host, environ, results).items():
+    """The rows of all disks: that of `results`, of the caches and of temporary files.
+
+    Where there is no folder for temporary files (read_host tells that), those that would lie in it are skipped.
+    """
+    wanted = places(host, environ, results)
+    homeless = () if temporary_files() else lie_there(host, wanted)
+    for what, folder in wanted.items():
+        if what in homeless:
+            yield skipped(what, f"the error of {TEMPORARY} comes first")
+            continue
         try:
             yield from within(SECONDS, partial(_look, host, what, folder))
         except TimeoutError as error:
@@ -56,13 +65,26 @@ def places(host: Host, environ: Mapping[str, str], results: Path) -> dict[str, P
         "cache": Path(known.get("XDG_CACHE_HOME") or home / ".cache"),
         "compiled code": Path(known.get("TRITON_CACHE_DIR") or home / ".triton"),
     }
-    with contextlib.suppress(FileNotFoundError):  # there is none, which read_host tells
-        wanted["temporary files"] = Path(tempfile.gettempdir())
+    if temporary := temporary_files():
+        wanted[TEMPORARY] = temporary
     found: dict[str, Path] = {}
     for what, folder in wanted.items():
         if existing(folder) not in map(existing, found.values()):
             found[what] = folder
     return found
+
+
+def temporary_files() -> Path | None:
+    """The folder for temporary files; None where no such folder can be written."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir())
+    return None
+
+
+def lie_there(host: Host, wanted: Mapping[str, Path]) -> set[str]:
+    """Which of the folders the launcher would make among the temporary files, if there were any."""
+    caches = set(wanted) & {"cache", "compiled code"}  # nobody has placed them without read_host
+    return caches | {what for what, folder in wanted.items() if folder.is_relative_to(host.scratch)}
 
 
 def _look(host: Host, what: str, folder: Path) -> list[Finding]:
@@ -71,7 +93,8 @@ def _look(host: Host, what: str, folder: Path) -> list[Finding]:
             require_writable(host, folder)  # knows which flag of which runtime helps
         with tempfile.TemporaryDirectory(prefix=".slipway-check-", dir=existing(folder)) as name:
             row = judge_room(what, folder, read_room(folder), write(Path(name)))
-            return [row, *judge_flock(what, folder, flock_holds(Path(name)))]
+            kept = judge_stay(host, folder) if what == "run directory" else ()
+            return [row, *kept, *judge_flock(what, folder, flock_holds(Path(name)))]
     except LaunchError as error:
         return [misconfigured(what, str(error))]
     except OSError as error:
@@ -125,6 +148,12 @@ def judge_room(what: str, folder: Path, room: Room, seconds: float) -> Finding:
     if room.free < LOW.get(what, LOW_ELSEWHERE):
         return warning(what, f"{found}, not much for snapshots and data", "free some space, or use another disk")
     return ok(what, f"{found}; written and read back in {seconds * 1e3:.0f} ms")
+
+
+def judge_stay(host: Host, folder: Path) -> Iterator[Finding]:
+    """A row only where the results end with the container."""
+    if fleeting := fleeting_results(host, folder):
+        yield warning("results", fleeting.removeprefix("warning: "))
 
 
 def judge_flock(what: str, folder: Path, holds: bool | None) -> Iterator[Finding]:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from slipway.launch.catalog import CHECK
 from slipway.launch.devices import Devices, read_devices
-from slipway.launch.errors import UNHEALTHY, LaunchError
+from slipway.launch.errors import CONFIGURATION, UNHEALTHY, LaunchError
 from slipway.launch.folders import read_mounts
-from slipway.launch.health.finding import ERROR, Finding, Report, misconfigured, probe, sick, skipped
+from slipway.launch.health.disk import TEMPORARY
+from slipway.launch.health.finding import Finding, Report, misconfigured, probe, sick, skipped
 from slipway.launch.health.nodes import meet
 from slipway.launch.health.products import multiply
 from slipway.launch.health.quick import quick_check
@@ -19,7 +20,7 @@ from slipway.launch.settings import Sources
 from slipway.launch.surroundings import results_folder
 from slipway.launch.topology import Topology, resolve_topology
 
-NEEDED = ("MASTER_ADDR", "MASTER_PORT")  # rows; where these are errors the nodes cannot meet
+NEEDED = (TEMPORARY, "MASTER_ADDR", "MASTER_PORT")  # rows; where these are configured wrongly the nodes cannot meet
 
 
 def look_at_host(environ: Mapping[str, str]) -> tuple[Host, tuple[Finding, ...]]:
@@ -28,7 +29,7 @@ def look_at_host(environ: Mapping[str, str]) -> tuple[Host, tuple[Finding, ...]]
         return read_host(environ), ()
     except LaunchError as error:
         bare = Host(socket.gethostname(), 0, detect_runtime(environ), {}, environ.get("SLIPWAY_IMAGE"), read_mounts())
-        return bare, (misconfigured("temporary files", str(error)),)
+        return bare, (misconfigured(TEMPORARY, str(error)),)
 
 
 def examine(
@@ -70,5 +71,5 @@ def why_not_together(own: Report, topology: Topology) -> str:
     """Why the nodes cannot meet, as far as this one knows; empty where they can."""
     if topology.process:
         return "there is a launcher per process here; start the check once per node (srun --ntasks-per-node=1)"
-    lacking = [finding.what for finding in own.findings if finding.level == ERROR and finding.what in NEEDED]
+    lacking = [row.what for row in own.findings if row.code == CONFIGURATION and row.what in NEEDED]
     return f"the error of {lacking[0]} comes first" if lacking else ""

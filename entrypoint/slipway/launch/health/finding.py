@@ -1,6 +1,7 @@
 """What a probe found: one row of the table that `slipway check` prints. Pure."""
 
 import dataclasses
+import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from slipway.launch.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
-WIDTH = 110  # columns of the table
+WIDTH = 110  # columns of the table at most
+NARROWEST = 60  # and at least
 MANY = 24  # columns of the first text; a longer one pushes its row to the right
 
 
@@ -90,6 +92,11 @@ def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int
     return [line for finding in findings for line in _row(finding, column, colour, width)]
 
 
+def terminal_width() -> int:
+    """Columns for a table on stdout: those of the terminal or of COLUMNS within reason, WIDTH where there are neither."""
+    return min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
 def summary(findings: Iterable[Finding]) -> str:
     """`1 error, 2 warnings`, or that there are none."""
     levels = [finding.level for finding in findings]
@@ -104,6 +111,6 @@ def _row(finding: Finding, column: int, colour: bool, width: int) -> Iterator[st
     head = f"  {level}  {finding.what:<{column}}  "
     advice = f"→ {finding.advice}" if finding.advice else ""
     for line in [*finding.found.splitlines(), *advice.splitlines()] or [""]:
-        for part in textwrap.wrap(line, width - len(indent)) or [""]:
+        for part in textwrap.wrap(line, width - len(indent), break_on_hyphens=False) or [""]:
             yield f"{head}{part}".rstrip()
             head = indent

@@ -56,10 +56,15 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
     link = f"; {links[index]} to and from its neighbour" if index < len(links) and links[index] else ""
     found = f"{exchange.get('text')}{link}"
     if slow.get("node") == index:
-        return warning(
-            EXCHANGE, f"{found}\nslower than the rest: {slow.get('text')}", "look at its network card and load"
-        )
+        return warning(EXCHANGE, f"{found}\nslower than the rest: {slow.get('text')}", _advise(str(slow.get("text"))))
     return ok(EXCHANGE, found)
+
+
+def _advise(seen: str) -> str:
+    """What to look at, from what a rank was slow at: Laggard.text in slipway.train.laggard."""
+    if "for its own work" in seen:
+        return "look at what else runs on that node, and at its clocks"
+    return "look at its network card"
 
 
 def compare_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

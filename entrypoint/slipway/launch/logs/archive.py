@@ -58,8 +58,8 @@ def write_archive(target: Path, parts: Iterable[Part], clean: Callable[[str], st
             os.fsync(file.fileno())
         temporary.rename(target)
     except OSError as error:
-        message = f"The archive cannot be written: {error}. Name another place: --bundle FILE{NAME_ENDS}."
-        raise LaunchError(message, code_of(error)) from None
+        message = f"The archive cannot be written to {target.absolute().parent}: {error.strerror or error}."
+        raise LaunchError(f"{message} Name another place: --bundle FILE{NAME_ENDS}.", code_of(error)) from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -148,6 +148,16 @@ def tell_elsewhere(run: Path) -> str:
     )
 
 
+def tell_extent(run: Path) -> str:
+    """What there is to choose from: `ranks 0-7 and attempts 1, 2`."""
+    ranks = {log.rank for log in find_logs(run) if log.rank >= 0}
+    newest = read_json(run / RUN_FILE).get("attempt")
+    extents = {"rank": ranks, "attempt": range(1, newest + 1) if isinstance(newest, int) else ()}
+    return " and ".join(
+        f"{what}{'s' if len(numbers) > 1 else ''} {compress(numbers)}" for what, numbers in extents.items() if numbers
+    )
+
+
 def read_lines(
     run: Path, takes_file: Callable[[int, int], bool], takes: Callable[[Line], bool], going_on: Callable[[], bool]
 ) -> Iterator[Line | None]:

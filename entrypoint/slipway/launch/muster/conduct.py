@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from slipway.launch.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
@@ -68,7 +69,8 @@ class Conduct:
                 else:  # who did not fit has left again
                     host.odd_since = math.inf
             host.running = True
-            host.broadcast(start)
+            for place, node_rank in enumerate(self._roster.ranks):
+                host.links[node_rank].send(replace(start, group_rank=place))
             await self._finish()
         except LaunchError as error:
             host.roster = None
@@ -145,10 +147,11 @@ class Conduct:
 
     def _misfit(self) -> LaunchError | None:
         """Why the nodes that are here cannot run together, with the table of what differs; None where they can."""
+        new = self._roster.newest is None
         problems = [
             f"node {rank} ({card.host}): {problem}"
             for rank, card in self._roster.cards.items()
-            if (problem := card.problem or ("" if self._roster.newest else card.occupied))
+            if (problem := card.problem or (card.occupied if new else ""))
         ]
         if problems:
             return LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
@@ -175,15 +178,15 @@ class Conduct:
         """
         host, loop = self._host, asyncio.get_running_loop()
         host.round += 1
-        arrivals, ranks = host.arrivals, self._roster.ranks
+        changes, ranks = host.changes, self._roster.ranks
         host.probed = {}
 
         def changed() -> bool:
-            return self._roster.ranks != ranks or host.arrivals != arrivals or bool(host.stopping)
+            return host.changes != changes or bool(host.stopping)
 
         with self._shared_file() as name:
-            for node_rank in ranks:
-                link, seat = host.links[node_rank], self._roster.seats[_after(node_rank, ranks)]
+            for node_rank, after in zip(ranks, (*ranks[1:], *ranks[:1]), strict=True):
+                link, seat = host.links[node_rank], self._roster.seats[after]
                 hello, neighbour = seat.hello, seat.card
                 link.send(
                     wire.Probe(
@@ -222,7 +225,8 @@ class Conduct:
         return wire.Start(
             attempt=max(seat.card.attempt for seat in seats.values()) + 1,
             run=newest.card.run if newest else self._roster.own.run,
-            ranks=self._roster.ranks,
+            nodes=len(self._roster.ranks),
+            group_rank=0,
             processes=min(seat.card.processes for seat in seats.values()),
             port=free_port(self._port + 1),
             shared=len(seeing) == len(seats),
@@ -267,7 +271,7 @@ class Conduct:
         return 0 not in leaving and self._host.least <= len(self._roster.ranks) - len(leaving)
 
     def _all_told(self) -> bool:
-        return self._host.outcomes.keys() >= self._roster.seats.keys()
+        return len(self._host.outcomes) == len(self._roster.seats)
 
     def _failed(self) -> bool:
         return any(not outcome.good for outcome in self._host.outcomes.values())

@@ -40,7 +40,7 @@ class Host:
         self.running = False
         self.deadline = math.inf  # of the muster, by the loop's clock
         self.odd_since = math.inf  # when the first launcher came that does not fit
-        self.arrivals = 0  # how many launchers ever took a seat: a change means that somebody is new
+        self.changes = 0  # how often launchers took a seat or left one
         self.round = 0
         self.probed: dict[int, wire.Probed] = {}
         self.outcomes: dict[int, Outcome] = {}
@@ -200,7 +200,7 @@ class Host:
             older.cut()
         self.roster.admit(seat)
         self.links[node_rank] = link
-        self.arrivals += 1
+        self.changes += 1
         if not self.roster.fits(seat):
             self.odd_since = min(self.odd_since, loop.time())
         link.send(wire.Welcome(max(0.0, self.deadline - loop.time()), self.roster.own.host, self._heartbeat))
@@ -239,6 +239,7 @@ class Host:
         """A launcher's connection ended: a lost node during the run, an empty seat before it."""
         node_rank = seat.card.node_rank
         del self.links[node_rank]
+        self.changes += 1
         if self.running:
             self.take(Outcome(node_rank, seat.card.host, "lost", time.time(), evidence=ended))
         elif self.roster:

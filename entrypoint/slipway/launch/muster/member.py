@@ -186,14 +186,12 @@ class Member:
     def _read_start(self, start: wire.Start, link: Link, card: Card, ring: Ring) -> Go:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
-        if card.node_rank not in start.ranks:
-            raise MalformedError("a start without this node")
         towards = ring.neighbour if card.node_rank == 0 else link.peer
         return Go(
             attempt=start.attempt,
             run=start.run,
-            nodes=len(start.ranks),
-            group_rank=start.ranks.index(card.node_rank),
+            nodes=start.nodes,
+            group_rank=start.group_rank,
             processes=start.processes,
             address=self._address,
             port=start.port,

@@ -104,13 +104,14 @@ class Here:
 class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
-    `ranks` are the node ranks that take part, in order. `tries` attempts of this job were made before, of which `failures`
+    `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which `failures`
     failed; `snapshot` is the newest step that one of those who made them has.
     """
 
     attempt: int
     run: str
-    ranks: tuple[int, ...]
+    nodes: int
+    group_rank: int
     processes: int
     port: int
     shared: bool

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,15 +140,32 @@ def read_charts(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
 
         newest = {"scalars": 1, "images": 1, "tensors": 1, "histograms": 1, "compressedHistograms": 1}
         charts = EventAccumulator(str(folder), size_guidance=newest)
-        charts.Reload()
+        with restarts_expected():
+            charts.Reload()
         texts = {
             name: b"".join(charts.Tensors(name)[-1].tensor_proto.string_val).decode(errors="replace")
             for name in charts.Tags()["tensors"]
         }
-        pictures = {name: charts.Images(name)[-1].encoded_image_string for name in charts.Tags()["images"]}
+        left = {name: charts.Images(name) for name in charts.Tags()["images"]}  # none where a restart took all back
+        pictures = {name: images[-1].encoded_image_string for name, images in left.items() if images}
     except Exception:  # event files may be damaged in any way, and a page without a sample is still a page
         return {}, {}
     return {name: unindented(text) for name, text in texts.items()}, pictures
+
+
+@contextmanager
+def restarts_expected() -> Iterator[None]:
+    """Keep TensorBoard from warning that a restart takes points back, which Charts asks it to; all else it says comes out."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "out of order event.step" not in record.getMessage()
+
+    logger = logging.getLogger("tensorboard")  # as in tensorboard.util.tb_logging
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def unindented(text: str) -> str:
