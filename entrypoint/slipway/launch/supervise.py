@@ -83,7 +83,9 @@ class Attempt:
         self.selector.unregister(ended)
         os.close(ended)
         self._finish(child, relay)
-        if self.facts.still and not self.facts.lost and (news := lost()):  # its workers may have ended before it woke up
+        if (
+            self.facts.still and not self.facts.lost and (news := lost())
+        ):  # its workers may have ended before it woke up
             self.facts.lost = news.text
         self.facts.ooms = count_ooms() - ooms
         return self.facts
