@@ -8,9 +8,7 @@ from pathlib import Path
 
 from launchers import Launcher
 from limits import small_disk
-from test_several_nodes import node
 
-__all__ = ["node"]  # a fixture
 Start = Callable[..., Launcher]
 Node = Callable[..., Launcher]
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from launchers import Launcher
-from test_several_nodes import node
 
-__all__ = ["node"]  # a fixture
 Run = Callable[..., Launcher]
 ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1", "--run-dir", "runs/mine")
 
@@ -106,12 +104,13 @@ SHOWS = (
 )
 
 
-def test_nodes_without_a_shared_run_directory_tell_their_workers_and_are_not_started_again(
+def test_nodes_without_a_shared_run_directory_tell_their_workers_and_are_started_again_together(
     node: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(SHOWS)
-    jobs = [node(rank, 2, "run", "--max-restarts", "5", "--runs", f"disk-{rank}", "own.py") for rank in (0, 1)]
+    jobs = [node(rank, 2, "run", "--max-restarts", "1", "--runs", f"disk-{rank}", "own.py") for rank in (0, 1)]
     assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
     for job in jobs:
-        assert "shared 0" in job.text
-        assert any("are not started again together yet" in line for line in job.closing), job.closing
+        assert job.text.count("shared 0") == 2
+        assert job.text.count("run directory disk-") == 2
+        assert any("restarts    1: --max-restarts 1" in line for line in job.closing), job.closing
