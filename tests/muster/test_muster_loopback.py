@@ -69,7 +69,7 @@ def test_every_log_names_the_missing_rank_and_all_end_with_76(launcher: Make) ->
     crew = [launcher(rank, 4, timeout=4.5) for rank in (0, 1, 3)]
     play(*crew)
     for one in crew:
-        assert one.lines[0] == "waiting for nodes: 3 of 4 after 3 s; missing node rank 2"
+        assert one.lines[0] == "waiting for nodes: 3 of 4 after 3 s; missing node rank 2 (for at most 4 s)"
         assert one.code == PEER
         assert "missing node rank 2" in str(one.error)
 
@@ -239,7 +239,7 @@ def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Mak
         with pytest.raises(AssertionError, match="closed the connection"):
             first.wait_for(wire.Start)
         assert node0.is_alive()
-        assert again.wait_for(wire.Waiting).line.endswith("missing node rank 2")
+        assert again.wait_for(wire.Waiting).line.endswith("missing node rank 2 (for at most 20 s)")
     stop.set()
     node0.join(10)
 
