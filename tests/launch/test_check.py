@@ -26,7 +26,8 @@ def checked(node: Node, tmp_path: Path) -> Iterator[Node]:
         return node(rank, 2, "check", *words, **{"TMPDIR": str(tmp_path / f"tmp-{rank}"), **variables})
 
     yield launch
-    assert [list(folder.iterdir()) for folder in tmp_path.glob("tmp-*")] == [[]] * len(list(tmp_path.glob("tmp-*")))
+    left = {path.name for folder in tmp_path.glob("tmp-*") for path in folder.iterdir()}
+    assert {name for name in left if not name.startswith("torchinductor_")} == set(), "torch may make its cache there"
     assert not (tmp_path / "runs").exists(), "nothing is left behind"
 
 
