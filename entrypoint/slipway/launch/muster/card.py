@@ -11,7 +11,7 @@ DEVICES = 128  # names of GPUs on a card
 
 @dataclass(frozen=True)
 class Card:
-    """What a launcher says of itself. `nodes` is the text the user gave; None means unknown or not there.
+    """What a launcher says of itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
 
     A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
     run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
