@@ -32,7 +32,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm ## Run all checks and tests
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
@@ -65,6 +65,10 @@ test-compose: .venv/.dev engine image ## Bring the compose files up for real, an
 .PHONY: test-release
 test-release: .venv/.dev engine image ## Run what a release does: bill of materials, tags, push, archive, extending, workflows
 	$(call section,release,tests/release/tools.sh; $(PYTEST) tests/release $(ARGS))
+
+.PHONY: test-slurm
+test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
+	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) tests/slurm $(ARGS))
 
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
@@ -127,7 +131,7 @@ CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_f
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
 	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); \
-		git ls-files -z '*.sh' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
+		git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
 
 .PHONY: format
 format: .venv/.dev ## Let ruff put the code into its form

@@ -33,13 +33,13 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     """From the command line and this machine to a job. Raises LaunchError or click.UsageError; starts nothing."""
     words = list(words)
     if words and words[0] in WORKLOADS:
-        late, rest = take_options(words[1:])
+        late, rest = take_options(words[1:], launcher_options())
         options, words = options | late, [words[0], *rest]
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
     workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
-    chosen = _check_arguments(workload.name, arguments) if workload.own else None
+    chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
@@ -124,7 +124,7 @@ def _require_one_machine(topology: Topology) -> None:
         )
 
 
-def _check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
+def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     """Return the options of one of our workloads; a mistake in them is told before anything starts."""
     from slipway.train.options import WORKLOADS as KINDS  # torch-free
     from slipway.train.options import ConfigurationError, parse
@@ -145,14 +145,14 @@ def options_lines(plan: Plan) -> list[str]:
         return []
     from slipway.train.options.command import option_lines  # torch-free
 
-    return option_lines(_check_arguments(plan.workload.name, plan.arguments))
+    return option_lines(check_arguments(plan.workload.name, plan.arguments))
 
 
 def options_json(plan: Plan) -> dict[str, Any]:
     """The same by name."""
     if not plan.workload.own:
         return {}
-    options = _check_arguments(plan.workload.name, plan.arguments)
+    options = check_arguments(plan.workload.name, plan.arguments)
     return {
         name.replace("_", "-"): {"value": value, "source": options.sources[name]}
         for name, value in options.values().items()

@@ -21,8 +21,9 @@ from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
-from slipway.launching import CONTEXT, Launching, launcher_options
+from slipway.launching import CONTEXT, WORDS, Launching, launcher_options
 from slipway.logs import logs
+from slipway.render import render
 from slipway.reports import report, workloads
 from slipway.results import evaluate, export, sample
 from slipway.runs import status, stop
@@ -49,11 +50,6 @@ def slipway() -> None:
     `slipway gpt` is short for `slipway run gpt`, `slipway train.py` for `slipway run train.py`, and any other program is
     started as it is.
     """
-
-
-WORDS = click.Argument(
-    ["words"], nargs=-1, type=click.UNPROCESSED, metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]"
-)
 
 
 def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog: str) -> None:
@@ -101,7 +97,7 @@ JSON = click.Option(
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
-for command in (check, data, evaluate, export, logs, report, sample, status, stop, workloads):
+for command in (check, data, evaluate, export, logs, render, report, sample, status, stop, workloads):
     slipway.add_command(command)
 
 

@@ -44,6 +44,11 @@ def launcher_options() -> list[click.Parameter]:
     return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
 
 
+WORDS = click.Argument(
+    ["words"], nargs=-1, type=click.UNPROCESSED, metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]"
+)
+
+
 def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
         name = f"--{hyphens(option.name or '')}"
@@ -67,9 +72,11 @@ class Launching(click.Command):
         return super().parse_args(ctx, args)
 
 
-def take_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Take the launcher's options out of the words behind one of our workloads; the rest is the workload's."""
-    parser = click.Command("", params=launcher_options(), add_help_option=False)
+def take_options(
+    words: Sequence[str], options: Sequence[click.Parameter], command: str = "slipway run"
+) -> tuple[dict[str, Any], list[str]]:
+    """Take a command's options out of the words behind one of our workloads; the rest is the workload's."""
+    parser = click.Command("", params=list(options), add_help_option=False)
     parser.context_settings = {**CONTEXT, "ignore_unknown_options": True, "allow_extra_args": True}
-    context = parser.make_context("slipway run", list(words))
+    context = parser.make_context(command, list(words))
     return {name: value for name, value in context.params.items() if value}, context.args

@@ -40,7 +40,7 @@ def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
 
 def test_it_starts_the_launcher_under_tini_as_a_user_without_rights() -> None:
     config = inspect(IMAGE)["Config"]
-    assert config["Entrypoint"] == ["/usr/bin/tini", "--", "/opt/slipway/bin/slipway"]
+    assert config["Entrypoint"] == ["/opt/slipway/bin/entrypoint"]
     assert config["Cmd"] == ["run"]
     assert config["User"] == "1000:0"
     assert config["WorkingDir"] == "/workspace"

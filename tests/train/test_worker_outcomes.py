@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from training_jobs import worker_environment
 
-from slipway.train.context import open_context
+from slipway.train.context import STOPS, open_context
 from slipway.train.metrics import Progress, clock, keep_metrics, short
 from slipway.train.options import ConfigurationError
 from slipway.train.outcome import NoProgressError, PeerError, classify
@@ -142,3 +143,10 @@ def test_a_script_may_exit_in_the_middle(tmp_path: Path, code: int | None, ends:
 def test_no_model_steers_the_terminal_that_shows_what_it_writes() -> None:
     written = [*b"a\x1b[2J\tb\r\n\x7f\xc2\x9b", 0, *b"more"]
     assert read_until_end(ByteTokenizer(), written, 1) == "a\ufffd[2J\tb\r\n\ufffd\ufffd"
+
+
+def test_a_stop_that_reaches_every_process_does_not_end_a_worker_that_asked_for_the_flag(tmp_path: Path) -> None:
+    with open_context(worker_environment(tmp_path, "none")) as context:
+        for number in STOPS:
+            os.kill(os.getpid(), number)
+    assert context.outcome.outcome == "finished"

@@ -86,7 +86,10 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
-    return Run(path, resume, attempt=int(_number(read_json(path / RUN_FILE).get("attempt"))) + 1)
+    record = read_json(path / RUN_FILE)
+    if plan.topology.restarts and record and (resume == "none" or newest_step(path) is not None):
+        resume = "auto"  # a job that was requeued goes on with its own run, whatever it began from
+    return Run(path, resume, attempt=max(int(_number(record.get("attempt"))), plan.topology.restarts) + 1)
 
 
 def newest_run(runs: Path, workload: str = "") -> Path | None:

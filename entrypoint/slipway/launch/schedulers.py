@@ -1,7 +1,8 @@
 """One small table per scheduler: which of its variables says what about the job.
 
 `read_schedulers` is pure. A reading's values are keyed by our own names: WORLD_SIZE and RANK count nodes; JOB names the
-job; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there where the launcher was started once per process.
+job, RESTARTS counts how often it was requeued; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there where the
+launcher was started once per process.
 """
 
 import zlib
@@ -161,6 +162,7 @@ SLURM = Scheduler(
         "RANK": ("SLURM_NODEID",),
         "TASKS": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         "JOB": ("SLURM_JOB_ID",),
+        "RESTARTS": ("SLURM_RESTART_COUNT",),
     },
     _derive_slurm,
     strict=True,

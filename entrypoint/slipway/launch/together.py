@@ -16,6 +16,7 @@ from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
 from slipway.launch.rundir import WAITING_FILE, write_json
+from slipway.launch.schedulers import SLURM
 from slipway.launch.stops import STOP_FILE, Stop, Stops
 from slipway.launch.supervise import Elsewhere
 from slipway.launch.verdict import Outcome, Verdict, judge
@@ -135,6 +136,9 @@ def decide_together(
         return Ending(verdict, PAUSES[0], leaving=leaving)
     if stops.came or verdict.first.good:
         return Ending(verdict)
+    topology = job.plan.topology
+    if verdict.first.word == "lost" and topology.scheduler == SLURM.name and not topology.elastic:
+        return Ending(verdict, why="Slurm starts no task of a step again, only the whole job")
     decision = decide(tries, limit, node.earlier)
     if decision.stuck:
         first = give_up(tries).outcome

@@ -35,7 +35,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Topology:
-    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands.
+    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands. `restarts`: how often the
+    scheduler has put the job back into its queue.
 
     `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
     node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
@@ -54,6 +55,7 @@ class Topology:
     gpus: int
     scheduler: str
     job: str | None
+    restarts: int
     runtime: str
     threads: int | None
     process: Process | None
@@ -137,6 +139,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         gpus=len(devices.gpus),
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
+        restarts=max((_count_restarts(reading) for reading in readings), default=0),
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),
         process=process,
@@ -175,6 +178,11 @@ def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Valu
     ]
     first, *others = [claim for claim in claims if claim]
     return Value(first.value, first.source, tuple(claim for claim in others if claim.source != "default"))
+
+
+def _count_restarts(reading: Reading) -> int:
+    claim = reading.get("RESTARTS")
+    return int(claim.value) if claim and claim.value.isdigit() else 0
 
 
 def _number(name: str, values: Mapping[str, Value]) -> int:
@@ -263,7 +271,10 @@ def _notes(
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
-        notes.append("no GPU visible, training on CPU; in a container add --gpus all")
+        more = "in a container add --gpus all"
+        if sources.environ.get("SLURM_JOB_ID"):
+            more = "ask Slurm for them with --gpus-per-node=N"
+        notes.append(f"no GPU visible, training on CPU; {more}")
     return notes
 
 

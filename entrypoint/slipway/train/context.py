@@ -7,6 +7,7 @@ with open_context() as context:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -26,6 +27,7 @@ from slipway.train.outcome import Outcome, describe_failure, write_outcome
 from slipway.train.place import Place, read_place
 from slipway.train.stop import StopFlag
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PIECE = 2**26  # bytes that are broadcast at once
 
 
@@ -160,6 +162,8 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     place = read_place(environ)
     outcomes = place.node_dir / "outcome"
     (place.node_dir / "honours-stop").touch()
+    for number in STOPS:  # some schedulers signal every process; the flag has been asked for instead
+        signal.signal(number, signal.SIG_IGN)
     heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
     heartbeat.beat("setup", 0, None)
     context, left = None, False

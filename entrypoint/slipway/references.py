@@ -1,0 +1,63 @@
+"""What an image is called: its name as people type it, and as pyxis and enroot need it. Pure."""
+
+import re
+
+from slipway.launch.errors import LaunchError
+
+DOCKER_HUB = "registry-1.docker.io"  # where enroot looks for an image without a registry (enroot's src/docker.sh)
+ENGINE = "dockerd://"  # enroot's word for the Docker Engine of the node
+SQUASHED = ".sqsh"
+# The parts of enroot's import.md. A registry is followed by # there, and by / where Docker is asked.
+_REFERENCE = re.compile(
+    r"(?:(?P<registry>[^\s#/]+)(?P<mark>[#/]))?(?P<path>[a-z0-9][a-z0-9._/-]*)(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]*))?"
+)
+
+
+def name_for_enroot(image: str) -> str:
+    """Return how `srun --container-image` has to be told this image. Raises LaunchError (78) where that is not certain.
+
+    Allowed are the absolute path of a .sqsh file, REGISTRY#NAME:TAG, Docker's REGISTRY/NAME:TAG and dockerd://NAME:TAG.
+    """
+    if image.endswith(SQUASHED) or image.startswith(("/", ".")):
+        return _path(image)
+    engine = image.startswith(ENGINE)
+    match = _REFERENCE.fullmatch(image.removeprefix(ENGINE).removeprefix("docker://"))
+    if "@sha256:" in image:
+        raise LaunchError(
+            f"--image {image}: not every enroot takes a digest. Name the image by its tag, or make a {SQUASHED} file of it "
+            "(slurm/import.sh) and give its absolute path."
+        )
+    if not match:
+        raise LaunchError(f"--image {image} is no name of an image. {_FORMS}")
+    registry, mark, path, tag = match.group("registry", "mark", "path", "tag")
+    if not tag:
+        raise LaunchError(f"--image {image} has no tag, so it means another image every day. Type --image {image}:TAG.")
+    if tag == "latest":
+        raise LaunchError(
+            f"--image {image}: latest is another image every day, also for a job that is put back into the queue. Name a version."
+        )
+    if engine:
+        return image
+    if mark == "#":
+        return f"{registry}#{path}:{tag}"
+    if registry in ("docker.io", "index.docker.io"):
+        return f"{DOCKER_HUB}#{path}:{tag}"
+    if registry and (re.search(r"[.:]", registry) or registry == "localhost"):  # Docker's own rule
+        return f"{registry}#{path}:{tag}"
+    raise LaunchError(
+        f"--image {image} names no registry. Type --image docker.io/{image} for Docker Hub, --image {ENGINE}{image} for the "
+        f"Docker Engine of each node, or the absolute path of a {SQUASHED} file (slurm/import.sh makes it)."
+    )
+
+
+_FORMS = f"Type REGISTRY/NAME:TAG, REGISTRY#NAME:TAG, {ENGINE}NAME:TAG, or the absolute path of a {SQUASHED} file."
+
+
+def _path(image: str) -> str:
+    if not image.endswith(SQUASHED):
+        raise LaunchError(
+            f"--image {image} is no {SQUASHED} file. Make one of the image: slurm/import.sh IMAGE:TAG FILE{SQUASHED}"
+        )
+    if not image.startswith("/"):
+        raise LaunchError(f"--image {image}: the nodes need its absolute path, as they see it.")
+    return image

@@ -1,0 +1,151 @@
+"""`slipway render`: job files for schedulers, ready to be submitted, from the words, options and settings of `slipway run`."""
+
+import os
+import re
+from importlib import resources
+from typing import Any
+
+import click
+
+from slipway.arguments import read_sources
+from slipway.launch.catalog import WORKLOADS
+from slipway.launch.errors import LaunchError
+from slipway.launch.redact import secret_values
+from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
+from slipway.launching import CONTEXT, WORDS, Launching, hyphens, take_options
+from slipway.references import name_for_enroot
+from slipway.rendering import (
+    checked,
+    env_file_words,
+    given_settings,
+    matching,
+    read_nodes,
+    read_words,
+    rendering_options,
+)
+from slipway.sbatch import CPUS_PER_GPU, MEM_PER_GPU, TIME_FORMS, Asked, make_sbatch, read_time
+
+HEADERS = ("job_name", "partition", "account", "time")  # options that sbatch has, too
+
+
+@click.group(epilog="Example: slipway render slurm --nodes 2 gpt --preset small > job.sbatch, then sbatch job.sbatch")
+def render() -> None:
+    """Print the file that a scheduler is given for a job, with the words and options of `slipway run`."""
+
+
+def slurm(words: tuple[str, ...], **options: Any) -> None:
+    """Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.
+
+    Without options it is slurm/train.sbatch, which slurm/README.md explains. The settings that are given, on the command
+    line, in the environment or in .env, become part of the file; secrets do not.
+    """
+    if words and words[0] in WORKLOADS:
+        late, rest = take_options(words[1:], _slurm_options(), "slipway render slurm")
+        options, words = options | late, (words[0], *rest)
+    venv, image = options["venv"], options["image"]
+    if venv and image:
+        raise click.UsageError("--venv trains without a container and --image in one; type one of them.")
+    if not options["gpus"] and (options["cpus_per_gpu"] or options["mem_per_gpu"]):
+        raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
+    if options["standalone"]:
+        raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
+    sources = read_sources(options, {})
+    nodes = read_nodes(sources, options["nodes"])
+    headers = {hyphens(name): options[name] for name in HEADERS if options[name]}
+    given = given_settings(sources)
+    secrets = secret_values(given)
+    asked = Asked(
+        grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
+        words=(*env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
+        exports={name: value for name, value in given.items() if name not in secrets},
+        secrets=tuple(secrets),
+        headers=headers | ({"nodes": str(nodes)} if nodes else {}),
+        gpus=_require_enough(options["gpus"], sources),
+        cpus_per_gpu=options["cpus_per_gpu"] or CPUS_PER_GPU,
+        mem_per_gpu=options["mem_per_gpu"] or MEM_PER_GPU,
+        image=name_for_enroot(image) if image else None,
+        venv=venv,
+        runs=_shared(sources.claims(BY_NAME["SLIPWAY_RUNS"])[0], mounted=not venv),
+    )
+    template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")
+    click.echo(os.fsencode(make_sbatch(template, asked)), nl=False)  # a word may hold bytes that are no text
+
+
+def _require_enough(gpus: int | None, sources: Sources) -> int | None:
+    """Return the number of GPUs. Raises LaunchError where the launchers would find too few."""
+    claim = sources.claims(BY_NAME["NPROC_PER_NODE"])[0]
+    processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
+    if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
+        raise LaunchError(
+            f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Leave the number of processes out, it follows that of GPUs; "
+            "to share GPUs between processes all the same add --oversubscribe."
+        )
+    return gpus
+
+
+def _shared(runs: Claim, mounted: bool) -> str | None:
+    """Return the folder for runs as the nodes see it, None where nobody named one. Raises LaunchError."""
+    if runs.source == "default":
+        return None
+    if not runs.value.startswith("/"):
+        raise LaunchError(f"{runs.about('SLIPWAY_RUNS')}: the nodes need an absolute path, on storage that all see.")
+    if mounted and re.search("[:,]", runs.value):
+        raise LaunchError(f"{runs.about('SLIPWAY_RUNS')}: pyxis can mount no path with a colon or a comma in it.")
+    return runs.value
+
+
+# In a line for sbatch nothing can be quoted.
+NAME = matching(r"\w[\w.+=@-]*", "letters, digits and _ . + = @ - are allowed")
+NAMES = matching(r"\w[\w.+=@,-]*", "letters, digits and _ . + = @ - are allowed, and commas between several")
+SIZE = matching(r"[1-9]\d{0,8}[KMGT]?", "type a number and K, M, G or T, such as 64G")
+FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all see")
+
+
+def _slurm_options() -> list[click.Parameter]:
+    rows: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+        (
+            "--gpus",
+            "N",
+            {"type": click.IntRange(1, 1024)},
+            "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
+        ),
+        (
+            "--cpus-per-gpu",
+            "N",
+            {"type": click.IntRange(1, 4096)},
+            f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
+        ),
+        (
+            "--mem-per-gpu",
+            "SIZE",
+            {"callback": SIZE},
+            f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
+        ),
+        (
+            "--image",
+            "IMAGE",
+            {},
+            "REGISTRY/NAME:TAG, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which slurm/import.sh makes.  "
+            "[default $SHARED/images/slipway.sqsh]",
+        ),
+        ("--venv", "DIR", {"callback": FOLDER}, "Train in this virtual environment, without a container."),
+        ("--time", "TIME", {"callback": checked(read_time)}, f"Time limit: {TIME_FORMS}.  [default 04:00:00]"),
+        ("--partition", "NAME", {"callback": NAMES}, "The partition, or several with commas.  [default the cluster's]"),
+        ("--account", "NAME", {"callback": NAME}, "Whom the job is charged to.  [default the user's]"),
+        ("--job-name", "NAME", {"callback": NAME}, "What the job and its output are called.  [default slipway]"),
+    )
+    own = [click.Option([name], metavar=metavar, help=text, **kind) for name, metavar, kind, text in rows]
+    return [*own, *rendering_options()]
+
+
+render.add_command(
+    Launching(
+        "slurm",
+        callback=slurm,
+        params=[WORDS, *_slurm_options()],
+        help=slurm.__doc__,
+        epilog="Example: slipway render slurm --nodes 4 --gpus 8 --time 1-00 --image registry.example/team/slipway:0.2.1 gpt "
+        "--preset small > job.sbatch, then sbatch job.sbatch. Words behind the file's name are added to those within.",
+        context_settings={**CONTEXT, "allow_interspersed_args": False},
+    )
+)

@@ -1,0 +1,141 @@
+"""The sbatch file that `slipway render slurm` prints: slurm/train.sbatch, with what was asked for. Pure.
+
+templates/train.sbatch is that file as it stands. Lines for sbatch are replaced, and what was asked for is set in front of the
+first command, from where the file would otherwise take it from the environment; nothing else of it changes.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slipway.launch.errors import LaunchError
+
+LEAVING = 40  # s between the end of the grace and the time limit: verdict, srun's return, and the job puts itself back
+EARLY, LONGEST = (
+    60,
+    65_535,
+)  # s that the signal may come too early, and the most that Slurm allows (sbatch(1), --signal)
+CPUS_PER_GPU, MEM_PER_GPU = (
+    8,
+    "32G",
+)  # few enough for the usual nodes with GPUs; sbatch refuses at once what no node has
+SHARING = """\
+# A job that counts its GPUs shares its nodes with others. Its task would get one core, and what memory the site gives by
+# default, or all. So both are asked for, with each GPU, and srun passes them on. sbatch refuses what no node has."""
+FIRST_COMMAND = "set -euo pipefail"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the file shall say; where nothing was asked for (None, or empty) it stays as it is.
+
+    `headers` are plain options of sbatch. `secrets` are names of settings that are given but not written down.
+    """
+
+    grace: int  # s
+    words: tuple[str, ...] = ()
+    exports: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    gpus: int | None = None  # per node, as the two that follow are per GPU
+    cpus_per_gpu: int = CPUS_PER_GPU
+    mem_per_gpu: str = MEM_PER_GPU
+    image: str | None = None
+    venv: str | None = None
+    runs: str | None = None
+
+
+def make_sbatch(template: str, asked: Asked) -> str:
+    """Return the file. Raises LaunchError for a time limit that leaves no time to train."""
+    lines = template.splitlines()
+    notice = asked.grace + LEAVING
+    headers = {**asked.headers, "signal": f"USR1@{notice}"}
+    _require_time(headers.get("time") or _header(lines, "time"), notice)
+    places = [name for name in ("partition", "account") if name in headers]  # the file names none
+    named = headers.pop("job-name", _header(lines, "job-name"))
+    _replace(lines, "job-name", _line("job-name", named), *(_line(name, headers.pop(name)) for name in places))
+    for name, value in headers.items():
+        _replace(lines, name, _line(name, value))
+    if asked.gpus:
+        counts = {"gpus-per-node": asked.gpus, "cpus-per-gpu": asked.cpus_per_gpu, "mem-per-gpu": asked.mem_per_gpu}
+        _replace(lines, "exclusive", SHARING, *(_line(name, str(value)) for name, value in counts.items()))
+        _replace(lines, "mem")
+    if set_here := _settings(asked):
+        place = lines.index(FIRST_COMMAND) + 1
+        lines[place:place] = ["", "# What `slipway render slurm` was asked for.", *set_here]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(asked: Asked) -> list[str]:
+    """The commands that set what is no header. Everything of the user's is quoted; a name is one of the table's."""
+    commands = []
+    if asked.image or asked.venv or asked.runs:  # decides what the environment may say otherwise
+        commands += [f"VENV={shlex.quote(asked.venv or '')}"]
+    if asked.image:
+        commands += [f"IMAGE={shlex.quote(asked.image)}"]
+    if asked.runs:
+        seen = shlex.quote(asked.runs) if asked.venv else "/checkpoints"  # where the image has them
+        commands += [f"RUNS={shlex.quote(asked.runs)}", f"export SLIPWAY_RUNS={seen}"]
+    commands += [f"export {name}={shlex.quote(value)}" for name, value in asked.exports.items()]
+    commands += [
+        f"# {name} is a secret and not written here: the job has it from where it is now." for name in asked.secrets
+    ]
+    if asked.words:
+        commands += ["# Words behind this file's name are added to these.", f'set -- {shlex.join(asked.words)} "$@"']
+    return commands
+
+
+def _line(name: str, value: str) -> str:
+    return f"#SBATCH --{name}={value}"
+
+
+def _header(lines: list[str], name: str) -> str:
+    """The value that the file has for an option of sbatch."""
+    return lines[_find(lines, name)].partition("=")[2]
+
+
+def _replace(lines: list[str], name: str, *new: str) -> None:
+    """Put these lines in the place of the one for an option of sbatch."""
+    place = _find(lines, name)
+    lines[place : place + 1] = new
+
+
+def _find(lines: list[str], name: str) -> int:
+    (place,) = (index for index, line in enumerate(lines) if re.fullmatch(rf"#SBATCH --{name}(=.*)?", line))
+    return place
+
+
+_TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+TIME_FORMS = (
+    "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"
+)
+
+
+def read_time(text: str) -> int:
+    """The seconds of one of Slurm's six forms of a time (sbatch(1), --time). Raises ValueError for anything else."""
+    match = _TIME.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"{text!r} is no time of Slurm's. Type {TIME_FORMS}, such as 2-12 for two days and twelve hours"
+        )
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers]  # minutes come first, then seconds
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _require_time(limit: str, notice: int) -> None:
+    if notice > LONGEST:
+        raise LaunchError(
+            f"A grace of {notice - LEAVING} s is too long for Slurm, which signals at most {LONGEST} s before the time limit. "
+            f"Type --grace-seconds {LONGEST - LEAVING} or less."
+        )
+    if read_time(limit) <= notice + EARLY:
+        raise LaunchError(
+            f"The time limit {limit} leaves no time to train: the job is told to stop up to {notice + EARLY} s before it "
+            f"({notice - LEAVING} s of grace, {LEAVING} to leave, and Slurm may be {EARLY} early). Type a longer --time or "
+            "a shorter --grace-seconds."
+        )

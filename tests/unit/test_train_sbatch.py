@@ -1,0 +1,127 @@
+"""What slurm/train.sbatch makes of each exit code, with programs in the place of Slurm's that only write down how they were called."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.errors import EXITS, FAILED, PEER, STOPPED
+
+SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
+KILLED = 128 + 9  # what srun makes of a task that was killed
+REQUEUED = {
+    STOPPED,
+    PEER,
+    KILLED,
+}  # "requeue" and "retry" of the table; a failed workload was retried by the launcher already
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A folder with `srun` and `scontrol`, and a virtual environment with a launcher."""
+    for name, body in {
+        "srun": 'echo "$@" >>"$CALLS.srun"; [[ "$1" != --help ]] || { echo --container-image; exit; }; exit "$CODE"',
+        "scontrol": 'echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}"',
+        "slipway": "exit 1",
+    }.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{body}\n")
+        program.chmod(0o755)
+    return tmp_path
+
+
+def submitted(cluster: Path, *words: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The batch script, as Slurm starts it."""
+    environ = {
+        "PATH": f"{cluster}/bin:/usr/bin:/bin",
+        "SLURM_SUBMIT_DIR": str(cluster),
+        "SLURM_JOB_ID": "7",
+        "CALLS": str(cluster / "calls"),
+        "CODE": str(code),
+        "VENV": str(cluster),
+        **variables,
+    }
+    return subprocess.run(["bash", SBATCH, *words], env=environ, capture_output=True, text=True)
+
+
+def calls(cluster: Path, program: str) -> str:
+    """The last call of a program."""
+    file = cluster / f"calls.{program}"
+    return file.read_text().splitlines()[-1] if file.exists() else ""
+
+
+@pytest.mark.parametrize("code", [*EXITS, KILLED, 3])
+def test_a_job_is_requeued_where_the_table_says_so(cluster: Path, code: int) -> None:
+    done = submitted(cluster, code=code)
+    assert done.returncode == code
+    assert calls(cluster, "scontrol") == ("requeue 7" if code in REQUEUED else "")
+    said = "train.sbatch: requeued: " if code in REQUEUED else "train.sbatch: " if code else ""
+    assert done.stderr.startswith(said)
+    assert bool(done.stderr) == bool(said)
+
+
+def test_the_table_of_exit_codes_agrees() -> None:
+    asked = {code for code, row in EXITS.items() if row.then in ("requeue", "retry")}
+    assert asked == REQUEUED - {KILLED}
+    assert EXITS[FAILED].then == "retry within its limit"
+
+
+def test_a_job_is_not_requeued_for_ever(cluster: Path) -> None:
+    done = submitted(cluster, code=STOPPED, MAX_REQUEUES="3", SLURM_RESTART_COUNT="3")
+    assert done.returncode == STOPPED
+    assert not calls(cluster, "scontrol")
+    assert "MAX_REQUEUES=3" in done.stderr
+
+
+def test_a_refused_requeue_is_told(cluster: Path) -> None:
+    done = submitted(cluster, code=STOPPED, REFUSED="1")
+    assert done.returncode == STOPPED
+    assert "submit again with SLIPWAY_RESUME=" in done.stderr
+
+
+def test_the_words_of_the_command_line_are_those_of_the_launcher(cluster: Path) -> None:
+    submitted(cluster, "gpt", "--data", "a b")
+    assert (
+        calls(cluster, "srun")
+        == f"--kill-on-bad-exit=0 --wait=0 --cpu-bind=none {cluster}/bin/slipway run gpt --data a b"
+    )
+
+
+def test_the_container_has_explicit_flags(cluster: Path) -> None:
+    done = submitted(cluster, "gpt", VENV="", IMAGE="registry#slipway:1", MOUNTS="/scratch:/scratch")
+    assert done.returncode == 0, done.stderr
+    assert calls(cluster, "srun").split()[3:] == [
+        "--container-image=registry#slipway:1",
+        f"--container-mounts={cluster}:/workspace,{cluster}/runs:/checkpoints,{cluster}/cache:/data,/scratch:/scratch",
+        "--container-workdir=/workspace",
+        "--no-container-mount-home",
+        "--no-container-entrypoint",
+        "/opt/slipway/bin/slipway",
+        "run",
+        "gpt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"VENV": "/nowhere"}, "there is no /nowhere/bin/slipway"),
+        ({"VENV": "", "IMAGE": "/nowhere.sqsh"}, "Make it: slurm/import.sh"),
+        ({"VENV": ""}, "/images/slipway.sqsh"),
+        ({"RUNS": "/proc/runs"}, "slurm/setup.sh"),
+    ],
+    ids=["no environment", "no image", "no default image", "no folder"],
+)
+def test_what_is_missing_is_told_before_anything_starts(cluster: Path, variables: dict[str, str], told: str) -> None:
+    done = submitted(cluster, **variables)
+    assert done.returncode == 78
+    assert told in done.stderr
+    assert not calls(cluster, "srun")
+
+
+def test_a_cluster_without_pyxis_is_told_what_to_do(cluster: Path) -> None:
+    (cluster / "bin/srun").write_text("#!/bin/bash\necho usage\n")
+    done = submitted(cluster, VENV="", IMAGE="registry#slipway:1")
+    assert done.returncode == 78
+    assert "pyxis is not installed. Set VENV" in done.stderr
