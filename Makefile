@@ -130,7 +130,7 @@ bench-snapshot: .venv/.dev .venv/.train ## Measure how long training stands stil
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
-	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); \
+	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py; \
 		git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
 
 .PHONY: format

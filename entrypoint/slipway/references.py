@@ -56,7 +56,7 @@ _FORMS = f"Type REGISTRY/NAME:TAG, REGISTRY#NAME:TAG, {ENGINE}NAME:TAG, or the a
 def _path(image: str) -> str:
     if not image.endswith(SQUASHED):
         raise LaunchError(
-            f"--image {image} is no {SQUASHED} file. Make one of the image: slurm/import.sh IMAGE:TAG FILE{SQUASHED}"
+            f"--image {image} is no {SQUASHED} file. Make one of the image: slurm/import.sh dockerd://IMAGE:TAG FILE{SQUASHED}"
         )
     if not image.startswith("/"):
         raise LaunchError(f"--image {image}: the nodes need its absolute path, as they see it.")

@@ -2,18 +2,17 @@
 
 import subprocess
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
 from slipway.launch.errors import EXITS, FAILED, PEER, STOPPED
 
 SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
-KILLED = 128 + 9  # what srun makes of a task that was killed
-REQUEUED = {
-    STOPPED,
-    PEER,
-    KILLED,
-}  # "requeue" and "retry" of the table; a failed workload was retried by the launcher already
+# What srun makes of a task that was ended by one of these.
+KILLED, *UNHEARD = (128 + number for number in (SIGKILL, SIGUSR1, SIGTERM))
+# "requeue" and "retry" of the table; a failed workload was retried by the launcher already.
+REQUEUED = {STOPPED, PEER, KILLED, *UNHEARD}
 
 
 @pytest.fixture
@@ -51,19 +50,19 @@ def calls(cluster: Path, program: str) -> str:
     return file.read_text().splitlines()[-1] if file.exists() else ""
 
 
-@pytest.mark.parametrize("code", [*EXITS, KILLED, 3])
+@pytest.mark.parametrize("code", [*EXITS, KILLED, *UNHEARD, 3])
 def test_a_job_is_requeued_where_the_table_says_so(cluster: Path, code: int) -> None:
     done = submitted(cluster, code=code)
     assert done.returncode == code
     assert calls(cluster, "scontrol") == ("requeue 7" if code in REQUEUED else "")
-    said = "train.sbatch: requeued: " if code in REQUEUED else "train.sbatch: " if code else ""
+    said = "train.sbatch: requeueing: " if code in REQUEUED else "train.sbatch: " if code else ""
     assert done.stderr.startswith(said)
     assert bool(done.stderr) == bool(said)
 
 
 def test_the_table_of_exit_codes_agrees() -> None:
     asked = {code for code, row in EXITS.items() if row.then in ("requeue", "retry")}
-    assert asked == REQUEUED - {KILLED}
+    assert asked == {code for code in REQUEUED if code < 128}
     assert EXITS[FAILED].then == "retry within its limit"
 
 
@@ -97,6 +96,7 @@ def test_the_container_has_explicit_flags(cluster: Path) -> None:
         "--container-workdir=/workspace",
         "--no-container-mount-home",
         "--no-container-entrypoint",
+        "/usr/bin/env",
         "/opt/slipway/bin/slipway",
         "run",
         "gpt",
@@ -125,3 +125,12 @@ def test_a_cluster_without_pyxis_is_told_what_to_do(cluster: Path) -> None:
     done = submitted(cluster, VENV="", IMAGE="registry#slipway:1")
     assert done.returncode == 78
     assert "pyxis is not installed. Set VENV" in done.stderr
+
+
+def test_what_the_shell_of_the_submission_says_about_ranks_does_not_count(cluster: Path) -> None:
+    left = dict.fromkeys(("NNODES", "NODE_RANK", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "3")
+    (cluster / "bin/srun").write_text('#!/bin/bash\nenv >"$CALLS.env"\n')
+    submitted(cluster, **left)
+    kept = {line.partition("=")[0] for line in (cluster / "calls.env").read_text().splitlines()}
+    assert not kept & set(left)
+    assert "SLIPWAY_RESUME" in kept

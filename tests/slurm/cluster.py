@@ -1,0 +1,338 @@
+"""A real Slurm cluster on this machine: munge, slurmctld and a slurmd per node, from Debian's packages.
+
+Every node has namespaces of its own (network, mounts, host name, processes), so that it has its own name and address, and
+that killing the first process of a node is what a power failure is. The controller's host, `hub`, holds the bridge: one in
+the host's own network would be filtered by a container engine's firewall.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under load
+HUB, NODES = "hub", ("node1", "node2", "node3")
+ADDRESSES = {HUB: "10.77.0.1", **{name: f"10.77.0.{11 + index}" for index, name in enumerate(NODES)}}
+GPUS = 4  # device nodes that look like GPUs, on each node
+FREEZER = Path("/sys/fs/cgroup/freezer")  # cgroup v1
+PATH = f"{os.environ['PATH']}:/usr/sbin"
+USER, UID = "trainer", 12_345
+# The first process of a host reaps what is left to it, as an init does. A host sees its own part of the freezer's cgroups.
+INIT = """
+set -e
+mount --bind {folder}/hosts /etc/hosts
+mount --bind {folder}/passwd /etc/passwd
+if [[ -d {freezer} ]]; then mount --bind {freezer} /sys/fs/cgroup/freezer; fi
+hostname {name}
+ip link set lo up
+trap : TERM
+echo ready
+while :; do sleep 3600 & wait $!; done
+"""
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={hub}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/{tracking}
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SlurmctldTimeout=10
+SlurmdTimeout=10
+ReturnToService=2
+KillWait=10
+GresTypes=gpu
+SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1
+{nodes}
+PartitionName=main Nodes=node1,node2 Default=YES
+PartitionName=slow Nodes=node3
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of the cluster's. `output` is the file that sbatch was told to write to."""
+
+    cluster: "Cluster"
+    number: str
+    output: Path
+
+    def task(self, number: int) -> "Job":
+        """One task of an array, which is a job of its own."""
+        shown = self.cluster.command("scontrol", "show", "--oneliner", "job", f"{self.number}_{number}").stdout
+        job = re.findall(r"\bJobId=(\d+)", shown)[0]
+        return Job(self.cluster, job, self.output.with_name(self.output.name.replace("%a", str(number))))
+
+    @property
+    def text(self) -> str:
+        """All that it has written so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def wait_for(self, words: str, patience: float = PATIENCE) -> None:
+        """Wait until its output matches this pattern."""
+        self.cluster.wait(lambda: re.search(words, self.text), f"the words {words!r}", self, patience)
+
+    @property
+    def state(self) -> str:
+        """PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT …, as Slurm says."""
+        return self.fact("JobState")
+
+    def fact(self, name: str) -> str:
+        """What `scontrol show job` says, such as Restarts or ExitCode."""
+        shown = self.cluster.command("scontrol", "show", "--oneliner", "job", self.number).stdout
+        found = re.search(rf"\b{name}=(\S*)", shown)
+        assert found, f"no {name} in {shown}"
+        return found[1]
+
+    def wait_until(self, *states: str, patience: float = PATIENCE) -> str:
+        """Wait until it is in one of these states, and return it."""
+        self.cluster.wait(lambda: self.state in states, f"the state {' or '.join(states)}", self, patience)
+        return self.state
+
+    def end(self, patience: float = PATIENCE) -> str:
+        """Wait until it is over for good, and return the state it ended with."""
+        return self.wait_until("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", patience=patience)
+
+
+class Cluster:
+    """A running cluster. `shared` is the folder that all nodes and users share; jobs are submitted from `shared/work`."""
+
+    def __init__(self, folder: Path, tracking: str) -> None:
+        self.folder, self.tracking = folder, tracking
+        self.shared = folder / "shared"
+        self._inits: dict[str, int] = {}
+        self._started: list[subprocess.Popen[str]] = []
+        self._stack = ExitStack()
+
+    def command(
+        self, *words: str, user: int = 0, check: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on the controller's host, in the folder of submissions, with a clean environment."""
+        done = subprocess.run(
+            self._joining(HUB, *_as(user), *words),
+            env=self.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert not check or not done.returncode, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done
+
+    def sbatch(self, *words: str, user: int = 0, **variables: str) -> Job:
+        """Submit a job: options of sbatch, the file, its words."""
+        array = "-%a" if any(word.startswith("--array") for word in words) else ""
+        output = self.shared / "work" / f"out-{time.monotonic_ns()}{array}.txt"
+        told = self.command("sbatch", "--parsable", f"--output={output}", *words, user=user, **variables).stdout
+        return Job(self, told.strip(), output)
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """What a user's shell has on this cluster."""
+        path = os.environ["PATH"]
+        return {
+            "PATH": path,
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": f"{self.folder}/slurm.conf",
+            **variables,
+        }
+
+    def wait(
+        self, happened: Callable[[], object], what: str, job: Job | None = None, patience: float = PATIENCE
+    ) -> None:
+        """Wait until something happened."""
+        until = time.monotonic() + patience
+        while not happened():
+            seen = f"\n{job.state}\n{job.text}" if job else ""
+            assert time.monotonic() < until, f"{what} never came, but{seen}\n{self._tail()}"
+            time.sleep(0.2)
+
+    def _tail(self) -> str:
+        return "\n".join((self.folder / "slurmctld.log").read_text(errors="replace").splitlines()[-20:])
+
+    def _joining(self, host: str, *words: str) -> list[str]:
+        spaces = [
+            f"--{kind}=/proc/{self._inits[host]}/ns/{kind[:3] if kind != 'mount' else 'mnt'}"
+            for kind in ("mount", "uts", "net", "pid")
+        ]
+        return ["nsenter", *spaces, f"--wd={self.shared}/work", "--", *words]
+
+    def __enter__(self) -> "Cluster":
+        """Bring it up. AssertionError with what its daemons said where it does not come up."""
+        with ExitStack() as stack:
+            for name in ("state", "shared/work", "dev"):
+                (self.folder / name).mkdir(parents=True)
+            self.folder.chmod(0o755)
+            for name in ("shared", "shared/work"):
+                (self.folder / name).chmod(0o1777)
+            self._write_files()
+            stack.callback(self._end_daemons)
+            for host in (HUB, *NODES):
+                self.power_on(host)
+            self._start_munge()
+            self._daemon(HUB, "slurmctld", "-D", "-f", f"{self.folder}/slurm.conf")
+            for node in NODES:
+                self.start_slurmd(node)
+            self.wait(lambda: self.states() == dict.fromkeys(NODES, "idle"), "the nodes")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process of it."""
+        self._stack.close()
+
+    def states(self) -> dict[str, str]:
+        """What Slurm says of each node, such as idle or down."""
+        done = self.command("sinfo", "--noheader", "--Node", "--format=%N %t", check=False)
+        return dict(line.split() for line in sorted(set(done.stdout.splitlines())))
+
+    def _write_files(self) -> None:
+        names = "\n".join(f"{address} {name}" for name, address in ADDRESSES.items())
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}\n")
+        known = Path("/etc/passwd").read_text()
+        (self.folder / "passwd").write_text(f"{known.rstrip()}\n{USER}:x:{UID}:{UID}::/home/{USER}:/bin/bash\n")
+        for number in range(GPUS):
+            os.mknod(self.folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))
+        nodes = "\n".join(
+            f"NodeName={name} NodeAddr={ADDRESSES[name]} CPUs=4 RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN"
+            for name in NODES
+        )
+        text = CONFIGURATION.format(
+            hub=f"{HUB}({ADDRESSES[HUB]})", folder=self.folder, tracking=self.tracking, nodes=nodes
+        )
+        (self.folder / "slurm.conf").write_text(text)
+        devices = f"{self.folder}/dev/nvidia[0-{GPUS - 1}]"
+        (self.folder / "gres.conf").write_text(f"NodeName={','.join(NODES)} Name=gpu File={devices}\n")
+        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nConstrainDevices=no\n")
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        files = {"key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed", "socket": "socket"}
+        named = [f"--{option}={self.folder}/munge.{end}" for option, end in files.items()]
+        self._daemon(HUB, "munged", "--foreground", "--force", *named)
+        self.wait((self.folder / "munge.socket").exists, "munge's socket")
+
+    def power_on(self, host: str) -> None:
+        """Give a host its namespaces, name and network."""
+        # However the tests end, the hosts end with them.
+        bound = ("setpriv", "--pdeathsig=KILL")
+        kinds = ("--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+        freezer = FREEZER / f"{self.folder.name}-{host}"
+        if self.tracking == "cgroup":
+            freezer.mkdir(exist_ok=True)
+        init = INIT.format(folder=self.folder, freezer=freezer, name=host)
+        outer = subprocess.Popen(
+            [*bound, "unshare", *kinds, "bash", "-c", init],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._started.append(outer)
+        assert outer.stdout
+        with outer.stdout as told:
+            assert told.readline() == "ready\n", f"{host} has no namespaces"
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        self._inits[host] = int(children[0])
+        if host == HUB:
+            self._ip(HUB, "link add bridge type bridge")
+            port = "bridge"
+        else:
+            port = "port"
+            self._ip(HUB, f"link add {host} type veth peer name {port} netns {self._inits[host]}")
+            self._ip(HUB, f"link set {host} master bridge up")
+        self._ip(host, f"address add {ADDRESSES[host]}/24 dev {port}")
+        self._ip(host, f"link set {port} up")
+
+    def power_off(self, host: str) -> None:
+        """Kill a host with all that runs there, at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self._inits.pop(host), signal.SIGKILL)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self._daemon(node, "slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
+
+    @contextmanager
+    def without(self, node: str, lose: Callable[[], object]) -> Iterator[None]:
+        """Lose a node's daemon or all of it; afterwards it is there again, for the next case."""
+        lose()
+        try:
+            yield
+        finally:
+            if node not in self._inits:
+                self.power_on(node)
+            self.start_slurmd(node)
+            self.wait(lambda: self.states().get(node) == "idle", f"{node}, idle")
+
+    def on(self, host: str, *words: str) -> None:
+        """Run a program on a node, as root."""
+        subprocess.run(self._joining(host, *words), check=True)
+
+    def _ip(self, host: str, words: str) -> None:
+        # Only the network is the host's: `ip` has to know the process ids by which it is given other networks.
+        subprocess.run(["nsenter", f"--net=/proc/{self._inits[host]}/ns/net", "ip", *words.split()], check=True)
+
+    def _daemon(self, host: str, *words: str) -> None:
+        log = (self.folder / f"{host}-{words[0]}.out").open("ab")
+        with log:
+            daemon = subprocess.Popen(
+                self._joining(host, *words),
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        self._started.append(daemon)
+
+    def _end_daemons(self) -> None:
+        for host in list(self._inits):
+            self.power_off(host)
+        for process in self._started:
+            process.wait()
+        for top in FREEZER.glob(f"{self.folder.name}-*"):
+            for cgroup in (*sorted(top.rglob("*/"), reverse=True), top):
+                with suppress(NotADirectoryError):
+                    cgroup.rmdir()
+
+
+def _as(user: int) -> list[str]:
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+
+
+def obstacle(tracking: str) -> str:
+    """Why no such cluster can be made here, empty where it can."""
+    if os.geteuid():
+        return "a Slurm cluster of one's own needs root"
+    if not all(shutil.which(program, path=PATH) for program in ("munged", "slurmctld", "slurmd", "sbatch")):
+        return "Slurm is missing; tests/slurm/packages.sh installs Debian's"
+    if subprocess.run(
+        ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "true"], capture_output=True
+    ).returncode:
+        return "this kernel or container does not allow namespaces"
+    if tracking == "cgroup" and not FREEZER.is_dir():
+        return f"this kernel mounts no {FREEZER}, by which Slurm 22.05 tracks processes where there is no systemd"
+    return ""

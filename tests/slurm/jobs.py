@@ -1,0 +1,98 @@
+"""Jobs that the tests submit: slurm/train.sbatch from the checkout's virtual environment, and what is left of them."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import REPOSITORY, Cluster, Job
+
+from slipway.launch.rundir import last_outcome
+from slipway.train.snapshot import list_snapshots, verify_snapshot
+
+VENV = str(REPOSITORY / ".venv")
+TRAIN = str(REPOSITORY / "slurm/train.sbatch")
+SLIPWAY = f"{VENV}/bin/slipway"
+PACED = str(REPOSITORY / "tests/slurm/paced.py")
+LINEAR = ("linear", "--dataset-size", "256", "--batch-size", "8", "--steps", "40")
+STEP = 0.25  # s
+FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", str(int(300 / STEP)))
+LONG = (PACED, "--batch-size", "8", "--save-every", "25", "--eval-every", "1000", "--log-every", "5")
+
+
+def train(
+    cluster: Cluster,
+    *words: str,
+    options: tuple[str, ...] = ("--nodes=2",),
+    script: str = "train.sbatch",
+    **variables: str,
+) -> Job:
+    """Submit slurm/train.sbatch with these words for `slipway run`, from the checkout's virtual environment."""
+    given = {"VENV": VENV, "PYTHONWARNINGS": "ignore", "TRAIN": TRAIN} | variables
+    return cluster.sbatch(*options, str(REPOSITORY / "slurm" / script), *words, **given)
+
+
+def train_long(cluster: Cluster, steps: int, *, pace: float = 0.05, options: tuple[str, ...] = ("--nodes=2",)) -> Job:
+    """Submit a job whose steps take `pace` seconds, so that something can happen to it meanwhile."""
+    return train(
+        cluster,
+        *LONG,
+        "--steps",
+        str(steps),
+        options=options,
+        PACE=str(pace),
+        SLIPWAY_HEARTBEAT_TIMEOUT="5",
+        NPROC_PER_NODE="1",
+    )
+
+
+def run_of(job: Job) -> Path:
+    """The run directory of a job."""
+    found = list((job.cluster.shared / "work/runs").glob(f"*-{job.number}"))
+    assert len(found) == 1, f"{found}\n{job.text}"
+    return found[0]
+
+
+def wait_for_step(job: Job, step: int) -> None:
+    """Wait until a job has made so many steps, by its metrics."""
+
+    def made() -> bool:
+        files = (job.cluster.shared / "work/runs").glob(f"*-{job.number}/metrics.jsonl")
+        return any(json.loads(line).get("step", 0) >= step for file in files for line in whole_lines(file))
+
+    job.cluster.wait(made, f"step {step}", job)
+
+
+def whole_lines(file: Path) -> list[str]:
+    """The lines of a file that is being written."""
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def newest_step(job: Job) -> int:
+    """The step of a job's newest snapshot, which must verify."""
+    newest = list_snapshots(run_of(job) / "snapshots")[0]
+    verify_snapshot(newest)
+    return int(newest.name.removeprefix("step-"))
+
+
+def outcome(job: Job) -> dict[str, Any]:
+    """How the job's last attempt ended, empty while it runs."""
+    return last_outcome(run_of(job))
+
+
+def attempt(job: Job) -> int:
+    """The number of the job's last attempt."""
+    return int(json.loads((run_of(job) / "run.json").read_text())["attempt"])
+
+
+def steps_made(job: Job) -> list[int]:
+    """The steps in the metrics, in their order."""
+    lines = [json.loads(line) for line in (run_of(job) / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "lr" in line]
+
+
+def hurry(job: Job) -> None:
+    """Let a job that was requeued start in seconds: Slurm waits until the credentials of its last start are forgotten."""
+    job.cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
+    time.sleep(2)  # credentials that are not a second older than their end count as revoked, which fails the job
+    job.cluster.command("scontrol", "update", f"jobid={job.number}", "StartTime=now")

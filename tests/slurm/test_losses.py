@@ -1,0 +1,53 @@
+"""What a cluster loses: a launcher, a node's daemon, a node. The job goes on from its newest snapshot."""
+
+import re
+
+from cluster import Cluster, Job
+from jobs import attempt, hurry, newest_step, outcome, train_long, wait_for_step
+
+STEPS = 150
+
+
+def started(cluster: Cluster) -> Job:
+    """A job of two nodes that has a snapshot of step 25."""
+    job = train_long(cluster, STEPS)
+    wait_for_step(job, 30)
+    return job
+
+
+def went_on(job: Job) -> None:
+    """The job was put back into the queue, went on from its snapshot and finished."""
+    hurry(job)
+    assert job.end() == "COMPLETED", job.text
+    assert "finished on 2 nodes" in job.text
+    assert re.search(r"going on from .*/step-00000[01]\d\d", job.text), job.text
+    assert attempt(job) == 2
+    assert newest_step(job) == STEPS
+
+
+def test_a_killed_launcher_ends_the_others_and_the_job_requeues_itself(cluster: Cluster) -> None:
+    job = started(cluster)
+    cluster.on("node2", "pkill", "--signal", "KILL", "--oldest", "--full", "bin/slipway run")
+    job.wait_for("train.sbatch: requeueing: a node or a launcher was lost")
+    assert "a node was lost: node 1" in job.text
+    assert "Slurm starts no task of a step again" in job.text
+    went_on(job)
+
+
+def test_a_node_that_fails_ends_the_job_and_slurm_requeues_it(cluster: Cluster) -> None:
+    job = started(cluster)
+    with cluster.without("node2", lambda: cluster.power_off("node2")):
+        job.wait_for("a node was lost: node 1")
+        cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
+    went_on(job)
+
+
+def test_a_killed_slurmd_harms_no_job_until_slurm_gives_its_node_up(cluster: Cluster) -> None:
+    job = started(cluster)
+    with cluster.without("node2", lambda: cluster.on("node2", "pkill", "--signal", "KILL", "--exact", "slurmd")):
+        wait_for_step(job, 60)
+        # As after SlurmdTimeout, which is 300 s on real clusters. Nobody can end the launcher on node 1 but the one on node 0.
+        cluster.command("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+        cluster.wait(lambda: outcome(job).get("word") == "stopped", "the verdict", job)
+        assert newest_step(job) >= 60
+    went_on(job)

@@ -1,0 +1,65 @@
+"""What Slurm and its users stop: nothing that was trained is lost, and only what is to go on goes on."""
+
+from cluster import Cluster, Job
+from jobs import attempt, hurry, newest_step, outcome, steps_made, train_long, wait_for_step
+
+STEPS = 150
+
+
+def started(cluster: Cluster) -> Job:
+    """A job of two nodes that has made some steps."""
+    job = train_long(cluster, STEPS)
+    wait_for_step(job, 30)
+    return job
+
+
+def went_on(job: Job, step: int) -> None:
+    """The job was started again, went on from this step and finished; every step was made once."""
+    assert "finished on 2 nodes" in job.text
+    assert attempt(job) == 2
+    assert "attempt 2" in job.text
+    assert f"/step-{step:08}" in job.text.partition("going on from ")[2]
+    assert steps_made(job) == sorted(set(steps_made(job)))
+    assert newest_step(job) == STEPS
+
+
+def test_scancel_saves_and_the_job_stays_cancelled(either: Cluster) -> None:
+    job = started(either)
+    either.command("scancel", job.number)
+    assert job.end() == "CANCELLED"
+    # Its file may end here, since srun is gone; the run directory knows more.
+    either.wait(lambda: outcome(job).get("word") == "stopped", "the verdict", job)
+    assert newest_step(job) > 25
+    assert "requeued" not in job.text
+    assert job.fact("Restarts") == "0"
+
+
+def test_the_early_signal_saves_and_the_job_requeues_itself(either: Cluster) -> None:
+    job = started(either)
+    either.command("scancel", "--signal=USR1", job.number)  # as Slurm does before a time limit: to the tasks alone
+    job.wait_for("train.sbatch: requeueing: the job was stopped and its snapshot is saved")
+    step = newest_step(job)
+    hurry(job)
+    assert job.end() == "COMPLETED", job.text
+    assert job.fact("Restarts") == "1"
+    went_on(job, step)
+
+
+def test_a_requeue_saves_and_the_job_goes_on(either: Cluster) -> None:
+    job = started(either)
+    either.command("scontrol", "requeue", job.number)
+    either.wait(lambda: outcome(job).get("word") == "stopped", "the verdict", job)
+    step = newest_step(job)
+    hurry(job)
+    assert job.end() == "COMPLETED", job.text
+    assert "train.sbatch: requeueing" not in job.text  # Slurm did it
+    went_on(job, step)
+
+
+def test_an_interrupt_saves_and_ends_the_job_for_good(cluster: Cluster) -> None:
+    job = started(cluster)
+    cluster.command("scancel", "--signal=INT", job.number)
+    assert job.end() == "FAILED"
+    assert job.fact("ExitCode") == "79:0"
+    assert "train.sbatch: not requeued" in job.text
+    assert newest_step(job) > 25

@@ -1,0 +1,35 @@
+"""A job that needs five minutes, in allocations of one: it stops, saves and requeues itself until it is done."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from cluster import Job
+from jobs import FIVE_MINUTES, SLIPWAY, newest_step, run_of, steps_made
+
+from slipway.train.snapshot import list_snapshots
+
+
+def weights(run: Path) -> str:
+    """The hash of the model in the newest snapshot."""
+    newest = list_snapshots(run / "snapshots")[0]
+    return str(json.loads((newest / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"])
+
+
+def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_path: Path) -> None:
+    words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *FIVE_MINUTES]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    done = subprocess.run(words, cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+    assert five_minutes.end(patience=900) == "COMPLETED", five_minutes.text
+    restarts = int(five_minutes.fact("Restarts"))
+    assert restarts >= 4
+    assert (
+        five_minutes.text.count("train.sbatch: requeueing: the job was stopped and its snapshot is saved") == restarts
+    )
+    steps = steps_made(five_minutes)
+    assert steps == sorted(set(steps))  # none twice
+    assert newest_step(five_minutes) == int(FIVE_MINUTES[-1])
+    assert weights(run_of(five_minutes)) == weights(tmp_path / "run")
