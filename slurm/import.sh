@@ -47,7 +47,7 @@ fetch() {
         *://*)
             local engine=docker name="${source#*://}"
             [[ "$source" == dockerd://* ]] || engine=podman
-            needs "$engine" "$engine"
+            needs "$engine" "${engine/docker/docker.io}"
             size=$("$engine" image inspect --format '{{.Size}}' "$name") ||
                 fail "$engine gives no image $name. '$engine images' lists those it has; 'make image' builds slipway:dev."
             ;;
@@ -123,7 +123,7 @@ fi
 
 chmod g+r "$making/image.sqsh"
 sync "$making/image.sqsh"
-mv --no-clobber "$making/image.sqsh" "$file"
+mv --no-clobber "$making/image.sqsh" "$file" || true # newer ones fail where the file is there
 [[ ! -e "$making/image.sqsh" ]] || fail "$file was put there by somebody else in the meantime, and stays"
 sync "$folder"
 say "$file: $(bytes "$(stat --format=%s "$file")"). For jobs: export IMAGE=$file"

@@ -5,7 +5,7 @@
 #   DIR/cache    data and compiled code, /data in the image
 #   DIR/images   .sqsh files of slurm/import.sh
 #
-# The group, by default your own, may write to them, and what is made in there belongs to it (mode 2770). What exists is
+# The group, by default your own, may write to them, and what is made in there belongs to it (mode 3770). What exists is
 # never changed; so it may be called again at any time.
 set -euo pipefail
 
@@ -29,7 +29,7 @@ fi
 make_folder() {
     mkdir --mode=700 "$1" || fail "$1 cannot be made, for the reason above. Name a folder in one of yours, or ask its owner."
     chgrp "$gid" "$1"
-    chmod 2770 "$1"
+    chmod 3770 "$1" # nobody can remove or replace what others put there
     # With ACLs, where the file system has them, it is so at every depth, whatever the umask of those who make something.
     if command -v setfacl >/dev/null; then
         setfacl --default --modify user::rwx,group::rwx,other::--- "$1" 2>/dev/null || true

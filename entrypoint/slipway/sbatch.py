@@ -75,8 +75,7 @@ def _settings(asked: Asked) -> list[str]:
     if asked.image:
         commands += [f"IMAGE={shlex.quote(asked.image)}"]
     if asked.runs:
-        seen = shlex.quote(asked.runs) if asked.venv else "/checkpoints"  # where the image has them
-        commands += [f"RUNS={shlex.quote(asked.runs)}", f"export SLIPWAY_RUNS={seen}"]
+        commands += [f"RUNS={shlex.quote(asked.runs)}"]
     commands += [f"export {name}={shlex.quote(value)}" for name, value in asked.exports.items()]
     commands += [
         f"# {name} is a secret and not written here: the job has it from where it is now." for name in asked.secrets

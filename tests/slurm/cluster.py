@@ -36,13 +36,14 @@ trap : TERM
 echo ready
 while :; do sleep 3600 & wait $!; done
 """
+# A requeued job waits until the credentials of its last start have expired, a second longer than cred_expire; 120 s by default.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={hub}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=12
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -80,8 +81,8 @@ class Job:
 
     def task(self, number: int) -> "Job":
         """One task of an array, which is a job of its own."""
-        shown = self.cluster.command("scontrol", "show", "--oneliner", "job", f"{self.number}_{number}").stdout
-        job = re.findall(r"\bJobId=(\d+)", shown)[0]
+        shown = self.cluster.command("scontrol", "show", "--oneliner", "job", self.number).stdout
+        (job,) = re.findall(rf"^JobId=(\d+) .*\bArrayTaskId={number} ", shown, re.MULTILINE)
         return Job(self.cluster, job, self.output.with_name(self.output.name.replace("%a", str(number))))
 
     @property
@@ -101,7 +102,7 @@ class Job:
     def fact(self, name: str) -> str:
         """What `scontrol show job` says, such as Restarts or ExitCode."""
         shown = self.cluster.command("scontrol", "show", "--oneliner", "job", self.number).stdout
-        found = re.search(rf"\b{name}=(\S*)", shown)
+        found = re.search(rf"^JobId={self.number} .*\b{name}=(\S*)", shown, re.MULTILINE)
         assert found, f"no {name} in {shown}"
         return found[1]
 

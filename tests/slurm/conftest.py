@@ -57,7 +57,8 @@ def _begin_early(request: pytest.FixtureRequest) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table."""
     reports = [report for kind in ("passed", "failed", "skipped") for report in terminalreporter.stats.get(kind, [])]
-    cases = [report for report in reports if report.when == "call" or report.skipped]
+    here = [report for report in reports if report.nodeid.startswith("tests/slurm/")]
+    cases = [report for report in here if report.when == "call" or report.skipped]
     if not cases:
         return
     terminalreporter.section("cases on a real Slurm")

@@ -1,7 +1,6 @@
 """Jobs that the tests submit: slurm/train.sbatch from the checkout's virtual environment, and what is left of them."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +88,3 @@ def steps_made(job: Job) -> list[int]:
     """The steps in the metrics, in their order."""
     lines = [json.loads(line) for line in (run_of(job) / "metrics.jsonl").read_text().splitlines()]
     return [line["step"] for line in lines if "lr" in line]
-
-
-def hurry(job: Job) -> None:
-    """Let a job that was requeued start in seconds: Slurm waits until the credentials of its last start are forgotten."""
-    job.cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
-    time.sleep(2)  # credentials that are not a second older than their end count as revoked, which fails the job
-    job.cluster.command("scontrol", "update", f"jobid={job.number}", "StartTime=now")

@@ -102,7 +102,14 @@ def start(*words: str | Path, programs: Path | None = None, **settings: str) -> 
         environ["PATH"] = f"{programs}:{environ['PATH']}"
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [IMPORT, *words], stdout=pipe, stderr=pipe, text=True, env=environ, cwd="/", start_new_session=True
+        # Whoever runs tests in the background has them ignore Ctrl-C's signal.
+        ["env", "--default-signal=INT", IMPORT, *words],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environ,
+        cwd="/",
+        start_new_session=True,
     )
 
 

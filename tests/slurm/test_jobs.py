@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from jobs import LINEAR, SLIPWAY, hurry, newest_step, run_of, train
+from jobs import LINEAR, SLIPWAY, newest_step, run_of, train
 
 GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
@@ -92,7 +92,6 @@ def test_only_the_task_of_an_array_that_was_stopped_is_requeued(cluster: Cluster
     venv = stand_in(tmp_path, "[[ $2 == first || -n ${SLURM_RESTART_COUNT-} ]] || exit 75")
     job = train(cluster, "stopped.txt", script="array.sbatch", options=("--nodes=1", "--array=0-1"), VENV=venv)
     first, last = (job.task(number) for number in range(2))
-    hurry(last)
     assert last.end() == "COMPLETED", last.text
     assert (first.state, first.fact("Restarts"), last.fact("Restarts")) == ("COMPLETED", "0", "1")
 

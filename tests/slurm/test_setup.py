@@ -48,15 +48,15 @@ def modes(lab: Path) -> dict[str, tuple[str, int, int]]:
 def test_a_group_gets_its_folders(place: Path) -> None:
     lab = place / "lab"
     told = setup("--group", GROUP, lab)
-    assert modes(lab) == dict.fromkeys(FOLDERS, ("0o2770", 12345, GID))
-    assert modes(place)["lab"] == ("0o2770", 12345, GID)
+    assert modes(lab) == dict.fromkeys(FOLDERS, ("0o3770", 12345, GID))
+    assert modes(place)["lab"] == ("0o3770", 12345, GID)
     assert f"slurm/import.sh dockerd://slipway:dev {lab}/images/slipway.sqsh" in told
     assert f"SHARED={lab} sbatch --nodes=2 slurm/train.sbatch gpt" in told
 
 
 def test_without_a_name_it_is_the_users_own_group(place: Path) -> None:
     setup(place / "lab", user=STRANGER)
-    assert modes(place / "lab") == dict.fromkeys(FOLDERS, ("0o2770", 12347, 12347))
+    assert modes(place / "lab") == dict.fromkeys(FOLDERS, ("0o3770", 12347, 12347))
 
 
 def test_what_a_colleague_makes_belongs_to_the_group_and_no_stranger_sees_it(place: Path) -> None:
@@ -73,7 +73,7 @@ def test_without_access_control_lists_the_folders_are_the_same(place: Path) -> N
     (place / "setfacl").write_text("#!/bin/sh\nexit 1\n")  # as on a file system that has none
     (place / "setfacl").chmod(0o755)
     setup("--group", GROUP, place / "lab", PATH=f"{place}:{os.environ['PATH']}")
-    assert modes(place / "lab") == dict.fromkeys(FOLDERS, ("0o2770", 12345, GID))
+    assert modes(place / "lab") == dict.fromkeys(FOLDERS, ("0o3770", 12345, GID))
 
 
 def test_twice_is_once(place: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_others_made_is_never_changed(place: Path) -> None:
     told = setup("--group", GROUP, lab, code=78)
     assert f"chgrp {GROUP} {lab}/runs && chmod g+rwxs {lab}/runs" in told
     assert "sbatch" not in told
-    assert modes(lab) == {**dict.fromkeys(FOLDERS, ("0o2770", 12345, GID)), "runs": ("0o755", 0, 0)}
+    assert modes(lab) == {**dict.fromkeys(FOLDERS, ("0o3770", 12345, GID)), "runs": ("0o755", 0, 0)}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from cluster import Job
 from jobs import FIVE_MINUTES, SLIPWAY, newest_step, run_of, steps_made
 
@@ -17,6 +18,7 @@ def weights(run: Path) -> str:
     return str(json.loads((newest / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"])
 
 
+@pytest.mark.timeout(900)
 def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_path: Path) -> None:
     words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *FIVE_MINUTES]
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}

@@ -27,7 +27,7 @@ from training_jobs import (
 )
 
 import slipway
-from slipway.train.context import STOPS, open_context
+from slipway.train.context import open_context
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """A worker ignores those that stop a job, but here it is a test's own process."""
-    before = {number: signal.getsignal(number) for number in STOPS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

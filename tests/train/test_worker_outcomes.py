@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -146,7 +148,23 @@ def test_no_model_steers_the_terminal_that_shows_what_it_writes() -> None:
 
 
 def test_a_stop_that_reaches_every_process_does_not_end_a_worker_that_asked_for_the_flag(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in STOPS]
     with open_context(worker_environment(tmp_path, "none")) as context:
         for number in STOPS:
             os.kill(os.getpid(), number)
+        child = subprocess.Popen(["sleep", "60"])
+        child.terminate()  # what a script starts itself can be ended as ever
+        assert child.wait(30) == -signal.SIGTERM
     assert context.outcome.outcome == "finished"
+    assert [signal.getsignal(number) for number in STOPS] == before
+
+
+def test_a_script_keeps_its_own_handlers(tmp_path: Path) -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    try:
+        with open_context(worker_environment(tmp_path, "none")):
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came == [signal.SIGUSR1]

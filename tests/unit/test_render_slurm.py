@@ -103,7 +103,10 @@ def submit(text: str, folder: Path, *words: str, **environ: str) -> tuple[list[s
     for name in ("srun", "slipway"):
         (stub / name).write_text(SRUN)
         (stub / name).chmod(0o755)
-    variables = {"PATH": f"{stub}:{os.environ['PATH']}", "STUB": str(stub), "SLURM_SUBMIT_DIR": str(folder), **environ}
+    (stub / "scontrol").write_text("#!/bin/sh\necho JobId=7 Restarts=0\n")
+    (stub / "scontrol").chmod(0o755)
+    slurm = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7"}
+    variables = {"PATH": f"{stub}:{os.environ['PATH']}", "STUB": str(stub), **slurm, **environ}
     subprocess.run(["bash", "-s", "--", *words], input=os.fsencode(text), env=variables, cwd=folder, check=True)
     told = (stub / "words").read_bytes()[:-1].split(b"\0")
     left = [line.partition(b"=") for line in (stub / "environment").read_bytes()[:-1].split(b"\0")]

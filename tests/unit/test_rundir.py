@@ -126,6 +126,53 @@ def test_auto_goes_on_in_the_folder_that_was_given() -> None:
     assert choose(run_dir="runs/old", resume="auto") == Run(folder, "auto", 5)
 
 
+REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "resume", "snapshot", "expected"),
+    [
+        (REQUEUED, "none", True, ("linear-7", "auto", 5)),
+        (REQUEUED, "none", False, ("linear-7", "auto", 5)),
+        (REQUEUED, "runs/other", True, ("linear-7", "auto", 5)),
+        (REQUEUED, "runs/other", False, ("linear-7", "runs/other", 5)),  # once more from where it began
+        (BARE_SRUN, "none", True, ("linear-7-2", "none", 5)),
+        (REQUEUED | {"SLURM_JOB_ID": "8"}, "none", True, ("linear-8", "none", 3)),
+    ],
+    ids=[
+        "requeued",
+        "without a snapshot",
+        "begun elsewhere",
+        "begun elsewhere, without one",
+        "not requeued",
+        "another",
+    ],
+)
+def test_a_job_that_was_requeued_goes_on_with_its_own_run(
+    environ: dict[str, str], resume: str, snapshot: bool, expected: tuple[str, str, int]
+) -> None:
+    record("other")
+    own = record("linear-7", attempt=4, job="7")
+    if snapshot:
+        (own / "snapshots/step-00000025").mkdir(parents=True)
+    run = choose(environ=environ, resume=resume)
+    name, goes_on, attempt = expected
+    assert (run.path.name, run.attempt) == (name, attempt)
+    assert run.resume == (goes_on if goes_on in ("auto", "none") else str(Path(goes_on).absolute()))
+
+
+def test_a_job_that_was_requeued_takes_no_run_of_others() -> None:
+    record("theirs", job="5")
+    with pytest.raises(LaunchError, match=r"runs/theirs is not empty"):
+        choose(environ=REQUEUED | {"SLURM_NODEID": "0"}, run_dir="runs/theirs")
+    own = record("mine", job="7", attempt=1)
+    assert choose(environ=REQUEUED, run_dir="runs/mine", resume="runs/theirs").path == own
+
+
+def test_a_job_that_was_requeued_counts_its_starts_where_nothing_is_left_of_them() -> None:
+    assert choose(environ=REQUEUED).attempt == 3
+
+
 def test_auto_takes_the_newest_run_of_the_workload_by_its_record() -> None:
     newest = record("linear-a", started=30.0)
     record("linear-b", started=20.0)  # written later
@@ -190,7 +237,7 @@ def test_the_attempt_only_grows() -> None:
     assert attempts == [1, 2, 3]
     assert read_json(Path("mine/run.json")) == {
         "workload": "linear", "arguments": [], "version": "1.0", "started": 5.0, "attempt": 3, "nodes": 1,
-        "processes_per_node": 8,
+        "processes_per_node": 8, "job": None,
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def cluster(tmp_path: Path) -> Path:
     """A folder with `srun` and `scontrol`, and a virtual environment with a launcher."""
     for name, body in {
         "srun": 'echo "$@" >>"$CALLS.srun"; [[ "$1" != --help ]] || { echo --container-image; exit; }; exit "$CODE"',
-        "scontrol": 'echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}"',
+        "scontrol": 'if [[ "$*" == *show* ]]; then echo "$RECORD"; else echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}"; fi',
         "slipway": "exit 1",
     }.items():
         program = tmp_path / "bin" / name
@@ -38,6 +38,7 @@ def submitted(cluster: Path, *words: str, code: int = 0, **variables: str) -> su
         "SLURM_JOB_ID": "7",
         "CALLS": str(cluster / "calls"),
         "CODE": str(code),
+        "RECORD": "JobId=7 JobName=slipway Restarts=0 JOB_GRES=(null) Network=(null)",
         "VENV": str(cluster),
         **variables,
     }
@@ -67,7 +68,7 @@ def test_the_table_of_exit_codes_agrees() -> None:
 
 
 def test_a_job_is_not_requeued_for_ever(cluster: Path) -> None:
-    done = submitted(cluster, code=STOPPED, MAX_REQUEUES="3", SLURM_RESTART_COUNT="3")
+    done = submitted(cluster, code=STOPPED, MAX_REQUEUES="3", RECORD="JobId=7 Restarts=3 JOB_GRES=(null)")
     assert done.returncode == STOPPED
     assert not calls(cluster, "scontrol")
     assert "MAX_REQUEUES=3" in done.stderr
@@ -133,4 +134,30 @@ def test_what_the_shell_of_the_submission_says_about_ranks_does_not_count(cluste
     submitted(cluster, **left)
     kept = {line.partition("=")[0] for line in (cluster / "calls.env").read_text().splitlines()}
     assert not kept & set(left)
-    assert "SLIPWAY_RESUME" in kept
+    assert "SLIPWAY_RUNS" in kept
+
+
+OUTER = {"SLURM_ARRAY_JOB_ID": "99", "SLURM_ARRAY_TASK_ID": "7", "SLURM_RESTART_COUNT": "3", "SLURM_GPUS_PER_NODE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("record", "given", "gpus", "requeued"),
+    [
+        ("JobId=7 Restarts=0 JOB_GRES=gpu:8", {"SLURM_GPUS_ON_NODE": "4"}, "4", "7"),
+        ("JobId=7 Restarts=0 JOB_GRES=(null)", {"SLURM_GPUS_ON_NODE": "4"}, "", "7"),
+        ("JobId=7 Restarts=0", {}, "", "7"),
+        ("JobId=7 Restarts=0 JOB_GRES=gpu:8 TresPerNode=gres:gpu:2", {"SLURM_GPUS_ON_NODE": "4"}, "2", "7"),
+        ("JobId=7 Restarts=0 JOB_GRES=gpu:8 TresPerJob=gres/gpu:4", {"SLURM_GPUS_ON_NODE": "4"}, "2", "7"),
+        ("JobId=8 ArrayJobId=7 ArrayTaskId=0\nJobId=7 ArrayJobId=7 ArrayTaskId=1 Restarts=0 A=b", {}, "", "7_1"),
+    ],
+    ids=["whole nodes", "without GPUs", "an old Slurm", "GPUs per node", "GPUs in all", "the last task of an array"],
+)
+def test_what_an_outer_job_left_behind_does_not_count(
+    cluster: Path, record: str, given: dict[str, str], gpus: str, requeued: str
+) -> None:
+    (cluster / "bin/srun").write_text(
+        '#!/bin/bash\necho "${SLURM_GPUS_PER_NODE-},$SLURM_RESTART_COUNT" >"$CALLS.srun"; exit 75\n'
+    )
+    submitted(cluster, RECORD=record, **OUTER, **given)
+    assert calls(cluster, "srun") == f"{gpus},0"
+    assert calls(cluster, "scontrol") == f"requeue {requeued}"

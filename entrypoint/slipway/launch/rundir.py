@@ -26,13 +26,14 @@ PER_RANK = ("outcome", "heartbeat")  # folders of a node with a file per rank th
 class Run:
     """A run directory, and what its workers are to resume from: `none`, `auto` or a path.
 
-    `shared`: whether all nodes see the same directory.
+    `shared`: whether all nodes see the same directory. `own`: whether this job made it before it was requeued.
     """
 
     path: Path
     resume: str
     attempt: int
     shared: bool = True
+    own: bool = False
 
     def node(self, node_rank: int) -> Path:
         """The folder with what belongs to one node: logs, outcomes, the stop flag."""
@@ -61,6 +62,8 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
     if run.resume == "auto":
         if not finished_is_fine:
             _refuse_finished(run.path, plan)
+    elif run.own:
+        pass  # it begins once more where it began at first
     elif sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
         _refuse_used(run.path, plan)
     else:
@@ -87,9 +90,10 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
     record = read_json(path / RUN_FILE)
-    if plan.topology.restarts and record and (resume == "none" or newest_step(path) is not None):
+    own = bool(plan.topology.restarts) and record.get("job") == plan.topology.job is not None
+    if own and (resume == "none" or newest_step(path) is not None):
         resume = "auto"  # a job that was requeued goes on with its own run, whatever it began from
-    return Run(path, resume, attempt=max(int(_number(record.get("attempt"))), plan.topology.restarts) + 1)
+    return Run(path, resume, attempt=max(int(_number(record.get("attempt"))), plan.topology.restarts) + 1, own=own)
 
 
 def newest_run(runs: Path, workload: str = "") -> Path | None:
@@ -165,6 +169,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
                 "workload": plan.workload.name,
                 "arguments": list(plan.arguments),
                 "version": version,
+                "job": plan.topology.job,
                 "started": record.get("started", now),
                 "attempt": run.attempt,
                 "nodes": plan.topology.nodes,

@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -152,6 +154,22 @@ def outside_job() -> Iterator[Context]:
         yield Context(place, open_device(place), None, Heartbeat(Path(folder) / "heartbeat.json"))
 
 
+def _pass_over_stops() -> dict[signal.Signals, Any]:
+    """Survive the signals that stop a job, which some schedulers send to every process: the flag has been asked for instead.
+
+    Returns what was replaced, Python's defaults, by a handler that does nothing: unlike SIG_IGN it is not inherited by
+    programs that this process starts. What the script handles itself, and what is ignored already, stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}  # where no handler can be set
+    ends = (signal.SIG_DFL, signal.default_int_handler)
+    deadly = {number: handler for number in STOPS if (handler := signal.getsignal(number)) in ends}
+    for number in deadly:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    return deadly
+
+
 @contextmanager
 def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
@@ -162,11 +180,10 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     place = read_place(environ)
     outcomes = place.node_dir / "outcome"
     (place.node_dir / "honours-stop").touch()
-    for number in STOPS:  # some schedulers signal every process; the flag has been asked for instead
-        signal.signal(number, signal.SIG_IGN)
     heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
     heartbeat.beat("setup", 0, None)
     context, left = None, False
+    stops = _pass_over_stops()
     try:
         device = open_device(place)
         context = Context(place, device, open_group(place, device), heartbeat)
@@ -199,5 +216,8 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
             chain = chain.__context__
         leave_group()
         raise SystemExit(1) from None
+    finally:
+        for number, handler in stops.items():
+            signal.signal(number, handler)
     if left:
         raise SystemExit(0)
