@@ -1,41 +1,22 @@
-"""A real Slurm cluster on this machine: munge, slurmctld and a slurmd per node, from Debian's packages.
-
-Every node has namespaces of its own (network, mounts, host name, processes), so that it has its own name and address, and
-that killing the first process of a node is what a power failure is. The controller's host, `hub`, holds the bridge: one in
-the host's own network would be filtered by a container engine's firewall.
-"""
+"""A real Slurm cluster on this machine: munge, slurmctld and a slurmd per node, from Debian's packages; and its jobs."""
 
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hosts import ADDRESSES, FREEZER, HUB, NODES, Hosts
+
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under load
-HUB, NODES = "hub", ("node1", "node2", "node3")
-ADDRESSES = {HUB: "10.77.0.1", **{name: f"10.77.0.{11 + index}" for index, name in enumerate(NODES)}}
 GPUS = 4  # device nodes that look like GPUs, on each node
-FREEZER = Path("/sys/fs/cgroup/freezer")  # cgroup v1
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 USER, UID = "trainer", 12_345
-# The first process of a host reaps what is left to it, as an init does. A host sees its own part of the freezer's cgroups.
-INIT = """
-set -e
-mount --bind {folder}/hosts /etc/hosts
-mount --bind {folder}/passwd /etc/passwd
-if [[ -d {freezer} ]]; then mount --bind {freezer} /sys/fs/cgroup/freezer; fi
-hostname {name}
-ip link set lo up
-trap : TERM
-echo ready
-while :; do sleep 3600 & wait $!; done
-"""
 # A requeued job waits until the credentials of its last start have expired, a second longer than cred_expire; 120 s by default.
 CONFIGURATION = """
 ClusterName=test
@@ -81,9 +62,15 @@ class Job:
 
     def task(self, number: int) -> "Job":
         """One task of an array, which is a job of its own."""
-        shown = self.cluster.command("scontrol", "show", "--oneliner", "job", self.number).stdout
-        (job,) = re.findall(rf"^JobId=(\d+) .*\bArrayTaskId={number} ", shown, re.MULTILINE)
-        return Job(self.cluster, job, self.output.with_name(self.output.name.replace("%a", str(number))))
+        jobs: list[str] = []
+
+        def begun() -> list[str]:  # until then the tasks share one record
+            shown = self.cluster.command("scontrol", "show", "--oneliner", "job", self.number).stdout
+            jobs[:] = re.findall(rf"^JobId=(\d+) .*\bArrayTaskId={number} ", shown, re.MULTILINE)
+            return jobs
+
+        self.cluster.wait(begun, f"task {number}")
+        return Job(self.cluster, jobs[0], self.output.with_name(self.output.name.replace("%a", str(number))))
 
     @property
     def text(self) -> str:
@@ -122,7 +109,7 @@ class Cluster:
     def __init__(self, folder: Path, tracking: str) -> None:
         self.folder, self.tracking = folder, tracking
         self.shared = folder / "shared"
-        self._inits: dict[str, int] = {}
+        self.hosts = Hosts(folder, freezes=tracking == "cgroup")
         self._started: list[subprocess.Popen[str]] = []
         self._stack = ExitStack()
 
@@ -149,9 +136,8 @@ class Cluster:
 
     def environment(self, **variables: str) -> dict[str, str]:
         """What a user's shell has on this cluster."""
-        path = os.environ["PATH"]
         return {
-            "PATH": path,
+            "PATH": PATH,
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": f"{self.folder}/slurm.conf",
@@ -172,11 +158,7 @@ class Cluster:
         return "\n".join((self.folder / "slurmctld.log").read_text(errors="replace").splitlines()[-20:])
 
     def _joining(self, host: str, *words: str) -> list[str]:
-        spaces = [
-            f"--{kind}=/proc/{self._inits[host]}/ns/{kind[:3] if kind != 'mount' else 'mnt'}"
-            for kind in ("mount", "uts", "net", "pid")
-        ]
-        return ["nsenter", *spaces, f"--wd={self.shared}/work", "--", *words]
+        return self.hosts.joining(host, self.shared / "work", *words)
 
     def __enter__(self) -> "Cluster":
         """Bring it up. AssertionError with what its daemons said where it does not come up."""
@@ -189,7 +171,7 @@ class Cluster:
             self._write_files()
             stack.callback(self._end_daemons)
             for host in (HUB, *NODES):
-                self.power_on(host)
+                self.hosts.power_on(host)
             self._start_munge()
             self._daemon(HUB, "slurmctld", "-D", "-f", f"{self.folder}/slurm.conf")
             for node in NODES:
@@ -235,43 +217,6 @@ class Cluster:
         self._daemon(HUB, "munged", "--foreground", "--force", *named)
         self.wait((self.folder / "munge.socket").exists, "munge's socket")
 
-    def power_on(self, host: str) -> None:
-        """Give a host its namespaces, name and network."""
-        # However the tests end, the hosts end with them.
-        bound = ("setpriv", "--pdeathsig=KILL")
-        kinds = ("--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-        freezer = FREEZER / f"{self.folder.name}-{host}"
-        if self.tracking == "cgroup":
-            freezer.mkdir(exist_ok=True)
-        init = INIT.format(folder=self.folder, freezer=freezer, name=host)
-        outer = subprocess.Popen(
-            [*bound, "unshare", *kinds, "bash", "-c", init],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._started.append(outer)
-        assert outer.stdout
-        with outer.stdout as told:
-            assert told.readline() == "ready\n", f"{host} has no namespaces"
-        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        self._inits[host] = int(children[0])
-        if host == HUB:
-            self._ip(HUB, "link add bridge type bridge")
-            port = "bridge"
-        else:
-            port = "port"
-            self._ip(HUB, f"link add {host} type veth peer name {port} netns {self._inits[host]}")
-            self._ip(HUB, f"link set {host} master bridge up")
-        self._ip(host, f"address add {ADDRESSES[host]}/24 dev {port}")
-        self._ip(host, f"link set {port} up")
-
-    def power_off(self, host: str) -> None:
-        """Kill a host with all that runs there, at once."""
-        with suppress(ProcessLookupError):
-            os.kill(self._inits.pop(host), signal.SIGKILL)
-
     def start_slurmd(self, node: str) -> None:
         """Start the daemon of a node."""
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
@@ -283,18 +228,14 @@ class Cluster:
         try:
             yield
         finally:
-            if node not in self._inits:
-                self.power_on(node)
+            if not self.hosts.is_on(node):
+                self.hosts.power_on(node)
             self.start_slurmd(node)
             self.wait(lambda: self.states().get(node) == "idle", f"{node}, idle")
 
     def on(self, host: str, *words: str) -> None:
         """Run a program on a node, as root."""
         subprocess.run(self._joining(host, *words), check=True)
-
-    def _ip(self, host: str, words: str) -> None:
-        # Only the network is the host's: `ip` has to know the process ids by which it is given other networks.
-        subprocess.run(["nsenter", f"--net=/proc/{self._inits[host]}/ns/net", "ip", *words.split()], check=True)
 
     def _daemon(self, host: str, *words: str) -> None:
         log = (self.folder / f"{host}-{words[0]}.out").open("ab")
@@ -310,14 +251,9 @@ class Cluster:
         self._started.append(daemon)
 
     def _end_daemons(self) -> None:
-        for host in list(self._inits):
-            self.power_off(host)
+        self.hosts.end()
         for process in self._started:
             process.wait()
-        for top in FREEZER.glob(f"{self.folder.name}-*"):
-            for cgroup in (*sorted(top.rglob("*/"), reverse=True), top):
-                with suppress(NotADirectoryError):
-                    cgroup.rmdir()
 
 
 def _as(user: int) -> list[str]:

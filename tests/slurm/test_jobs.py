@@ -89,7 +89,7 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(cluster: Cluster) -> None:
 def test_only_the_task_of_an_array_that_was_stopped_is_requeued(cluster: Cluster, tmp_path: Path) -> None:
     sweep = cluster.shared / "work/stopped.txt"
     sweep.write_text("first\nlast\n")
-    venv = stand_in(tmp_path, "[[ $2 == first || -n ${SLURM_RESTART_COUNT-} ]] || exit 75")
+    venv = stand_in(tmp_path, "[[ $2 == first || $SLURM_RESTART_COUNT != 0 ]] || exit 75")
     job = train(cluster, "stopped.txt", script="array.sbatch", options=("--nodes=1", "--array=0-1"), VENV=venv)
     first, last = (job.task(number) for number in range(2))
     assert last.end() == "COMPLETED", last.text

@@ -35,7 +35,7 @@ def test_a_killed_launcher_ends_the_others_and_the_job_requeues_itself(cluster: 
 
 def test_a_node_that_fails_ends_the_job_and_slurm_requeues_it(cluster: Cluster) -> None:
     job = started(cluster)
-    with cluster.without("node2", lambda: cluster.power_off("node2")):
+    with cluster.without("node2", lambda: cluster.hosts.power_off("node2")):
         job.wait_for("a node was lost: node 1")
         cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
     went_on(job)

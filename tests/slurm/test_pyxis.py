@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster import NODES, UID, USER, Cluster
+from cluster import UID, USER, Cluster
+from hosts import NODES
 from jobs import LINEAR
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "image"))
