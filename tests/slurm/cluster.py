@@ -48,7 +48,7 @@ GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1
 {nodes}
 PartitionName=main Nodes=node1,node2 Default=YES
-PartitionName=slow Nodes=node3
+PartitionName=slow Nodes=node3,node4
 """
 
 

@@ -43,15 +43,24 @@ def either(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -
 
 @pytest.fixture(scope="session")
 def five_minutes(cluster: Cluster) -> Job:
-    """A job that needs five minutes in allocations of one, on a node of its own while the other cases run."""
+    """A job that needs five minutes, in allocations of one."""
     options = ("--partition=slow", "--time=1", "--signal=USR1@1")
+    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
+
+
+@pytest.fixture(scope="session")
+def overtime(cluster: Cluster) -> Job:
+    """The same, but nobody tells it early that its minute is over."""
+    options = ("--partition=slow", "--time=1", "--signal=CONT@1")
     return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _begin_early(request: pytest.FixtureRequest) -> None:
-    if any("five_minutes" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("five_minutes")
+    """What takes minutes runs on nodes of its own while the other cases do."""
+    for name in ("five_minutes", "overtime"):
+        if any(name in getattr(item, "fixturenames", ()) for item in request.session.items):
+            request.getfixturevalue(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

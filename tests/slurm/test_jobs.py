@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from jobs import LINEAR, SLIPWAY, newest_step, run_of, train
+from jobs import LINEAR, SLIPWAY, VENV, newest_step, run_of, train
 
 GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
@@ -43,6 +43,16 @@ def test_whole_nodes_come_with_all_their_gpus(cluster: Cluster, tmp_path: Path) 
     assert sorted(re.findall(r".* sees .*", job.text)) == [
         f"node{number} sees 0,1,2,3: run gpt --steps 7" for number in (1, 2)
     ]
+
+
+def test_a_rendered_file_trains(cluster: Cluster) -> None:
+    each = ("--gpus", "1", "--cpus-per-gpu", "2", "--mem-per-gpu", "100M")
+    told = cluster.command(SLIPWAY, "render", "slurm", "--nodes", "2", *each, "--venv", VENV, *LINEAR).stdout
+    file = cluster.shared / "work/rendered.sbatch"
+    file.write_text(told)
+    job = cluster.sbatch(str(file), SLIPWAY_TEST_GPUS="4", PYTHONWARNINGS="ignore")
+    assert job.end() == "COMPLETED", job.text
+    assert "2 nodes × 1 CPU process = 2 processes" in job.text
 
 
 def test_srun_needs_no_sbatch(cluster: Cluster) -> None:

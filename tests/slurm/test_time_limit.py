@@ -1,4 +1,4 @@
-"""A job that needs five minutes, in allocations of one: it stops, saves and requeues itself until it is done."""
+"""Jobs whose time is over: with an early signal they save and requeue themselves until they are done, without one they save."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Job
-from jobs import FIVE_MINUTES, SLIPWAY, newest_step, run_of, steps_made
+from jobs import FIVE_MINUTES, SLIPWAY, newest_step, outcome, run_of, steps_made
 
 from slipway.train.snapshot import list_snapshots
 
@@ -16,6 +16,14 @@ def weights(run: Path) -> str:
     """The hash of the model in the newest snapshot."""
     newest = list_snapshots(run / "snapshots")[0]
     return str(json.loads((newest / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"])
+
+
+def test_a_time_limit_that_nobody_foresaw_leaves_a_snapshot(overtime: Job) -> None:
+    assert overtime.end() == "TIMEOUT"
+    overtime.cluster.wait(lambda: outcome(overtime).get("word") == "stopped", "the verdict", overtime)
+    assert newest_step(overtime) > 50
+    assert "requeueing" not in overtime.text
+    assert overtime.fact("Restarts") == "0"
 
 
 @pytest.mark.timeout(900)
