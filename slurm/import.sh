@@ -77,8 +77,9 @@ fetch() {
 }
 
 [[ $# -ge 1 && $# -le 2 && "$1" != -* ]] || misuse "one or two words are needed, the image and the file to make."
+[[ -n "${2:-}${SHARED:-}" ]] || misuse "name the file to make, or in SHARED the folder that slurm/setup.sh made."
 source="$1"
-file=$(realpath --no-symlinks "${2:-${SHARED:-.}/images/slipway.sqsh}")
+file=$(realpath --no-symlinks "${2:-$SHARED/images/slipway.sqsh}")
 folder=$(dirname "$file")
 python="${PYTHON:-python3}"
 

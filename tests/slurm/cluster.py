@@ -43,6 +43,7 @@ SlurmdParameters=config_overrides
 SlurmctldTimeout=10
 SlurmdTimeout=10
 ReturnToService=2
+MinJobAge=3600
 KillWait=10
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1

@@ -26,8 +26,11 @@ def train(
     script: str = "train.sbatch",
     **variables: str,
 ) -> Job:
-    """Submit slurm/train.sbatch with these words for `slipway run`, from the checkout's virtual environment."""
-    given = {"VENV": VENV, "PYTHONWARNINGS": "ignore", "TRAIN": TRAIN} | variables
+    """Submit slurm/train.sbatch with these words for `slipway run`, from the checkout's virtual environment.
+
+    The cluster's GPUs are but device nodes, so the number of processes is said.
+    """
+    given = {"NPROC_PER_NODE": "2", "VENV": VENV, "PYTHONWARNINGS": "ignore", "TRAIN": TRAIN} | variables
     return cluster.sbatch(*options, str(REPOSITORY / "slurm" / script), *words, **given)
 
 

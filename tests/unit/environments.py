@@ -42,10 +42,10 @@ STEP_OF_SBATCH = BARE_SRUN | {
     "SLURM_JOB_NODELIST": "gpu[01-04]", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_PARTITION": "train",
     "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_SUBMIT_DIR": "/home/me", "SLURM_JOB_GPUS": "0,1",
 }  # fmt: skip
-# --ntasks-per-node=2 --gpus-per-task=1: each task sees one device while SLURM_GPUS_ON_NODE counts both.
+# --ntasks-per-node=2, on nodes without GPUs.
 TWO_TASKS_PER_NODE = BARE_SRUN | {
     "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2",
 }  # fmt: skip
 # pyxis, image with PYTORCH_VERSION in its ENV, enroot's hook not installed (pyxis: README, "PyTorch" entry of pyxis_slurmstepd.c)
 PYXIS = {"PYTORCH_VERSION": "2.10.0", "RANK": "1", "LOCAL_RANK": "0"}

@@ -10,6 +10,7 @@ from slipway.launch.devices import Devices
 from slipway.launch.errors import CONFIGURATION, UNHEALTHY, LaunchError
 
 POD = {"fqdn": "lm-2.lm.default.svc.cluster.local"}
+GPUS = BARE_SRUN | {"SLURM_GPUS_ON_NODE": "4"}
 BROKEN = Devices(problem="NVML answers: Driver/library version mismatch", reason="NVML answers: …")
 
 
@@ -112,6 +113,7 @@ def test_an_address_typed_by_the_user_makes_an_unreadable_host_list_harmless() -
         ({"SLIPWAY_BACKEND": "nccl", "NPROC_PER_NODE": "cpu"}, make_devices(2), CONFIGURATION, ("nccl", "gloo")),
         ({}, make_devices(2, capability=(6, 1)), UNHEALTHY, ("NVIDIA H100", "6.1", "7.0", "CUDA_VISIBLE_DEVICES", "=cpu")),
         ({}, BROKEN, UNHEALTHY, ("version mismatch", "NPROC_PER_NODE=cpu")),
+        (GPUS, make_devices(), UNHEALTHY, ("gave this job 4", "no NVIDIA driver", "nvidia-smi", "NPROC_PER_NODE=cpu")),
         ({"NPROC_PER_NODE": "4"}, BROKEN, UNHEALTHY, ("version mismatch",)),
     ],
 )  # fmt: skip
@@ -121,3 +123,12 @@ def test_gpus_that_do_not_fit_end_with_their_own_code(
     error = refuse(environ, devices=devices)
     assert error.code == code
     assert [text for text in says if text not in str(error)] == []
+
+
+def test_a_number_of_nodes_in_a_file_does_not_overrule_slurm() -> None:
+    error = refuse(BARE_SRUN, env_file={"NNODES": "3"})
+    assert error.code == CONFIGURATION
+    assert all(
+        part in str(error) for part in ("WORLD_SIZE=3", ".env (NNODES)", "SLURM_STEP_NUM_NODES) says 2", "--nnodes")
+    )
+    assert resolve(BARE_SRUN | {"NNODES": "3"}).nodes == 3  # which nobody copies from elsewhere

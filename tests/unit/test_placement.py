@@ -61,8 +61,8 @@ def test_a_backend_that_was_chosen_is_taken(backend: str) -> None:
 
 
 def test_tasks_that_see_a_gpu_each_talk_over_nccl() -> None:
-    """Under --gpus-per-task=1 every task sees one device, its own."""
-    environ = TWO_TASKS_PER_NODE | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    """Under --gpus-per-task=1 every task sees one device, its own, while SLURM_GPUS_ON_NODE counts both."""
+    environ = TWO_TASKS_PER_NODE | {"SLURM_GPUS_ON_NODE": "2", "SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "1"}
     topology = resolve(environ, devices=make_devices(1))
     assert (topology.device, topology.backend) == ("cuda", "nccl")
 
@@ -90,3 +90,8 @@ def test_threads_share_the_cores_unless_the_user_chose(
     environ: dict[str, str], env_file: dict[str, str], devices: Devices, threads: int | None
 ) -> None:
     assert resolve(environ, env_file=env_file, devices=devices).threads == threads
+
+
+@pytest.mark.parametrize("asked", ["cpu", "2"])
+def test_who_says_how_many_processes_may_leave_slurms_gpus_alone(asked: str) -> None:
+    assert resolve(BARE_SRUN | {"SLURM_GPUS_ON_NODE": "4", "NPROC_PER_NODE": asked}).device == "cpu"

@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from slipway.launch.errors import EXITS, FAILED, PEER, STOPPED
+from slipway.launch.errors import EXITS, FAILED, PEER, STOPPED, UNHEALTHY
 
 SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
 # What srun makes of a task that was ended by one of these.
@@ -56,9 +56,16 @@ def test_a_job_is_requeued_where_the_table_says_so(cluster: Path, code: int) -> 
     done = submitted(cluster, code=code)
     assert done.returncode == code
     assert calls(cluster, "scontrol") == ("requeue 7" if code in REQUEUED else "")
-    said = "train.sbatch: requeueing: " if code in REQUEUED else "train.sbatch: " if code else ""
-    assert done.stderr.startswith(said)
-    assert bool(done.stderr) == bool(said)
+    said = (
+        "requeueing: "
+        if code in REQUEUED
+        else "a node is unhealthy"
+        if code == UNHEALTHY
+        else "not requeued: "
+        if code
+        else "done; "
+    )
+    assert done.stderr.startswith(f"train.sbatch: {said}")
 
 
 def test_the_table_of_exit_codes_agrees() -> None:
@@ -77,21 +84,21 @@ def test_a_job_is_not_requeued_for_ever(cluster: Path) -> None:
 def test_a_refused_requeue_is_told(cluster: Path) -> None:
     done = submitted(cluster, code=STOPPED, REFUSED="1")
     assert done.returncode == STOPPED
-    assert "submit again with SLIPWAY_RESUME=" in done.stderr
+    assert "submit again with --run-dir RUN --resume auto" in done.stderr
 
 
 def test_the_words_of_the_command_line_are_those_of_the_launcher(cluster: Path) -> None:
     submitted(cluster, "gpt", "--data", "a b")
     assert (
         calls(cluster, "srun")
-        == f"--kill-on-bad-exit=0 --wait=0 --cpu-bind=none {cluster}/bin/slipway run gpt --data a b"
+        == f"--export=ALL --kill-on-bad-exit=0 --wait=0 --cpu-bind=none {cluster}/bin/slipway run gpt --data a b"
     )
 
 
 def test_the_container_has_explicit_flags(cluster: Path) -> None:
     done = submitted(cluster, "gpt", VENV="", IMAGE="registry#slipway:1", MOUNTS="/scratch:/scratch")
     assert done.returncode == 0, done.stderr
-    assert calls(cluster, "srun").split()[3:] == [
+    assert calls(cluster, "srun").split()[4:] == [
         "--container-image=registry#slipway:1",
         f"--container-mounts={cluster}:/workspace,{cluster}/runs:/checkpoints,{cluster}/cache:/data,/scratch:/scratch",
         "--container-workdir=/workspace",
@@ -110,9 +117,10 @@ def test_the_container_has_explicit_flags(cluster: Path) -> None:
         ({"VENV": "/nowhere"}, "there is no /nowhere/bin/slipway"),
         ({"VENV": "", "IMAGE": "/nowhere.sqsh"}, "Make it: slurm/import.sh"),
         ({"VENV": ""}, "/images/slipway.sqsh"),
+        ({"VENV": "", "IMAGE": "images/slipway.sqsh"}, "the absolute path of a .sqsh file"),
         ({"RUNS": "/proc/runs"}, "slurm/setup.sh"),
     ],
-    ids=["no environment", "no image", "no default image", "no folder"],
+    ids=["no environment", "no image", "no default image", "a relative path", "no folder"],
 )
 def test_what_is_missing_is_told_before_anything_starts(cluster: Path, variables: dict[str, str], told: str) -> None:
     done = submitted(cluster, **variables)

@@ -225,9 +225,9 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
     """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
     for reading in (reading for reading in readings if reading.strict):
         for name in ("RANK", "WORLD_SIZE"):
-            plain, theirs = sources.variable(name), reading.get(name)
-            setting = BY_NAME[name]
-            decided = sources.option(setting) or sources.variable(*setting.aliases)
+            setting, theirs = BY_NAME[name], reading.get(name)
+            decided = sources.option(setting) or sources.from_environment(*setting.aliases)
+            plain = sources.variable(name) or next(iter(sources.from_file(*setting.aliases)), None)
             if plain is None or theirs is None or decided:
                 continue
             hook = HOOK_FORMULAS[name] if reading.scheduler == "Slurm" else ""

@@ -46,7 +46,13 @@ class Site:
 
     def train(self, *words: str, options: tuple[str, ...] = ("--nodes=2",), **variables: str) -> Job:
         """Submit slurm/train.sbatch with these words for `slipway run`."""
-        given = {"IMAGE": self.image, "SHARED": str(self.team), **(self.variables or {}), **variables}
+        given = {
+            "NPROC_PER_NODE": "2",
+            "IMAGE": self.image,
+            "SHARED": str(self.team),
+            **(self.variables or {}),
+            **variables,
+        }
         return self.cluster.sbatch(*options, str(REPOSITORY / "slurm/train.sbatch"), *words, user=self.user, **given)
 
 
