@@ -16,6 +16,7 @@ print(f"sum {ones.item():.0f} with {sys.argv[1:]}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
+SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
 SHORT = '--env WORKLOAD="gpt --preset tiny --steps 60"'  # the default, but for 1000 steps
 
 
@@ -83,6 +84,15 @@ def test_plan_names_what_this_container_lacks(container: Containers) -> None:
 )
 def test_any_program_is_started_as_it_is(container: Containers, line: str, said: str) -> None:
     assert container(line).stdout.strip() == said
+
+
+def test_under_an_init_of_somebody_elses_there_is_no_second_one(container: Containers) -> None:
+    """As under pyxis, which waits for the process that it started to stop."""
+    assert container("--init IMG bash -c 'cat /proc/1/comm /proc/$PPID/comm'").stdout == "docker-init\ndocker-init\n"
+
+
+def test_an_sbatch_file_can_be_rendered_from_the_image(container: Containers) -> None:
+    assert container("IMG render slurm").stdout == SBATCH.read_text()
 
 
 def test_zombies_are_reaped(container: Containers) -> None:
