@@ -93,7 +93,7 @@ def test_a_run_that_is_not_there_is_told_with_what_is(slipway: Run, tmp_path: Pa
     for command in ("status", "stop"):
         job = slipway(command, "mine")
         assert job.end() == 78, job.text
-        assert "There is no run in runs" in job.text
+        assert "There is no run mine, neither here nor in runs" in job.text
     (tmp_path / "runs" / "gpt-1").mkdir(parents=True)
     (tmp_path / "runs" / "gpt-1" / "run.json").write_text("{}")
     assert "gpt-1" in slipway("stop", "gpt-2").text

@@ -61,9 +61,11 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(name: str, says: str) 
     assert caught.value.code == CONFIGURATION
 
 
-@pytest.mark.parametrize("name", ["", "gpt-1"])
-def test_where_there_are_no_runs_that_is_said(name: str) -> None:
-    with pytest.raises(LaunchError, match="There is no run in elsewhere"):
+@pytest.mark.parametrize(
+    ("name", "said"), [("", "run in elsewhere"), ("gpt-1", "run gpt-1, neither here nor in elsewhere")]
+)
+def test_where_there_are_no_runs_that_is_said(name: str, said: str) -> None:
+    with pytest.raises(LaunchError, match=f"There is no {said}. Give the path"):
         find_run(name, Path("elsewhere"))
 
 
@@ -120,7 +122,7 @@ def test_the_commands_tell_what_is_missing(slipway: Slipway) -> None:
     for command in ("status", "stop"):
         answer = slipway(command, "absent")
         assert (answer.code, answer.out) == (78, "")
-        assert "There is no run in runs" in answer.err
+        assert "There is no run absent, neither here nor in runs" in answer.err
     make(outcome=FAILED)
     answer = slipway("stop", "gpt-1")
     assert answer.code == 78

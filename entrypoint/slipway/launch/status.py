@@ -54,10 +54,11 @@ def find_run(name: str, runs: Path) -> Path:
         if (path / RUN_FILE).is_file() or find_holders(path) or any(path.glob("node-*/logs")):
             return path
     known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
+    missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
     if not name or not known:
-        raise LaunchError(f"There is no run in {runs}. Give the path of one, or its folder with --runs DIR.")
+        raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.")
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
-    raise LaunchError(f"There is no run {name}, neither here nor in {runs}. There are for example {', '.join(near)}.")
+    raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
 
 
 def sleep(seconds: float) -> bool:
