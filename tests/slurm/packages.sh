@@ -6,8 +6,8 @@
 set -euo pipefail
 
 # Slurm itself; what the stand-in for pyxis and slurm/import.sh need.
-readonly packages=(munge slurmctld slurmd slurm-client squashfs-tools acl zstd)
-readonly programs=(munged slurmctld slurmd srun mksquashfs setfacl zstd)
+readonly packages=(munge slurmctld slurmd slurm-client squashfs-tools acl zstd iproute2 procps)
+readonly programs=(munged slurmctld slurmd srun mksquashfs setfacl zstd ip pkill)
 
 say() { echo "slurm: $*" >&2; }
 skip() { say "$@"; exit 0; }
