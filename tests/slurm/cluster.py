@@ -48,7 +48,10 @@ KillWait=10
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1
 {nodes}
-PartitionName=main Nodes=node1,node2 Default=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=node1,node2 Default=YES PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=node1,node2 PriorityTier=10 PreemptMode=OFF
 PartitionName=slow Nodes=node3,node4
 """
 

@@ -54,6 +54,19 @@ def test_a_requeue_saves_and_the_job_goes_on(either: Cluster) -> None:
     went_on(job, step)
 
 
+def test_a_preempted_job_saves_within_its_grace_requeues_itself_and_goes_on(cluster: Cluster) -> None:
+    job = started(cluster)
+    urgent = cluster.sbatch("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=hostname")
+    job.wait_for(
+        "train.sbatch: requeueing: the job was stopped and its snapshot is saved"
+    )  # TERM went to the tasks alone
+    step = newest_step(job)
+    assert urgent.end() == "COMPLETED"
+    assert job.end() == "COMPLETED", job.text
+    assert job.fact("Restarts") == "1"
+    went_on(job, step)
+
+
 def test_an_interrupt_saves_and_ends_the_job_for_good(cluster: Cluster) -> None:
     job = started(cluster)
     cluster.command("scancel", "--signal=INT", job.number)

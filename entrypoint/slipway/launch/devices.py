@@ -43,7 +43,7 @@ class Devices:
 def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path("/")) -> Devices:
     """Look at this node. `nvml` and `root` (of the file system, for cgroups) are for tests."""
     cpus = count_cpus(root)
-    if number := environ.get(STAND_INS):
+    if (number := environ.get(STAND_INS, "")).isdigit():
         gpus = [Gpu(index, f"GPU-{index}", "stand-in", (9, 0)) for index in range(int(number))]
         visible, reason = select_visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
         return Devices(visible, cpus, reason=reason, stand_ins=True)
