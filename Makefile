@@ -32,7 +32,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm test-k8s ## Run all checks and tests
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
@@ -69,6 +69,10 @@ test-release: .venv/.dev engine image ## Run what a release does: bill of materi
 .PHONY: test-slurm
 test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
 	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) tests/slurm $(ARGS))
+
+.PHONY: test-k8s
+test-k8s: .venv/.dev engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
+	$(call section,k8s,tests/k8s/packages.sh; $(PYTEST) tests/k8s $(ARGS))
 
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started

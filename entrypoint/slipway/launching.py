@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from slipway.launch.errors import LaunchError
 from slipway.launch.settings import SETTINGS
@@ -79,4 +80,5 @@ def take_options(
     parser = click.Command("", params=list(options), add_help_option=False)
     parser.context_settings = {**CONTEXT, "ignore_unknown_options": True, "allow_extra_args": True}
     context = parser.make_context(command, list(words))
-    return {name: value for name, value in context.params.items() if value}, context.args
+    typed = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    return {name: context.params[name] for name in typed}, context.args

@@ -1,9 +1,11 @@
-"""What an image is called by people, and by enroot."""
+"""What an image is called by people, by Docker and Kubernetes, and by enroot."""
 
 import pytest
 
 from slipway.launch.errors import LaunchError
-from slipway.references import name_for_enroot
+from slipway.render.references import name_for_enroot, pinned
+
+DIGEST = f"@sha256:{'0' * 64}"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_an_image_gets_the_name_that_enroot_needs(image: str, name: str) -> None
         ("dockerd://slipway:latest", "Name a version"),
         ("slipway:dev", "dockerd://slipway:dev"),
         ("team/slipway:1", "docker.io/team/slipway:1"),
-        (f"registry.example/slipway@sha256:{'0' * 64}", "digest"),
+        (f"registry.example/slipway{DIGEST}", "digest"),
         ("images/slipway.sqsh", "absolute path"),
         ("./slipway.sqsh", "absolute path"),
         ("/shared/slipway.tar.zst", "slurm/import.sh"),
@@ -48,5 +50,66 @@ def test_an_image_gets_the_name_that_enroot_needs(image: str, name: str) -> None
 def test_an_image_that_is_not_certain_is_refused_with_what_to_type(image: str, says: str) -> None:
     with pytest.raises(LaunchError) as refused:
         name_for_enroot(image)
+    assert refused.value.code == 78
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "slipway:dev",
+        "team/slipway:1",
+        "my_team/sub/slipway-cuda12:0.2.1",
+        "registry.example/team/slipway:1",
+        "registry:5000/slipway:1",
+        "localhost/slipway:1",
+        "127.0.0.1:5000/slipway:1",
+        "Registry.Example/team/slipway:V1_a.b-c",
+        "a__b/c--d:1",
+        f"slipway{DIGEST}",
+        f"registry.example/team/slipway:1{DIGEST}",
+        f"slipway:latest{DIGEST}",
+        f"slipway:{'1' * 128}",
+    ],
+)
+def test_an_image_with_a_tag_or_a_digest_is_taken_as_it_is(image: str) -> None:
+    assert pinned(image) == image
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        ("slipway", "Type --image slipway:TAG"),
+        ("registry:5000/slipway", "has no tag"),
+        ("registry.example/team/slipway:latest", "Name a version"),
+        ("", "no name of an image"),
+        ("Slipway:1", "no name of an image"),
+        ("team/Slipway:1", "no name of an image"),
+        ("Team/slipway:1", "no name of an image"),
+        ("team//slipway:1", "no name of an image"),
+        ("team/slipway/:1", "no name of an image"),
+        ("a..b:1", "no name of an image"),
+        ("a___b:1", "no name of an image"),
+        ("_a:1", "no name of an image"),
+        ("my_registry:5000/slipway:1", "no name of an image"),
+        ("registry:port/slipway:1", "no name of an image"),
+        ("slipway:", "no name of an image"),
+        ("slipway:1:2", "no name of an image"),
+        ("slipway:-1", "no name of an image"),
+        (f"slipway:{'1' * 129}", "no name of an image"),
+        ("slipway:1\n", "no name of an image"),
+        ("slipway:1 x", "no name of an image"),
+        ("slipway:größe", "no name of an image"),
+        ("slipway@sha256:0123", "no name of an image"),
+        ("registry.example#team/slipway:1", "no name of an image"),
+        ("dockerd://slipway:1", "no name of an image"),
+        ("https://registry.example/slipway:1", "no name of an image"),
+        ("./slipway.tar", "no name of an image"),
+        ("/shared/slipway.sqsh", "no name of an image"),
+    ],
+)
+def test_an_image_that_docker_would_not_take_or_that_changes_is_refused(image: str, says: str) -> None:
+    with pytest.raises(LaunchError) as refused:
+        pinned(image)
     assert refused.value.code == 78
     assert says in str(refused.value)

@@ -15,7 +15,7 @@ from stand_ins import Answer, Slipway
 
 from slipway.launch.settings import BY_NAME
 from slipway.render import render as render_group
-from slipway.sbatch import LEAVING, read_time
+from slipway.render.sbatch import LEAVING, read_time
 from slipway.train.options import WORKLOADS as KINDS
 from slipway.train.options import parse
 
@@ -64,7 +64,7 @@ def headers(text: str) -> list[str]:
 
 def test_without_options_it_is_the_file_of_the_checkout(render: Slipway) -> None:
     same = rendered(render()) == (ROOT / "slurm/train.sbatch").read_text()
-    assert same, "change entrypoint/slipway/templates/train.sbatch, then: slipway render slurm > slurm/train.sbatch"
+    assert same
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -34,6 +34,8 @@ def said(host: Host, own: bool = True, processes: str = "2", folder: Path = CHEC
 MOUNTINFO = r"""22 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
 23 22 0:21 / /proc rw,nosuid,nodev,noexec - proc proc rw
 24 22 8:1 /srv/my\040runs /check\040points rw,relatime master:1 - ext4 /dev/sda1 rw
+25 22 8:1 /var/lib/kubelet/pods/8f0e/volumes/kubernetes.io~empty-dir/data /data rw,relatime - ext4 /dev/sda1 rw
+26 22 8:1 /var/lib/kubelet/pods/8f0e/volumes/kubernetes.io~csi/pvc-1/mount /kept rw,relatime - ext4 /dev/sda1 rw
 """
 
 
@@ -41,7 +43,8 @@ def test_mounts_are_read_with_their_types_and_odd_names(tmp_path: Path) -> None:
     file = tmp_path / "mountinfo"
     file.write_text(MOUNTINFO)
     mounts = read_mounts(file)
-    assert mounts == {ROOT: "overlay", Path("/proc"): "proc", Path("/check points"): "ext4"}
+    volumes = {Path("/check points"): "ext4", Path("/data"): "emptyDir", Path("/kept"): "ext4"}
+    assert mounts == {ROOT: "overlay", Path("/proc"): "proc", **volumes}
     assert mount_point(Path("/check points/gpt-1"), mounts) == Path("/check points")
     assert mount_point(Path("/checkpoints"), mounts) == ROOT
     assert read_mounts(tmp_path / "absent") == {}
@@ -53,7 +56,7 @@ def test_mounts_are_read_with_their_types_and_odd_names(tmp_path: Path) -> None:
     [
         ("docker", '-v "$PWD/runs:/checkpoints" to docker run'),
         ("slurm", '--container-mounts="$PWD/runs:/checkpoints" to srun'),
-        ("kubernetes", "mount a volume at /checkpoints"),
+        ("kubernetes", "mount a PersistentVolumeClaim at /checkpoints"),
     ],
 )
 def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(runtime: str, flag: str) -> None:
@@ -74,6 +77,12 @@ def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(r
 )
 def test_results_that_outlive_the_container_are_not_warned_of(host: Host, folder: Path) -> None:
     assert fleeting_results(host, folder) == ""
+
+
+def test_results_that_go_with_a_pod_are_warned_of() -> None:
+    line = fleeting_results(in_image("kubernetes", {**OVERLAY, CHECKPOINTS: "emptyDir"}), CHECKPOINTS)
+    assert line.startswith("warning: /checkpoints is an emptyDir: the results go when the pod is removed.")
+    assert "PersistentVolumeClaim" in line
 
 
 def test_results_in_memory_are_warned_of_and_a_folder_of_the_users_own_is_named() -> None:

@@ -35,8 +35,14 @@ def size_of(folder: Path) -> int | None:
     return found.f_blocks * found.f_frsize
 
 
+EMPTY_DIR = "emptyDir"
+
+
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
-    """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable."""
+    """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable.
+
+    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever it lies on.
+    """
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -45,7 +51,8 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, st
     for line in lines:
         before, _, after = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        mounts[Path(point)] = after.split()[0]
+        temporary = "/volumes/kubernetes.io~empty-dir/" in before.split()[3]  # the kubelet's own name for the folder
+        mounts[Path(point)] = EMPTY_DIR if temporary else after.split()[0]
     return mounts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.launch.errors import LaunchError
-from slipway.launch.folders import can_write, is_read_only, mount_point
+from slipway.launch.folders import EMPTY_DIR, can_write, is_read_only, mount_point
 from slipway.launch.host import CHECKPOINTS, Host
 from slipway.launch.settings import Sources
 from slipway.launch.topology import Topology
@@ -33,19 +33,19 @@ def fleeting_results(host: Host, folder: Path) -> str:
     if host.image is None:
         return ""
     point = mount_point(folder, host.mounts)
-    if point is None or (point != Path("/") and host.mounts[point] != "tmpfs"):
+    if point is None or (point != Path("/") and host.mounts[point] not in ("tmpfs", EMPTY_DIR)):
         return ""
     target = CHECKPOINTS if folder.is_relative_to(host.scratch) else folder
-    return (
-        f"warning: {folder} is no volume: the results go when the container is removed. To keep them, "
-        f"{volume(host.runtime, target)}."
-    )
+    what = "no volume: the results go when the container is removed"
+    if host.mounts[point] == EMPTY_DIR:
+        what = "an emptyDir: the results go when the pod is removed"
+    return f"warning: {folder} is {what}. To keep them, {volume(host.runtime, target)}."
 
 
 def volume(runtime: str, target: Path) -> str:
     """How a folder of the host is brought into the container."""
     if runtime == "kubernetes":
-        return f"mount a volume at {target}"
+        return f"mount a PersistentVolumeClaim at {target} (k8s/components/pvc)"
     if runtime == "slurm":
         return f'add --container-mounts="$PWD/runs:{target}" to srun'
     return f'add -v "$PWD/runs:{target}" to docker run'

@@ -1,4 +1,4 @@
-"""What an image is called: its name as people type it, and as pyxis and enroot need it. Pure."""
+"""What an image is called: its name as people type it, as Docker and Kubernetes take it, and as pyxis and enroot need it. Pure."""
 
 import re
 
@@ -7,10 +7,34 @@ from slipway.launch.errors import LaunchError
 DOCKER_HUB = "registry-1.docker.io"  # where enroot looks for an image without a registry (enroot's src/docker.sh)
 ENGINE = "dockerd://"  # enroot's word for the Docker Engine of the node
 SQUASHED = ".sqsh"
-# The parts of enroot's import.md. A registry is followed by # there, and by / where Docker is asked.
+# What may stand in a name (github.com/distribution/reference, regexp.go).
+_PART = r"[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?"
+# The parts of enroot's import.md, and Docker's digest. A registry is followed by # there, and by / where Docker is asked.
 _REFERENCE = re.compile(
-    r"(?:(?P<registry>[^\s#/]+)(?P<mark>[#/]))?(?P<path>[a-z0-9][a-z0-9._/-]*)(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]*))?"
+    r"(?:(?P<registry>[^\s#/]+)(?P<mark>[#/]))?"
+    rf"(?P<path>{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
+    r"(?P<digest>@sha256:[0-9a-f]{64})?"
 )
+
+
+def pinned(image: str) -> str:
+    """Return the name of an image as Docker and Kubernetes take it: with a tag that stays, or a digest.
+
+    Raises LaunchError (78) for what may be another image tomorrow, and for what is no name.
+    """
+    match = _REFERENCE.fullmatch(image)
+    registry = match["registry"] if match else None
+    known = registry is None or re.fullmatch(_HOST if _is_registry(registry) else _PART, registry)
+    if not match or match["mark"] == "#" or not known:
+        raise LaunchError(
+            f"--image {image} is no name of an image. Type NAME:TAG or REGISTRY/NAME:TAG, names in small letters; a digest "
+            "(@sha256:…) may follow or replace the tag."
+        )
+    if not match["digest"]:
+        _require_version(image, match["tag"])
+    return image
 
 
 def name_for_enroot(image: str) -> str:
@@ -30,24 +54,34 @@ def name_for_enroot(image: str) -> str:
     if not match:
         raise LaunchError(f"--image {image} is no name of an image. {_FORMS}")
     registry, mark, path, tag = match.group("registry", "mark", "path", "tag")
-    if not tag:
-        raise LaunchError(f"--image {image} has no tag, so it means another image every day. Type --image {image}:TAG.")
-    if tag == "latest":
-        raise LaunchError(
-            f"--image {image}: latest is another image every day, also for a job that is put back into the queue. Name a version."
-        )
+    _require_version(image, tag)
     if engine:
         return image
     if mark == "#":
         return f"{registry}#{path}:{tag}"
     if registry in ("docker.io", "index.docker.io"):
         return f"{DOCKER_HUB}#{path}:{tag}"
-    if registry and (re.search(r"[.:]", registry) or registry == "localhost"):  # Docker's own rule
+    if registry and _is_registry(registry):
         return f"{registry}#{path}:{tag}"
     raise LaunchError(
         f"--image {image} names no registry. Type --image docker.io/{image} for Docker Hub, --image {ENGINE}{image} for the "
         f"Docker Engine of each node, or the absolute path of a {SQUASHED} file (slurm/import.sh makes it)."
     )
+
+
+def _require_version(image: str, tag: str | None) -> None:
+    """Raise LaunchError where a name may mean another image tomorrow."""
+    if not tag:
+        raise LaunchError(f"--image {image} has no tag, so it means another image every day. Type --image {image}:TAG.")
+    if tag == "latest":
+        raise LaunchError(
+            f"--image {image}: latest is another image every day, also for a job that is started again. Name a version."
+        )
+
+
+def _is_registry(first: str) -> bool:
+    """Whether the first part of a name is a registry, by Docker's own rule, and not the first part of the path."""
+    return bool(re.search(r"[.:]", first)) or first == "localhost"
 
 
 _FORMS = f"Type REGISTRY/NAME:TAG, REGISTRY#NAME:TAG, {ENGINE}NAME:TAG, or the absolute path of a {SQUASHED} file."

@@ -8,20 +8,47 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from slipway.arguments import check_arguments
-from slipway.launch.catalog import find_workload
+from slipway.launch.catalog import WORKLOADS, find_workload
 from slipway.launch.errors import LaunchError
+from slipway.launch.host import CHECKPOINTS
 from slipway.launch.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
-from slipway.launching import launcher_options
+from slipway.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
 
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 APART = {*PLACES, "WORLD_SIZE", "WORKLOAD", "SLIPWAY_RUNS"}  # settings that a job file says in a way of its own
 
 
-def rendering_options() -> list[click.Parameter]:
+MARGIN = 10  # s between the launcher's grace and that of whoever ends its container, for the verdict
+Print = Callable[[tuple[str, ...], dict[str, Any]], None]
+
+
+def make_command(name: str, options: Sequence[click.Parameter], show: Print, text: str, example: str) -> click.Command:
+    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it; `show` prints."""
+
+    def callback(words: tuple[str, ...], **given: Any) -> None:
+        if words and words[0] in WORKLOADS:
+            late, rest = take_options(words[1:], params, f"slipway render {name}")
+            several = {key: (*given[key], *late[key]) for key in late if isinstance(late[key], tuple)}
+            given, words = given | late | several, (words[0], *rest)
+        show(words, given)
+
+    params = [*options, *_shared_options()]
+    return Launching(
+        name,
+        callback=callback,
+        params=[WORDS, *params],
+        help=text,
+        epilog=f"Example: slipway render {name} {example}",
+        context_settings={**CONTEXT, "allow_interspersed_args": False},
+    )
+
+
+def _shared_options() -> list[click.Parameter]:
     """The options of every kind: the launcher's, of which those for one node are only taken to be refused."""
     options = launcher_options()
     for option in options:
@@ -58,11 +85,14 @@ def matching(form: str, allowed: str) -> Check:
     return checked(read)
 
 
-def read_words(words: Sequence[str], sources: Sources) -> list[str]:
-    """What shall be trained, with its arguments; nothing where nobody says so. Raises what `run` raises."""
+def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> list[str]:
+    """What shall be trained, with its arguments; nothing where nobody says so. Raises what `run` raises.
+
+    `here`: a user's own script is seen by the nodes where it is here, so it must exist.
+    """
     if not words and sources.claims(BY_NAME["WORKLOAD"])[0].source != "default":
         words = shlex.split(sources.value("WORKLOAD"))
-    if words:
+    if words and (here or not words[0].endswith(".py")):
         workload, arguments = find_workload(words)
         if workload.own:
             check_arguments(workload.name, arguments)
@@ -110,6 +140,31 @@ def given_settings(sources: Sources) -> dict[str, str]:
             parse_claim(setting, claim)
             given[setting.name] = claim.value
     return given
+
+
+def read_runs(sources: Sources) -> dict[str, str]:
+    """The folder for runs, where somebody named one. Raises LaunchError where results would go with the container."""
+    for name in ("SLIPWAY_RUNS", "SLIPWAY_RUN_DIR"):
+        claim = sources.claims(BY_NAME[name])[0]
+        if claim.value and claim.source != "default" and not Path(claim.value).is_relative_to(CHECKPOINTS):
+            raise LaunchError(
+                f"{claim.about(name)}, but in the container only {CHECKPOINTS} is a volume for results. Type "
+                f"{BY_NAME[name].option} {CHECKPOINTS}/NAME, or leave it out."
+            )
+    runs = sources.claims(BY_NAME["SLIPWAY_RUNS"])[0]
+    return {} if runs.source == "default" else {"SLIPWAY_RUNS": runs.value}
+
+
+def require_enough(gpus: int | None, sources: Sources) -> int | None:
+    """Return the number of GPUs. Raises LaunchError where the launchers would find too few."""
+    claim = sources.claims(BY_NAME["NPROC_PER_NODE"])[0]
+    processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
+    if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
+        raise LaunchError(
+            f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Leave the number of processes out, it follows that of GPUs; "
+            "to share GPUs between processes all the same add --oversubscribe."
+        )
+    return gpus
 
 
 def env_file_words(file: str | None, everywhere: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""`slipway render`: job files for schedulers, ready to be submitted, from the words, options and settings of `slipway run`."""
+"""`slipway render slurm`: an sbatch file, ready to be submitted."""
 
 import os
 import re
@@ -8,40 +8,27 @@ from typing import Any
 import click
 
 from slipway.arguments import read_sources
-from slipway.launch.catalog import WORKLOADS
 from slipway.launch.errors import LaunchError
 from slipway.launch.redact import secret_values
-from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
-from slipway.launching import CONTEXT, WORDS, Launching, hyphens, take_options
-from slipway.references import name_for_enroot
-from slipway.rendering import (
+from slipway.launch.settings import BY_NAME, Claim
+from slipway.launching import hyphens
+from slipway.render.references import name_for_enroot
+from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, TIME_FORMS, Asked, make_sbatch, read_time
+from slipway.render.words import (
     checked,
     env_file_words,
     given_settings,
+    make_command,
     matching,
     read_nodes,
     read_words,
-    rendering_options,
+    require_enough,
 )
-from slipway.sbatch import CPUS_PER_GPU, MEM_PER_GPU, TIME_FORMS, Asked, make_sbatch, read_time
 
 HEADERS = ("job_name", "partition", "account", "time")  # options that sbatch has, too
 
 
-@click.group(epilog="Example: slipway render slurm --nodes 2 gpt --preset small > job.sbatch, then sbatch job.sbatch")
-def render() -> None:
-    """Print the file that a scheduler is given for a job, with the words and options of `slipway run`."""
-
-
-def slurm(words: tuple[str, ...], **options: Any) -> None:
-    """Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.
-
-    Without options it is slurm/train.sbatch, which slurm/README.md explains. The settings that are given, on the command
-    line, in the environment or in .env, become part of the file; secrets do not.
-    """
-    if words and words[0] in WORKLOADS:
-        late, rest = take_options(words[1:], _slurm_options(), "slipway render slurm")
-        options, words = options | late, (words[0], *rest)
+def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
     venv, image = options["venv"], options["image"]
     if venv and image:
         raise click.UsageError("--venv trains without a container and --image in one; type one of them.")
@@ -60,7 +47,7 @@ def slurm(words: tuple[str, ...], **options: Any) -> None:
         exports={name: value for name, value in given.items() if name not in secrets},
         secrets=tuple(secrets),
         headers=headers | ({"nodes": str(nodes)} if nodes else {}),
-        gpus=_require_enough(options["gpus"], sources),
+        gpus=require_enough(options["gpus"], sources),
         cpus_per_gpu=options["cpus_per_gpu"] or CPUS_PER_GPU,
         mem_per_gpu=options["mem_per_gpu"] or MEM_PER_GPU,
         image=name_for_enroot(image) if image else None,
@@ -69,18 +56,6 @@ def slurm(words: tuple[str, ...], **options: Any) -> None:
     )
     template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")
     click.echo(os.fsencode(make_sbatch(template, asked)), nl=False)  # a word may hold bytes that are no text
-
-
-def _require_enough(gpus: int | None, sources: Sources) -> int | None:
-    """Return the number of GPUs. Raises LaunchError where the launchers would find too few."""
-    claim = sources.claims(BY_NAME["NPROC_PER_NODE"])[0]
-    processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
-    if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
-        raise LaunchError(
-            f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Leave the number of processes out, it follows that of GPUs; "
-            "to share GPUs between processes all the same add --oversubscribe."
-        )
-    return gpus
 
 
 def _shared(runs: Claim, mounted: bool) -> str | None:
@@ -101,7 +76,7 @@ SIZE = matching(r"[1-9]\d{0,8}[KMGT]?", "type a number and K, M, G or T, such as
 FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all see")
 
 
-def _slurm_options() -> list[click.Parameter]:
+def _options() -> list[click.Parameter]:
     rows: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         (
             "--gpus",
@@ -134,18 +109,16 @@ def _slurm_options() -> list[click.Parameter]:
         ("--account", "NAME", {"callback": NAME}, "Whom the job is charged to.  [default the user's]"),
         ("--job-name", "NAME", {"callback": NAME}, "What the job and its output are called.  [default slipway]"),
     )
-    own = [click.Option([name], metavar=metavar, help=text, **kind) for name, metavar, kind, text in rows]
-    return [*own, *rendering_options()]
+    return [click.Option([name], metavar=metavar, help=text, **kind) for name, metavar, kind, text in rows]
 
 
-render.add_command(
-    Launching(
-        "slurm",
-        callback=slurm,
-        params=[WORDS, *_slurm_options()],
-        help=slurm.__doc__,
-        epilog="Example: slipway render slurm --nodes 4 --gpus 8 --time 1-00 --image registry.example/team/slipway:0.2.1 gpt "
-        "--preset small > job.sbatch, then sbatch job.sbatch. Words behind the file's name are added to those within.",
-        context_settings={**CONTEXT, "allow_interspersed_args": False},
-    )
+slurm = make_command(
+    "slurm",
+    _options(),
+    _show,
+    "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it is "
+    "slurm/train.sbatch, which slurm/README.md explains. The settings that are given, on the command line, in the "
+    "environment or in .env, become part of the file; secrets do not.",
+    "--nodes 4 --gpus 8 --time 1-00 --image registry.example/team/slipway:0.2.1 gpt --preset small > job.sbatch, then sbatch "
+    "job.sbatch. Words behind the file's name are added to those within.",
 )

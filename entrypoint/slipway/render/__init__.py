@@ -1,0 +1,16 @@
+"""`slipway render`: job files for schedulers, ready to be submitted, from the words, options and settings of `slipway run`."""
+
+import click
+
+from slipway.render.compose import compose
+from slipway.render.kubernetes import COMMANDS
+from slipway.render.slurm import slurm
+
+
+@click.group(epilog="Example: slipway render slurm --nodes 2 gpt --preset small > job.sbatch, then sbatch job.sbatch")
+def render() -> None:
+    """Print the file that a scheduler is given for a job, with the words and options of `slipway run`."""
+
+
+for command in (compose, *COMMANDS, slurm):
+    render.add_command(command)

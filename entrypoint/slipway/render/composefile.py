@@ -1,0 +1,96 @@
+"""The compose file that `slipway render compose` prints: compose/compose.yaml, with what was asked for. Pure.
+
+templates/compose.yaml is that file as it stands. What it takes from the shell and from .env is written out; TensorBoard's port
+alone stays a variable. The comments stay behind: they explain the file to its readers, who find it in the repository.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from slipway.launch.catalog import is_program
+from slipway.launch.redact import make_redactor, secret_arguments
+from slipway.render.words import MARGIN
+from slipway.render.yaml_text import yaml_text
+
+HEAD = """\
+# Made by: {command}
+# Start it with `docker compose up`; `docker compose --profile tensorboard up` shows the metrics, too.
+"""
+PASSED_ON = "# {name} is a secret and not written here: the shell passes it on in which `docker compose up` is typed.\n"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the file shall say; where nothing was asked for (None, or empty) it says what compose/compose.yaml does by itself.
+
+    `gpus` None takes all of the machine. `secrets` are names of settings that are passed on from the shell. `command` is what
+    made the file, as the words that were typed.
+    """
+
+    command: tuple[str, ...]
+    grace: int  # s
+    words: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    env_file: str | None = None
+    gpus: int | None = None
+    image: str | None = None
+    name: str | None = None
+
+
+def make_compose(template: str, asked: Asked) -> str:
+    """Return the file. Raises LaunchError (78) for bytes that are no text."""
+    file = {
+        key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")
+    }  # that was merged
+    file["name"] = asked.name or file["name"]
+    for service in file["services"].values():
+        service["image"] = asked.image or _default(service["image"])
+    file["services"]["train"] = _training(file["services"]["train"], asked)
+    text = HEAD.format(command=_one_line(asked.command))
+    return text + "".join(PASSED_ON.format(name=name) for name in asked.secrets) + "\n" + yaml_text(file)
+
+
+def _training(service: dict[str, Any], asked: Asked) -> dict[str, Any]:
+    """The service that trains, its command behind its image."""
+    image = service.pop("image")
+    defaults = {name: value for name, text in service["environment"].items() if (value := _default(text))}
+    given = {name: _literal(value) for name, value in asked.env.items()} | dict.fromkeys(asked.secrets)
+    changed = {
+        # Beside the file, as .env is elsewhere; one that was named has to be there.
+        "env_file": [{"path": _literal(asked.env_file or ".env"), "required": bool(asked.env_file)}],
+        "environment": defaults | given,
+        "stop_grace_period": f"{asked.grace + MARGIN}s",
+    }
+    service = {"image": image, "command": ["run", *map(_literal, asked.words)]} | service | changed
+    if asked.words and is_program(asked.words[0]):
+        service["volumes"] = [*service["volumes"], ".:/workspace"]  # where the image looks for a program
+    if asked.gpus == 0:  # as compose/cpu.yaml says it
+        del service["deploy"]
+        service["environment"]["NVIDIA_VISIBLE_DEVICES"] = "void"
+    elif asked.gpus:
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        device["count"] = asked.gpus
+    return service
+
+
+def _default(text: str) -> str:
+    """What Compose takes where the variable of `${NAME:-default}` is not set."""
+    match = re.fullmatch(r"\$\{\w+:-(.*)\}", text)
+    return match[1] if match else text
+
+
+def _literal(text: str) -> str:
+    """A text in which Compose replaces no variable."""
+    return text.replace("$", "$$")
+
+
+def _one_line(words: Sequence[str]) -> str:
+    """A command as it may be typed again, in a line of a comment: without secrets, and without breaks of the line."""
+    line = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in words)
+    return make_redactor(secret_arguments(words))(line)

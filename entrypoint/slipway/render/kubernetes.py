@@ -1,0 +1,172 @@
+"""`slipway render k8s`, `jobset` and `trainer`: manifests, ready for `kubectl apply -f -`."""
+
+import re
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import click
+
+from slipway.arguments import read_sources
+from slipway.launch.errors import LaunchError
+from slipway.launch.redact import secret_values
+from slipway.launch.settings import BY_NAME, Sources
+from slipway.render.manifests import COMPONENTS, CPUS_PER_GPU, MEM_PER_GPU, NAME, Asked, Document, Read, make_manifests
+from slipway.render.operators import make_jobset, make_trainer
+from slipway.render.references import pinned
+from slipway.render.sbatch import TIME_FORMS, read_time
+from slipway.render.words import (
+    checked,
+    given_settings,
+    make_command,
+    matching,
+    read_nodes,
+    read_runs,
+    read_words,
+    require_enough,
+)
+
+GPUS = 4  # for each node, as base/single/job.yaml says
+# In a .env for compose and for the Hub: not of training, which is offline here.
+ELSEWHERE = re.compile(r"COMPOSE_\w+|IMAGE|TENSORBOARD_PORT|HF_TOKEN")
+
+
+def _make_command(name: str, make: Callable[[Asked, Read], list[Document]], text: str, example: str) -> click.Command:
+    """The command of one kind of manifest."""
+
+    def show(words: tuple[str, ...], options: dict[str, Any]) -> None:
+        from slipway.render.yaml_text import yaml_text  # with PyYAML, which a launcher has no need of
+
+        asked = _read_asked(words, options)
+        text = f"# Made by `slipway render {name}`.\n"
+        if asked.secrets:
+            literals = " ".join(f"--from-literal={secret}=…" for secret in asked.secrets)
+            text += f"# Secrets are not written here: kubectl create secret generic {asked.secret} {literals}\n"
+        click.echo(text + yaml_text(*make(asked, read_files)), nl=False)
+
+    return make_command(name, _options(), show, text, example)
+
+
+def read_files(path: str) -> list[Document]:
+    """The documents of a file below k8s/."""
+    import yaml
+
+    text = resources.files("slipway").joinpath("templates/k8s", path).read_text(encoding="utf-8")
+    return list(yaml.safe_load_all(text))
+
+
+def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
+    """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
+    if not options["gpus"] and (options["cpus_per_gpu"] or options["mem_per_gpu"]):
+        raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
+    if options["standalone"]:
+        raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
+    sources = read_sources(options, {})
+    nodes = read_nodes(sources, options["nodes"]) or 1
+    require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
+    given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
+    chosen = read_words(words, sources, here=False)
+    secrets = secret_values(given)
+    image = options["image"] or getattr(sources.variable("IMAGE"), "value", None)
+    return Asked(
+        name=options["name"] or NAME,
+        image=pinned(image) if image else None,
+        nodes=nodes,
+        gpus=options["gpus"],
+        cpus=options["cpus_per_gpu"] or CPUS_PER_GPU,
+        memory=options["mem_per_gpu"] or MEM_PER_GPU,
+        words=tuple(chosen),
+        env={name: value for name, value in given.items() if name not in secrets},
+        secrets=tuple(secrets),
+        grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
+        seconds=_read_seconds(options["time"]),
+        queue=options["queue"],
+        components=_choose(options["components"]),
+    )
+
+
+def _other_variables(sources: Sources) -> dict[str, str]:
+    """What else .env gives to training, as it does everywhere: NCCL_DEBUG, HF_HOME, variables of a script."""
+    settings = {name for setting in BY_NAME.values() for name in (setting.name, *setting.aliases)}
+    return {
+        name: value
+        for name, value in sources.env_file.items()
+        if name not in settings and not ELSEWHERE.fullmatch(name)
+    }
+
+
+def _choose(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The components once each, in their order. TensorBoard shows what lies on the claims."""
+    chosen = {*names, *(["pvc"] if "tensorboard" in names else [])}
+    return tuple(name for name in COMPONENTS if name in chosen)
+
+
+def _read_seconds(time: str | None) -> int | None:
+    seconds = read_time(time) if time else None
+    if seconds == 0:
+        raise LaunchError(f"--time {time} leaves no time to train. Type a longer one, or leave it out for any time.")
+    return seconds
+
+
+# One word of a label's value, and quantities of memory as Kubernetes writes them.
+LABEL = matching(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", "letters, digits and - _ . are allowed, at most 63")
+QUANTITY = matching(r"[1-9]\d{0,8}[KMGT]i?", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)")
+
+
+def _options() -> list[click.Parameter]:
+    rows: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
+        (("--name",), {"metavar": "NAME"}, "What the job is called, and its run.  [default slipway]"),
+        (
+            ("--gpus",),
+            {"metavar": "N", "type": click.IntRange(0, 64)},
+            f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]",
+        ),
+        (
+            ("--cpus-per-gpu",),
+            {"metavar": "N", "type": click.IntRange(1, 256)},
+            f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]",
+        ),
+        (
+            ("--mem-per-gpu",),
+            {"metavar": "SIZE", "callback": QUANTITY},
+            f"With --gpus: main memory for each, such as 64Gi.  [default {MEM_PER_GPU}]",
+        ),
+        (("--image",), {"metavar": "IMAGE"}, "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
+        (
+            ("--with", "components"),
+            {"metavar": "PART", "type": click.Choice(COMPONENTS), "multiple": True},
+            "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
+            "tensorboard (with pvc). May be given several times.",
+        ),
+        (("--queue",), {"metavar": "NAME", "callback": LABEL}, "Kueue's LocalQueue that admits the job."),
+        (
+            ("--time",),
+            {"metavar": "TIME", "callback": checked(read_time)},
+            f"Time limit, waiting included: {TIME_FORMS}.  [default none]",
+        ),
+    )
+    return [click.Option([*names], help=text, **kind) for names, kind, text in rows]
+
+
+COMMANDS = (
+    _make_command(
+        "k8s",
+        make_manifests,
+        "Print manifests that train this as a plain Kubernetes Job, which needs no operator.\n\nWithout options they are "
+        "k8s/job.yaml, which k8s/README.md explains. Settings that are given, on the command line, in the environment or in "
+        ".env, become part of them; secrets do not.",
+        "--nodes 4 --gpus 8 --image registry.example/team/slipway:0.2.1 --with pvc gpt --preset small | kubectl apply -f -",
+    ),
+    _make_command(
+        "jobset",
+        make_jobset,
+        "Print manifests for JobSet (jobset.sigs.k8s.io), with the options of `slipway render k8s`.",
+        "--nodes 4 --gpus 8 gpt --preset small | kubectl apply --server-side -f -",
+    ),
+    _make_command(
+        "trainer",
+        make_trainer,
+        "Print a ClusterTrainingRuntime and a TrainJob for Kubeflow Trainer v2, with the options of `slipway render k8s`.",
+        "--nodes 4 --gpus 8 gpt --preset small | kubectl apply --server-side -f -",
+    ),
+)

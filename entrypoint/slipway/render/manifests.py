@@ -1,0 +1,154 @@
+"""The Kubernetes manifests that `slipway render k8s` prints: those of k8s/, with what was asked for. Pure.
+
+The files of k8s/base and k8s/components are read as kustomize reads them, so both say the same.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.launch.errors import LaunchError
+from slipway.render.words import MARGIN
+
+Document = dict[str, Any]
+Read = Callable[[str], list[Document]]  # a file's path below k8s/ -> its documents
+
+NAME = "slipway"  # what everything is called in the files
+INSTANCE = "app.kubernetes.io/instance"
+QUEUE = "kueue.x-k8s.io/queue-name"
+GPU = "nvidia.com/gpu"
+NAME_LENGTH = 63  # characters of a label, so of a host name (RFC 1123)
+CPUS_PER_GPU, MEM_PER_GPU = 4, "16Gi"
+COMPONENTS = ("gpu", "rdma", "pvc", "tensorboard")  # of k8s/components; cpu and kueue follow from other options
+_LISTS = ("name", "mountPath")  # what tells the items of such lists apart, as Kubernetes merges them
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the manifests shall say; where nothing was asked for (None, or empty) they stay as they are.
+
+    `gpus` are per node, as `cpus` and `memory` (a quantity) are per GPU; `seconds` bounds the job's whole life. `secrets` are
+    names of variables whose values come from the Secret `secret`.
+    """
+
+    name: str = NAME
+    image: str | None = None
+    nodes: int = 1
+    gpus: int | None = None
+    cpus: int = CPUS_PER_GPU
+    memory: str = MEM_PER_GPU
+    words: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    grace: int = 110  # s
+    seconds: int | None = None
+    queue: str | None = None
+    components: tuple[str, ...] = ()
+
+    @property
+    def secret(self) -> str:
+        """The name of the Secret that holds the values of `secrets`."""
+        return f"{self.name}-settings"
+
+
+def make_manifests(asked: Asked, read: Read) -> list[Document]:
+    """Return the documents: the Job first. Raises LaunchError for a name that is too long or not allowed."""
+    require_name(asked.name, f"-{asked.nodes - 1}")
+    (job,) = read("base/single/job.yaml")
+    others = read("base/single/networkpolicy.yaml")
+    retries = job["spec"]["backoffLimit"]  # of a single node
+    if asked.nodes > 1:
+        (patch,) = read("base/multi/nodes.yaml")
+        job, others = merged(job, patch), [*read("base/multi/service.yaml"), *others]
+    chosen = [*(["cpu"] if asked.gpus == 0 else []), *(["kueue"] if asked.queue else []), *asked.components]
+    for component in chosen:
+        (kustomization,) = read(f"components/{component}/kustomization.yaml")
+        for entry in kustomization.get("patches", ()):
+            (patch,) = read(f"components/{component}/{entry['path']}")
+            job = merged(job, patch)
+        for path in kustomization.get("resources", ()):
+            others += read(f"components/{component}/{path}")
+    spec = job["spec"]
+    spec |= {"completions": asked.nodes, "parallelism": asked.nodes, "backoffLimit": asked.nodes * retries}
+    if asked.seconds:
+        spec["activeDeadlineSeconds"] = asked.seconds
+    if asked.queue:
+        job["metadata"]["labels"][QUEUE] = asked.queue
+    _fill(spec["template"]["spec"], asked)
+    for document in others:
+        if asked.image and document["kind"] == "Deployment":
+            document["spec"]["template"]["spec"]["containers"][0]["image"] = asked.image
+    return [_named(document, asked.name) for document in (job, *others)]
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """A strategic merge: mappings by key, lists of named items by name, None deletes, anything else replaces."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        both = {key: merged(base.get(key), patch[key]) if key in patch else base[key] for key in {**base, **patch}}
+        return {key: value for key, value in both.items() if value is not None}
+    if isinstance(base, list) and isinstance(patch, list):
+        key = next(
+            (key for key in _LISTS if all(isinstance(item, dict) and key in item for item in (*base, *patch))), ""
+        )
+        if key:
+            news = {item[key]: item for item in patch}
+            olds = [merged(item, news.pop(item[key], {})) for item in base]
+            return [*olds, *news.values()]
+    return patch
+
+
+def require_name(name: str, suffix: str) -> None:
+    """Raise LaunchError where a job cannot be called so; `suffix` follows in the longest name that is made of it."""
+    longest = NAME_LENGTH - len(suffix)
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > longest:
+        raise LaunchError(
+            f"--name {name}: small letters, digits and hyphens are allowed, a letter first, at most {longest} characters, as "
+            f"host names are made of it (…{suffix})."
+        )
+
+
+def arguments_and_environment(asked: Asked) -> tuple[list[str], list[Document]]:
+    """What the container is told: its `args` behind `run`, and the entries of `env` that were asked for."""
+    plain = [{"name": name, "value": _literal(value)} for name, value in asked.env.items()]
+    secret = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": asked.secret, "key": name}}} for name in asked.secrets
+    ]
+    return [_literal(word) for word in asked.words], [*plain, *secret]
+
+
+def _fill(pod: Document, asked: Asked) -> None:
+    """Write what was asked for into the pod's template."""
+    pod["terminationGracePeriodSeconds"] = asked.grace + MARGIN
+    (container,) = pod["containers"]
+    if asked.image:
+        container["image"] = asked.image
+    words, env = arguments_and_environment(asked)
+    container["args"] = [*container["args"], *words]
+    container["env"] = merged(container["env"], [{"name": "NNODES", "value": str(asked.nodes)}, *env])
+    if asked.gpus:
+        resources = container["resources"]
+        resources["limits"] |= {GPU: asked.gpus}
+        size, unit = re.fullmatch(r"(\d+)(\D*)", asked.memory).groups()  # type: ignore[union-attr]  # checked before
+        memory = f"{int(size) * asked.gpus}{unit}"
+        resources["requests"] |= {GPU: asked.gpus, "cpu": asked.cpus * asked.gpus, "memory": memory}
+
+
+def _literal(text: str) -> str:
+    """A text of args or env in which Kubernetes replaces no $(NAME)."""
+    return text.replace("$", "$$")
+
+
+def _named(value: Any, name: str) -> Any:
+    """Put the job's name where the files say NAME: as the name of objects, of the Service, and in labels."""
+    if isinstance(value, list):
+        return [_named(item, name) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _named(item, name) for key, item in value.items()}
+    for key in (INSTANCE, "subdomain"):
+        if renamed.get(key) == NAME:
+            renamed[key] = name
+    if "kind" in value and "metadata" in value and value["metadata"]["name"] == NAME:
+        renamed["metadata"]["name"] = name
+    return renamed

@@ -1,0 +1,104 @@
+"""The manifests for operators: `slipway render jobset` and `slipway render trainer`, made of those for a plain Job. Pure.
+
+Field names: jobset.x-k8s.io/v1alpha2 (JobSet's jobset_types.go), trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 2.0 to 2.3).
+"""
+
+import dataclasses
+from typing import Any
+
+from slipway.render.manifests import (
+    GPU,
+    QUEUE,
+    Asked,
+    Document,
+    Read,
+    arguments_and_environment,
+    make_manifests,
+    require_name,
+)
+
+NODE = "node"  # what Trainer wants the replicated job and the container to be called
+SET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # JobSet gives it to each of its pods
+CPU_PROCESSES = 2  # what the launcher takes by itself where there is no GPU; Trainer would count cores
+TRAINER = "trainer.kubeflow.org"
+
+
+def make_jobset(asked: Asked, read: Read) -> list[Document]:
+    """Return the JobSet first, then what stands beside it. Raises LaunchError for a name that cannot be."""
+    job, others = _parts(asked, read)
+    # The Job within replaces single pods, and does not count disruptions. When its retries are used up, all pods begin
+    # anew; what cannot succeed ends the set. (A rule's name may hold no hyphen.)
+    reasons = ["PodFailurePolicy", "DeadlineExceeded"]
+    hopeless = {"name": "cannotSucceed", "action": "FailJobSet", "onJobFailureReasons": reasons}
+    spec = {
+        "failurePolicy": {"maxRestarts": 3, "restartStrategy": "BlockingRecreate", "rules": [hopeless]},
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job["spec"]}}],
+    }
+    return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", job["metadata"], spec), *others]
+
+
+def make_trainer(asked: Asked, read: Read) -> list[Document]:
+    """Return a ClusterTrainingRuntime, a TrainJob that says what to train with it, and what stands beside them.
+
+    Raises LaunchError for a name that cannot be.
+    """
+    generic, others = _parts(dataclasses.replace(asked, words=(), env={}, secrets=()), read)
+    spec = generic["spec"]
+    for rule in spec["podFailurePolicy"]["rules"]:
+        if "onExitCodes" in rule:
+            rule["onExitCodes"]["containerName"] = NODE
+    (container,) = spec["template"]["spec"]["containers"]
+    container["name"] = NODE
+    container["env"] = [entry for entry in container["env"] if entry["name"] != "NNODES"]  # PET_NNODES says it
+    template = {"metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
+    words, env = arguments_and_environment(asked)
+    runtime = {
+        "mlPolicy": {"numNodes": asked.nodes, "torch": {}},
+        "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": template}]}},
+    }
+    trainer = {
+        "numNodes": asked.nodes,
+        "numProcPerNode": container["resources"]["limits"].get(GPU, CPU_PROCESSES),
+        "image": container["image"],
+        "args": [*container["args"], *words],
+        "resourcesPerNode": container["resources"],
+        **({"env": env} if env else {}),
+    }
+    labels = {name: value for name, value in generic["metadata"]["labels"].items() if name != QUEUE}
+    shared = {"name": asked.name, "labels": {**labels, f"{TRAINER}/framework": "torch"}}
+    use = {"apiGroup": TRAINER, "kind": "ClusterTrainingRuntime", "name": asked.name}
+    version = f"{TRAINER}/v1alpha1"
+    return [
+        _object(version, "ClusterTrainingRuntime", shared, runtime),
+        _object(version, "TrainJob", generic["metadata"], {"runtimeRef": use, "trainer": trainer}),
+        *others,
+    ]
+
+
+def _parts(asked: Asked, read: Read) -> tuple[Document, list[Document]]:
+    """The Job that stands inside, and what stands beside it. JobSet makes the Service and names the pods itself."""
+    require_name(asked.name, f"-{NODE}-0-{asked.nodes - 1}-abcde")
+    job, *others = make_manifests(asked, read)
+    job["spec"]["template"]["spec"].pop("subdomain", None)
+    kept = [one for one in others if (one["kind"], one["metadata"]["name"]) != ("Service", asked.name)]
+    return job, [_of_set(one, asked.name) if one["metadata"]["name"] == asked.name else one for one in kept]
+
+
+def _of_set(value: Any, name: str) -> Any:
+    """The same with all selectors for the pods of one set."""
+    if isinstance(value, list):
+        return [_of_set(item, name) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: {SET_LABEL: name} if key == "matchLabels" and _ours(item) else _of_set(item, name)
+        for key, item in value.items()
+    }
+
+
+def _ours(labels: Document) -> bool:
+    return "app.kubernetes.io/instance" in labels
+
+
+def _object(version: str, kind: str, metadata: Document, spec: Document) -> Document:
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

@@ -1,0 +1,301 @@
+"""`slipway render k8s`, `jobset` and `trainer`: the files of k8s/ with what was asked for, and nothing that cannot work.
+
+What is kept of it is written anew by `RENEW_GOLDEN=1 .venv/bin/pytest tests/unit/test_render_kubernetes.py`.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from stand_ins import Answer, Slipway
+
+from slipway.render.kubernetes import COMMANDS
+from slipway.render.manifests import NAME_LENGTH, merged
+from slipway.train.options import WORKLOADS as KINDS
+from slipway.train.options import parse
+
+ROOT = Path(__file__).parents[2]
+RENEW = bool(os.environ.get("RENEW_GOLDEN"))
+IMAGE = "registry.example/team/slipway:0.2.1"
+KEPT = {
+    "k8s/job.yaml": ["k8s"],
+    "k8s/jobset/jobset.yaml": ["jobset", "--nodes", "2"],
+    "k8s/trainer/trainer.yaml": ["trainer", "--nodes", "2"],
+    "tests/unit/golden/four-nodes.yaml": [
+        *("k8s", "--nodes", "4", "--gpus", "8", "--name", "big", "--image", IMAGE, "--time", "1-12", "--queue", "research"),
+        *("--with", "pvc", "--with", "gpu", "--mem-per-gpu", "100Gi", "--grace-seconds", "300", "--check"),
+        *("gpt", "--preset", "small", "--steps", "1000", "--sample-prompt", "it's $HOME"),
+    ],
+}  # fmt: skip
+NASTY = [
+    "a b",
+    "it's",
+    '"',
+    "$HOME",
+    "$(NNODES)",
+    "$$",
+    "$$(X)",
+    "a$",
+    "",
+    "\\",
+    "a\nb: c",
+    "#",
+    "ü",
+    "-",
+    "*x",
+    "yes",
+    "1e3",
+]
+
+
+@pytest.fixture
+def render(slipway: Slipway) -> Slipway:
+    """Calls `slipway render …` in an empty folder."""
+
+    def call(*words: str, **environ: str) -> Answer:
+        return slipway("render", *words, **environ)
+
+    return call
+
+
+def rendered(answer: Answer) -> dict[str, dict[str, Any]]:
+    """The documents by their kinds; those of TensorBoard have its name in front."""
+    assert (answer.code, answer.err) == (0, "")
+    documents = {}
+    for document in yaml.safe_load_all(answer.out):
+        beside = "tensorboard " if document["metadata"]["name"].endswith("tensorboard") else ""
+        documents[beside + document["kind"]] = document
+    assert answer.out.count("\nkind: ") == len(documents)
+    return documents
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    (only,) = job["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def environment(job: dict[str, Any]) -> dict[str, Any]:
+    entries = container(job)["env"]
+    names = [entry["name"] for entry in entries]
+    assert len(names) == len(set(names))
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
+
+
+@pytest.mark.parametrize("path", KEPT)
+def test_what_is_kept_in_files_is_what_is_printed(render: Slipway, path: str) -> None:
+    answer = render(*KEPT[path])
+    assert answer.code == 0, answer.err
+    if RENEW:
+        (ROOT / path).write_text(answer.out)
+    assert answer.out == (ROOT / path).read_text()
+
+
+def test_the_number_of_nodes_reaches_all_that_depend_on_it(render: Slipway) -> None:
+    job = rendered(render("k8s", "--nodes", "5"))["Job"]
+    assert [job["spec"][name] for name in ("completions", "parallelism", "backoffLimit")] == [5, 5, 15]
+    assert environment(job)["NNODES"] == "5"
+    assert "Service" not in rendered(render("k8s", "--nodes", "1"))
+
+
+def test_gpus_bring_cores_and_memory(render: Slipway) -> None:
+    resources = container(
+        rendered(render("k8s", "--gpus", "2", "--cpus-per-gpu", "3", "--mem-per-gpu", "900Mi"))["Job"]
+    )["resources"]
+    assert resources["limits"] == {"nvidia.com/gpu": 2}
+    assert resources["requests"] == {"nvidia.com/gpu": 2, "cpu": 6, "memory": "1800Mi"}
+    none = container(rendered(render("k8s", "--gpus", "0"))["Job"])
+    assert "nvidia.com/gpu" not in str(none["resources"])
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in none["env"]
+
+
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+def test_another_name_leaves_nothing_under_the_old_one(render: Slipway, kind: str) -> None:
+    answer = render(kind, "--nodes", "2", "--name", "other")
+    for document in rendered(answer).values():
+        assert document["metadata"]["name"] == "other"
+        assert document["metadata"]["labels"]["app.kubernetes.io/instance"] == "other"
+    kept = {"app.kubernetes.io/name: slipway", "image: slipway:dev"}
+    others = [line for line in answer.out.splitlines()[1:] if re.search(r"\bslipway\b", line)]
+    assert {line.strip() for line in others} <= kept
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a text in args and env (k8s.io/kubernetes/third_party/forked/golang/expansion)."""
+    return re.sub(r"\$(?:\$|\((\w+)\))", lambda match: variables.get(match[1], match[0]) if match[1] else "$", text)
+
+
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+def test_words_and_values_arrive_as_they_were_typed(render: Slipway, kind: str) -> None:
+    documents = rendered(render(kind, "--run-dir", "/checkpoints/$(NNODES) it's", "train.py", *NASTY))
+    if kind == "trainer":
+        told = documents["TrainJob"]["spec"]["trainer"]
+    else:
+        job = documents["Job"] if kind == "k8s" else documents["JobSet"]["spec"]["replicatedJobs"][0]["template"]
+        told = container(job)
+    assert [expanded(word, {"NNODES": "1"}) for word in told["args"]] == ["run", "train.py", *NASTY]
+    (run,) = [entry["value"] for entry in told["env"] if entry["name"] == "SLIPWAY_RUN_DIR"]
+    assert expanded(run, {"NNODES": "1"}) == "/checkpoints/$(NNODES) it's"
+
+
+def test_options_are_taken_before_and_behind_a_workload_but_not_behind_a_script(render: Slipway) -> None:
+    options = ["--nodes", "2", "--gpus", "4", "--image", IMAGE, "--grace_seconds=30", "--time", "9"]
+    before = render("k8s", *options, "gpt", "--steps", "5")
+    assert rendered(before) == rendered(render("k8s", "gpt", *options, "--steps", "5"))
+    assert container(rendered(before)["Job"])["args"] == ["run", "gpt", "--steps", "5"]
+    script = rendered(render("k8s", "train.py", *options))["Job"]
+    assert container(script)["args"] == ["run", "train.py", *options]
+
+
+def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(render: Slipway) -> None:
+    Path("cluster.env").write_text(
+        "NNODES=3\nWORKLOAD=vision --preset cifar10\nSLIPWAY_GRACE_SECONDS=300\nNCCL_DEBUG=INFO\nWANDB_API_KEY=hunter2hunter2\n"
+        f"SLIPWAY_TOKEN=hunter2hunter2\nHF_TOKEN=hf_hunter2\nCOMPOSE_FILE=compose.yaml\nTENSORBOARD_PORT=1\nIMAGE={IMAGE}\n"
+    )
+    answer = render("k8s", "--env-file", "cluster.env", SLIPWAY_BACKEND="gloo", NCCL_NET="other")
+    job = rendered(answer)["Job"]
+    told = container(job)
+    assert (told["image"], told["args"]) == (IMAGE, ["run", "vision", "--preset", "cifar10"])
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 310
+    base = environment(rendered(render("k8s"))["Job"])
+    assert {name: value for name, value in environment(job).items() if name not in base} == {
+        "NCCL_DEBUG": "INFO",
+        "SLIPWAY_BACKEND": "gloo",
+        "SLIPWAY_GRACE_SECONDS": "300",
+        "SLIPWAY_TOKEN": {"secretKeyRef": {"name": "slipway-settings", "key": "SLIPWAY_TOKEN"}},
+        "WANDB_API_KEY": {"secretKeyRef": {"name": "slipway-settings", "key": "WANDB_API_KEY"}},
+        "SLIPWAY_MUSTER_TIMEOUT": "3600",
+    }
+    assert "hunter2" not in answer.out
+    secrets = (
+        "kubectl create secret generic slipway-settings --from-literal=WANDB_API_KEY=… --from-literal=SLIPWAY_TOKEN=…"
+    )
+    assert secrets in answer.out
+
+
+def test_what_was_given_beats_what_the_files_say(render: Slipway) -> None:
+    job = rendered(render("k8s", "--nodes", "2", "--resume", "none", "--muster-timeout", "60"))["Job"]
+    assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_MUSTER_TIMEOUT")] == ["none", "60"]
+
+
+def test_components_are_added_once_and_in_any_order(render: Slipway) -> None:
+    some = rendered(render("k8s", "--with", "tensorboard", "--with", "pvc", "--with", "gpu", "--with", "gpu"))
+    assert some == rendered(render("k8s", "--with", "gpu", "--with", "pvc", "--with", "tensorboard"))
+    assert some == rendered(render("k8s", "--with", "gpu", "gpt", "--with", "tensorboard")) | {"Job": some["Job"]}
+    parts = {f"tensorboard {kind}" for kind in ("Deployment", "Service", "NetworkPolicy")}
+    assert set(some) == {"Job", "NetworkPolicy", *parts}
+
+
+def test_tensorboard_runs_the_same_image(render: Slipway) -> None:
+    answer = render("k8s", "--with", "tensorboard", "--image", IMAGE)
+    assert answer.out.count(f"image: {IMAGE}\n") == 2
+    assert "slipway:dev" not in answer.out
+
+
+def test_a_trainjob_says_what_varies_and_its_runtime_the_rest(render: Slipway) -> None:
+    documents = rendered(
+        render("trainer", "--nodes", "3", "--gpus", "0", "--check", "--queue", "q", "gpt", "--steps", "9")
+    )
+    runtime, job = documents["ClusterTrainingRuntime"], documents["TrainJob"]
+    assert job["spec"]["trainer"]["numNodes"] == 3
+    assert job["spec"]["trainer"]["numProcPerNode"] == 2
+    assert job["spec"]["trainer"]["env"] == [{"name": "SLIPWAY_CHECK", "value": "1"}]
+    assert (job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name"), "kueue" in str(runtime)) == ("q", False)
+    assert "--steps" not in str(runtime)
+    assert "NNODES" not in {entry["name"] for entry in job["spec"]["trainer"]["env"]}
+
+
+MERGES = [
+    ({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}}, {"a": 1, "b": {"c": 2, "d": 3}}),
+    ({"a": 1, "b": 2}, {"b": None}, {"a": 1}),
+    ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+    ([{"name": "x", "v": 1}, {"name": "y"}], [{"name": "x", "v": 2}, {"name": "z"}], [{"name": "x", "v": 2}, {"name": "y"}, {"name": "z"}]),
+    ([{"name": "x", "e": {}}], [{"name": "x", "e": None, "p": 1}], [{"name": "x", "p": 1}]),
+    ([{"mountPath": "/a", "name": "n"}], [{"mountPath": "/b", "name": "n"}], [{"mountPath": "/b", "name": "n"}]),
+    ([{"key": "x"}], [{"key": "y"}], [{"key": "y"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "patch", "both"), MERGES)
+def test_patches_are_merged_as_kubernetes_does(base: Any, patch: Any, both: Any) -> None:
+    assert merged(base, patch) == both
+
+
+LONGEST = {
+    "k8s": NAME_LENGTH - len("-0"),
+    "jobset": NAME_LENGTH - len("-node-0-0-abcde"),
+    "trainer": NAME_LENGTH - len("-node-0-0-abcde"),
+}
+
+
+@pytest.mark.parametrize("kind", LONGEST)
+def test_names_are_as_long_as_host_names_allow(render: Slipway, kind: str) -> None:
+    longest = "x" * LONGEST[kind]
+    assert render(kind, "--name", longest).code == 0
+    for words in (["--name", f"{longest}x"], ["--name", longest, "--nodes", "11"]):
+        answer = render(kind, *words)
+        assert (answer.code, answer.out) == (78, "")
+        assert "characters" in answer.err
+
+
+REFUSED = [
+    (["--nodes", "0"], {}, 78, "1 to 65536"),
+    (["--nodes", "2:4"], {}, 78, "--nodes 4"),
+    (["--nodes", "2"], {"NNODES": "4"}, 78, "WORLD_SIZE=4 (from environment (NNODES))"),
+    (["--node-rank", "1"], {}, 78, "Leave it out"),
+    ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
+    (["--standalone"], {}, 78, "--nodes 1"),
+    (["--gpus", "-1"], {}, 2, "--gpus"),
+    (["--gpus", "a100:2"], {}, 2, "--gpus"),
+    (["--gpus", "0", "--cpus-per-gpu", "4"], {}, 2, "--gpus N"),
+    (["--mem-per-gpu", "4Gi"], {}, 2, "--gpus N"),
+    (["--gpus", "2", "--mem-per-gpu", "4 GB"], {}, 2, "64Gi"),
+    (["--gpus", "2", "--nproc-per-node", "4"], {}, 78, "--oversubscribe"),
+    (["--nproc-per-node", "5"], {}, 78, "--gpus 4"),
+    (["--image", "slipway"], {}, 78, "no tag"),
+    (["--image", "slipway:latest"], {}, 78, "latest"),
+    (["--image", "Team/slipway:1"], {}, 78, "no name of an image"),
+    ([], {"IMAGE": "slipway"}, 78, "no tag"),
+    (["--name", "Big"], {}, 78, "small letters"),
+    (["--name", "1big"], {}, 78, "a letter first"),
+    (["--name", "big-"], {}, 78, "small letters"),
+    (["--queue", "a b"], {}, 2, "--queue"),
+    (["--with", "cpu"], {}, 2, "--with"),
+    (["--time", "4h"], {}, 2, "DAYS-HOURS"),
+    (["--time", "0"], {}, 78, "--time"),
+    (["--runs", "runs"], {}, 78, "/checkpoints"),
+    (["--runs", "/checkpointsx"], {}, 78, "/checkpoints"),
+    (["--env-file", "absent.env"], {}, 78, "no such file"),
+    (["lniear"], {}, 78, "Did you mean linear?"),
+    (["-m"], {}, 78, "name of a module"),
+    (["gpt", "--preset", "huge"], {}, 2, "--preset"),
+    (["train.py", os.fsdecode(b"\xff")], {}, 78, "UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+@pytest.mark.parametrize(("words", "environ", "code", "says"), REFUSED, ids=[repr(row[0] or row[1]) for row in REFUSED])
+def test_what_cannot_work_is_refused(
+    render: Slipway, kind: str, words: list[str], environ: dict[str, str], code: int, says: str
+) -> None:
+    answer = render(kind, *words, **environ)
+    assert (answer.code, answer.out) == (code, ""), answer.err
+    assert says in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_no_option_of_a_workload_is_one_of_ours() -> None:
+    theirs = {f"--{name.replace('_', '-')}" for kind in KINDS.values() for name in parse(kind, []).values()}
+    for command in COMMANDS:
+        ours = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
+        assert ours & theirs == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_option_is_described(render: Slipway, command: click.Command) -> None:
+    shown = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    text = " ".join(render(str(command.name), "--help").out.split())
+    assert [option.name for option in shown if not option.help or option.opts[0] not in text] == []
