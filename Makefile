@@ -71,7 +71,7 @@ test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for
 	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) tests/slurm $(ARGS))
 
 .PHONY: test-k8s
-test-k8s: .venv/.dev engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
+test-k8s: .venv/.dev .venv/.train engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
 	$(call section,k8s,tests/k8s/packages.sh; $(PYTEST) tests/k8s $(ARGS))
 
 .PHONY: engine

@@ -37,30 +37,17 @@ install() { # install PACKAGE…
 # From Debian 13 on the client and the plugins are packages of their own.
 packaged() { apt-cache show "$1" >/dev/null 2>&1; }
 
-# Debian 12 has neither plugin; Debian 13's are static programs that run on it. They are unpacked into the user's own
-# plugin folder with an apt configuration that exists only in a temporary folder: no source is left behind.
+# Debian 12 has neither plugin; Debian 13's are static programs that run on it. They go into the user's own plugin folder.
 unpack_plugins() {
     [[ -n "${CI:-}" ]] || say "unpacking Debian 13's docker-buildx and docker-compose into $plugins"
-    local work site
+    local work
     work=$(mktemp --directory)
     # shellcheck disable=SC2064  # the folder's name is known now
     trap "rm --recursive --force '$work'" EXIT
-    # The mirror that this machine uses already.
-    # shellcheck disable=SC2016  # apt's own variable
-    site=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Origin: Debian' |
-        grep --invert-match --extended-regexp 'security|backports' | head --lines=1)
-    [[ -n "$site" ]] || fail "no Debian mirror is set up in apt. Install the buildx and compose plugins by hand."
-    mkdir --parents "$work"/{lists/partial,cache/archives/partial,unpacked}
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site trixie main" >"$work/sources.list"
-    local apt=(apt-get --quiet --quiet -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=-
-        -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=)
-    "${apt[@]}" update
-    (cd "$work" && "${apt[@]}" download docker-buildx docker-compose >/dev/null)
-    local package
-    for package in "$work"/*.deb; do dpkg-deb --extract "$package" "$work/unpacked"; done
+    "$(dirname "$0")/trixie.sh" "$work" docker-buildx docker-compose
     mkdir --parents "$plugins"
-    has_buildx || cp "$work"/unpacked/usr/libexec/docker/cli-plugins/docker-buildx "$plugins"
-    has_compose || cp "$work"/unpacked/usr/libexec/docker/cli-plugins/docker-compose "$plugins"
+    has_buildx || cp "$work"/usr/libexec/docker/cli-plugins/docker-buildx "$plugins"
+    has_compose || cp "$work"/usr/libexec/docker/cli-plugins/docker-compose "$plugins"
 }
 
 # With systemd the package has started it (or it is started here); without, it is started by hand.

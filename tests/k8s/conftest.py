@@ -1,0 +1,35 @@
+"""Manifests need kubectl, which renders them without a cluster. At the end it is listed what no schema was found for."""
+
+from collections.abc import Callable
+
+import pytest
+from kubectl import find_kubectl
+from schemas import MINORS
+
+UNCHECKED = pytest.StashKey[set[tuple[str, str]]]()
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> None:
+    """A kubectl that is new enough."""
+    if not find_kubectl():
+        pytest.skip("there is no kubectl 1.27 or newer (tests/k8s/packages.sh)")
+
+
+@pytest.fixture
+def note_unchecked(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Note a kind that has no schema, and whose it is."""
+    rows = request.config.stash.setdefault(UNCHECKED, set())
+    return lambda kind, operator: rows.add((kind, operator))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what was not validated, and why."""
+    rows = config.stash.get(UNCHECKED, set())
+    if not rows:
+        return
+    terminalreporter.section(f"schemas of Kubernetes {MINORS[0]} to {MINORS[-1]}")
+    for kind, operator in sorted(rows):
+        terminalreporter.write_line(
+            f"{kind:<24}skipped: {operator} kind, of which Kubernetes has no schema; the Job within was validated as one"
+        )

@@ -1,0 +1,66 @@
+"""kubectl as far as it needs no cluster: what kustomize makes of a folder, and the folders that there are."""
+
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Document = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+UNPACKED = ROOT / ".venv/kubectl/usr/bin/kubectl"  # by packages.sh, which asks for the same version
+KUSTOMIZE = re.compile(r"^kustomizeVersion: v([5-9]|[1-9]\d)\.", re.MULTILINE)
+
+
+@cache
+def find_kubectl() -> str | None:
+    """The first kubectl that is new enough, None where there is none."""
+    for program in (shutil.which("kubectl"), str(UNPACKED)):
+        if program and Path(program).is_file():
+            asked = [program, "version", "--client", "--output=yaml"]
+            if KUSTOMIZE.search(subprocess.run(asked, capture_output=True, text=True, check=False).stdout):
+                return program
+    return None
+
+
+@cache
+def kustomize(folder: Path) -> str:
+    """What `kubectl kustomize` prints for a folder; fails where it fails or warns."""
+    program = find_kubectl()
+    assert program
+    done = subprocess.run([program, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+def compose(folder: Path, base: Path, *components: Path) -> str:
+    """What kustomize makes of a base with components; `folder` is an empty one for the test's own file."""
+    here = folder.resolve()  # kustomize takes no absolute paths
+    wanted = {
+        "resources": [os.path.relpath(base, here)],
+        "components": [os.path.relpath(component, here) for component in components],
+    }
+    (here / "kustomization.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
+    return kustomize(here)
+
+
+def read_documents(text: str) -> list[Document]:
+    """The documents of a manifest, without empty ones."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def find_folders() -> list[Path]:
+    """The folders that people apply with `kubectl apply -k`."""
+    return [file.parent for file in sorted(K8S.rglob("kustomization.yaml")) if "components" not in file.parts]
+
+
+def find_components() -> list[Path]:
+    """The folders that change others."""
+    return [file.parent for file in sorted(K8S.glob("components/*/kustomization.yaml"))]
