@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from kubectl import find_kubectl
+from rehearsing import cluster, list_fields  # noqa: F401  # a fixture
 from schemas import MINORS
 
 UNCHECKED = pytest.StashKey[set[tuple[str, str]]]()
@@ -24,7 +25,8 @@ def note_unchecked(request: pytest.FixtureRequest) -> Callable[[str, str], None]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was not validated, and why."""
+    """Print what was not validated, and what not rehearsed, and why."""
+    list_fields(terminalreporter)
     rows = config.stash.get(UNCHECKED, set())
     if not rows:
         return

@@ -1,0 +1,106 @@
+"""A pod that runs: its container, its end, and its termination message."""
+
+import re
+import shlex
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+from containers import Container, Containers, docker
+from kubectl import Document
+from kubelet import docker_words
+from policy import Ended
+from volumes import Volumes
+
+MESSAGE_BYTES, LOG_BYTES, LOG_LINES = 4096, 2048, 80  # kubelet's limits
+
+
+class Pod:
+    """A pod of one container. It is started with this object."""
+
+    def __init__(
+        self,
+        document: Document,
+        index: int,
+        documents: list[Document],
+        claims: dict[str, str],
+        network: str,
+        undo: ExitStack,
+    ) -> None:
+        self.document, self.index, self._undo = document, index, undo
+        self.name: str = document["metadata"]["name"]
+        spec = document["spec"]
+        [self._container] = spec["containers"]
+        self.grace: int = spec.get("terminationGracePeriodSeconds", 30)
+        self.disrupted = self.told = False
+        mounts = Volumes(spec, claims, undo).flags(self._container)
+        self._folder = Path(undo.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        self._folder.chmod(0o755)
+        self._message = self._folder / "termination-log"
+        self._message.touch()
+        self._message.chmod(0o666)
+        message = ["--volume", f"{self._message}:/dev/termination-log"]
+        words = docker_words(document, documents, [*mounts, *message, "--network", network])
+        self.container: Container = Containers(undo).start(shlex.join(words))
+
+    @property
+    def text(self) -> str:
+        """All it has written."""
+        return self.container.text
+
+    @property
+    def running(self) -> bool:
+        return self.container.state("Status") != "exited"
+
+    @cached_property
+    def ended(self) -> Ended:
+        """How it ended, once it has."""
+        code = int(self.container.state("ExitCode"))
+        return Ended(self.name, self.index, self._container["name"], code, self.disrupted)
+
+    @property
+    def message(self) -> str:
+        """Its termination message, as kubelet reads it after the end."""
+        written = self._message.read_bytes()[-MESSAGE_BYTES:]
+        fallback = self._container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        if not written and fallback and self.ended.code:
+            written = "\n".join(self.text.splitlines()[-LOG_LINES:]).encode()[-LOG_BYTES:]
+        return written.decode(errors="replace")
+
+    @property
+    def resumed(self) -> int | None:
+        """The step of the snapshot that its newest attempt went on from, if it did."""
+        told = re.findall(r"going on from \S*step-(\d+)", self.text)
+        return int(told[-1]) if told else None
+
+    def kill(self) -> None:
+        """SIGKILL to its first process: everything in it ends without a word."""
+        docker("kill", "--signal", "KILL", self.container.name)
+
+    def stop(self) -> None:
+        """SIGTERM now, SIGKILL after the grace; does not wait."""
+        if not self.told:
+            command = ["docker", "stop", "--time", str(self.grace), self.container.name]
+            stopping = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            self._undo.callback(stopping.wait)
+        self.told = True
+
+    def evict(self) -> None:
+        """What a drained node or a preemption does: the condition DisruptionTarget, then the pod is told to end."""
+        self.disrupted = True
+        self.stop()
+
+    def results(self) -> Path:
+        """The only run on its volume, copied out."""
+        copy = self._folder / "checkpoints"
+        docker("cp", f"{self.container.name}:/checkpoints/.", str(copy))
+        [run] = (path for path in copy.iterdir() if path.is_dir())
+        return run
+
+    def snapshots(self) -> list[int]:
+        """The steps of the snapshots that it has, the oldest first; while it runs, too."""
+        look = ["docker", "exec", self.container.name, "bash", "-c", "ls -d /checkpoints/*/snapshots/step-*[0-9]"]
+        done = subprocess.run(look, capture_output=True, text=True)
+        return sorted(int(line.rpartition("-")[2]) for line in done.stdout.split())

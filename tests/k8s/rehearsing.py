@@ -1,0 +1,67 @@
+"""Fixtures of the rehearsal: a cluster of one machine. What its documents ask for in vain is listed at the end.
+
+conftest.py takes `cluster` and `list_fields` from here.
+"""
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "image"))
+
+from containers import docker, fresh_name
+from controller import Job
+from fields import not_honoured
+from kubectl import Document
+from operators import expanded
+from pod import Pod
+from templates import of_kind
+from volumes import fresh_volume
+
+# One process on each pod: two old cores take 130 such steps a second.
+SMALL = (
+    "run", "--nproc-per-node", "1", "gpt", "--layers", "1", "--heads", "2", "--embed", "32", "--context", "32",
+    "--batch-size", "8", "--eval-samples", "16", "--sample-tokens", "0", "--log-every", "10",
+)  # fmt: skip
+STEPS = 600  # so many that there is time to harm the job
+LONG = (*SMALL, "--steps", str(STEPS), "--save-every", "20")
+PASSED_OVER = pytest.StashKey[dict[str, str]]()
+
+
+class Cluster:
+    """A namespace on the engine: a network, and the volumes of its claims, which stay."""
+
+    def __init__(self, undo: ExitStack, passed_over: dict[str, str]) -> None:
+        self._undo, self._passed_over = undo, passed_over
+        self._claims: dict[str, str] = {}
+        self._network = fresh_name()
+        docker("network", "create", self._network)
+        undo.callback(docker, "network", "rm", self._network)
+
+    def apply(self, documents: Iterable[Document]) -> Job:
+        """`kubectl apply` of documents with one Job, which starts."""
+        given = list(documents)
+        self._passed_over |= not_honoured(given)
+        there = expanded(given)
+        [job] = of_kind(there, "Job")
+        for volume in job["spec"]["template"]["spec"].get("volumes", []):
+            if (claim := volume.get("persistentVolumeClaim")) and claim["claimName"] not in self._claims:
+                self._claims[claim["claimName"]] = fresh_volume(self._undo)
+        return Job(job, lambda pod, index: Pod(pod, index, there, self._claims, self._network, self._undo))
+
+
+@pytest.fixture
+def cluster(kubectl: None, image: str, undo: ExitStack, request: pytest.FixtureRequest) -> Cluster:
+    """An empty cluster."""
+    return Cluster(undo, request.config.stash.setdefault(PASSED_OVER, {}))
+
+
+def list_fields(terminalreporter: pytest.TerminalReporter) -> None:
+    """For pytest_terminal_summary: the fields that the rehearsal could not honour."""
+    if passed_over := terminalreporter.config.stash.get(PASSED_OVER, {}):
+        terminalreporter.section("fields that the rehearsal on Docker cannot honour")
+        for path, reason in passed_over.items():
+            terminalreporter.write_line(f"{path.removesuffix('.*'):<56}  {reason}")

@@ -1,0 +1,82 @@
+"""The rehearsal's Job controller decides as Kubernetes' does, by the rules of our own manifest."""
+
+import pytest
+from kubectl import Document
+from manifests import kustomize
+from policy import Condition, Ended, decide, indexes, judge
+from templates import of_kind
+
+
+@pytest.fixture
+def spec(kubectl: None) -> Document:
+    """What our manifest for two pods asks the controller for."""
+    [job] = of_kind(kustomize("overlays/cpu"), "Job")
+    return dict(job["spec"])
+
+
+def pod(index: int, code: int, *, disrupted: bool = False, container: str = "train") -> Ended:
+    return Ended(f"slipway-{index}-abcde", index, container, code, disrupted)
+
+
+@pytest.mark.parametrize(
+    ("ended", "action"),
+    [
+        *[(pod(0, code), "FailJob") for code in (2, 78, 79, 93)],
+        *[(pod(0, code), "Count") for code in (1, 76, 77, 137, 143)],
+        (pod(0, 75), "Ignore"),
+        (pod(0, 137, disrupted=True), "Ignore"),
+        (pod(0, 78, disrupted=True), "FailJob"),  # the first rule that matches counts
+        (pod(0, 78, container="another"), "Count"),
+    ],
+    ids=str,
+)
+def test_the_first_rule_that_matches_a_failed_pod_decides(spec: Document, ended: Ended, action: str) -> None:
+    assert decide(spec, ended)[0] == action
+
+
+def test_without_rules_every_failure_counts() -> None:
+    assert decide({}, pod(0, 78)) == ("Count", None)
+
+
+def test_not_in_matches_all_other_failures() -> None:
+    rule = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75]}}
+    spec = {"podFailurePolicy": {"rules": [rule]}}
+    assert [decide(spec, pod(0, code))[0] for code in (0, 75, 1)] == ["Count", "Count", "FailJob"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "end"),
+    [
+        ([], None),
+        ([pod(1, 0)], None),
+        ([pod(1, 137), pod(0, 76)], None),
+        ([pod(0, 75)] * 20, None),
+        ([pod(1, 137, disrupted=True)] * 20, None),
+        ([pod(1, 137)] * 6, None),
+        ([pod(1, 137)] * 7, ("FailureTarget", "BackoffLimitExceeded")),
+        ([pod(1, 78)], ("FailureTarget", "PodFailurePolicy")),
+        ([pod(0, 0), pod(1, 78)], ("FailureTarget", "PodFailurePolicy")),
+        ([pod(0, 0), pod(1, 76)], ("SuccessCriteriaMet", "SuccessPolicy")),
+    ],
+    ids=str,
+)
+def test_the_job_ends_when_it_must(spec: Document, pods: list[Ended], end: tuple[str, str] | None) -> None:
+    condition = judge(spec, pods)
+    assert (condition and (condition.type, condition.reason)) == end
+
+
+def test_the_message_names_pod_code_and_rule(spec: Document) -> None:
+    message = (
+        "Container train for pod default/slipway-1-abcde failed with exit code 78 matching FailJob rule at index 0"
+    )
+    assert judge(spec, [pod(1, 78)]) == Condition("FailureTarget", "PodFailurePolicy", message)
+
+
+def test_without_a_success_policy_all_indexes_must_succeed(spec: Document) -> None:
+    without = {name: value for name, value in spec.items() if name != "successPolicy"}
+    assert judge(without, [pod(0, 0)]) is None
+    assert judge(without, [pod(0, 0), pod(1, 0)]) is not None
+
+
+def test_indexes_are_numbers_and_ranges() -> None:
+    assert indexes("0,2-4") == {0, 2, 3, 4}

@@ -1,0 +1,85 @@
+"""The manifests of k8s/ as they are, but for the arguments, on a Docker engine: jobs that nobody disturbs, and wrong ones."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from kubectl import K8S, Document, compose, read_documents
+from manifests import kustomize, set_to
+from rehearsing import LONG, SMALL, Cluster
+
+
+def train(documents: list[Document], **env: str) -> list[Document]:
+    return set_to(documents, *SMALL, "--steps", "20", **env)
+
+
+def test_two_pods_train_gpt_to_the_same_outcome(cluster: Cluster) -> None:
+    job = cluster.apply(train(kustomize("overlays/cpu")))
+    assert job.finish() == ("Complete", "SuccessPolicy"), job
+    assert sorted(job.codes) == [(0, 0), (1, 0)], job
+    assert "2 nodes × 1 CPU process = 2 processes" in job.pod(0).text
+    first, second = job.verdicts()
+    assert first == second
+    assert (first["word"], first["tallies"]) == ("finished", [{"word": "finished", "nodes": 2}])
+    outcomes = [json.loads((pod.results() / "outcome.json").read_text()) for pod in job.pods]
+    assert outcomes[0] == outcomes[1]
+    assert all(outcomes[0][name] == first[name] for name in ("code", "word", "first", "tallies"))
+    for pod in job.pods:
+        pod.container.wait(0)  # which fails on a warning
+
+
+def test_one_pod_is_enough_for_the_base(cluster: Cluster) -> None:
+    job = cluster.apply(train(kustomize("base/single")))
+    assert job.finish() == ("Complete", "SuccessPolicy"), job
+    assert job.codes == [(0, 0)]
+    assert job.pod(0).results().name == "gpt-slipway"
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [(("run", "gpt", "--no-such-option"), 2), (("run", "no-such-workload"), 78)],
+    ids=["option", "workload"],
+)
+def test_a_configuration_error_ends_the_job_without_another_try(
+    cluster: Cluster, args: tuple[str, ...], code: int
+) -> None:
+    job = cluster.apply(set_to(kustomize("overlays/cpu"), *args))
+    assert job.finish() == ("Failed", "PodFailurePolicy"), job
+    assert f"failed with exit code {code} matching FailJob rule" in job.conditions[1].message
+    assert sorted(pod.index for pod in job.pods) == [0, 1], job
+    failed = next(pod for pod in job.pods if pod.ended.code == code)
+    assert failed.message, "neither a verdict nor the end of the log"
+
+
+def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:
+    documents = [each for each in kustomize("overlays/cpu") if each["kind"] != "Service"]
+    job = cluster.apply(train(documents, SLIPWAY_MUSTER_TIMEOUT="4"))
+    job.until(lambda: {pod.index for pod in job.pods if not pod.running} == {0, 1})
+    assert set(job.codes[:2]) == {(0, 76), (1, 76)}, job
+    assert re.search(r"slipway-0\.slipway\..* does not resolve.*Service\b.*\bslipway\b", job.pods[1].text), job
+    assert not job.conditions, "it goes on trying"
+
+
+def test_a_job_goes_on_from_the_claims_of_the_one_before(cluster: Cluster, tmp_path: Path) -> None:
+    parts = [K8S / "components" / name for name in ("cpu", "pvc")]
+    documents = set_to(read_documents(compose(tmp_path, K8S / "base/multi", *parts)), *LONG)
+    job = cluster.apply(documents)
+    job.until(lambda: job.pod(0).snapshots())
+    assert job.delete() == [75, 75], job
+    stopped = job.verdicts()
+    assert stopped[0] == stopped[1]
+    again = cluster.apply(documents)
+    assert again.finish() == ("Complete", "SuccessPolicy"), again
+    assert f"stopped at step {again.pod(0).resumed} of" in stopped[0]["first"]["evidence"], again
+
+
+@pytest.mark.parametrize("operator", ["jobset", "trainer"])
+def test_what_an_operator_makes_of_its_documents_trains_on_two_pods(cluster: Cluster, operator: str) -> None:
+    args = ("run", "--nproc-per-node", "1", "linear", "--dataset-size", "64", "--epochs", "1")
+    job = cluster.apply(set_to(kustomize(operator), *args))
+    assert job.finish() == ("Complete", "SuccessPolicy"), job
+    assert sorted(job.codes) == [(0, 0), (1, 0)], job
+    first, second = job.verdicts()
+    assert first == second
+    assert first["tallies"] == [{"word": "finished", "nodes": 2}]
