@@ -40,11 +40,12 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     try:
         own, reports = examine(environ, host, sources, early, local)
     except InterruptedCheckError as stopped:
+        tell_pod(stopped.code, str(stopped))
         sys.exit(stopped.code)
     click.echo(as_text(reports, own) if not as_json else as_list(reports))
     if code := exit_code(own.findings):
         errors = [finding for finding in own.findings if finding.level == ERROR]
-        tell_pod("\n".join(findings_lines(errors)).encode(errors="replace")[:4096])
+        tell_pod(code, "\n".join(findings_lines(errors)))
     sys.exit(code)
 
 
@@ -59,7 +60,7 @@ def check_first(job: Job) -> int:
     code = exit_code(findings)
     if code:
         say(f"nothing is started: {EXITS[code].meaning} ({code})")
-        tell_pod("\n".join(findings_lines(findings)).encode(errors="replace")[:4096])
+        tell_pod(code, "\n".join(findings_lines(findings)))
     return code
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from slipway.arguments import foresee_interfaces, options_json, options_lines, r
 from slipway.check import check, check_first
 from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
-from slipway.launch.errors import EXITS, LaunchError
+from slipway.launch.errors import EXITS, FAILED, LaunchError
 from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
@@ -116,15 +117,23 @@ def understand(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Entry point of the console script; ends with an exit code of the table in launch/errors.py."""
+    """Entry point of the console script; ends with an exit code of the table in launch/errors.py, and tells the pod."""
     open_streams()
     try:
-        slipway.main(understand(sys.argv[1:]) or ["--help"], prog_name="slipway")
+        sys.exit(slipway.main(understand(sys.argv[1:]) or ["--help"], prog_name="slipway", standalone_mode=False))
+    except click.ClickException as error:
+        code, said, show = error.exit_code, error.format_message(), error.show
+    except click.Abort:
+        code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)
     except LaunchError as error:
-        with contextlib.suppress(OSError):
-            click.echo(f"slipway: {error}", err=True)
-        tell_pod(str(error).encode())
-        sys.exit(error.code)
+        code, said, show = error.code, str(error), partial(click.echo, f"slipway: {error}", err=True)
+    except Exception as error:
+        tell_pod(FAILED, f"{type(error).__name__}: {error}")
+        raise
+    with contextlib.suppress(OSError):
+        show()
+    tell_pod(code, said)
+    sys.exit(code)
 
 
 def open_streams() -> None:

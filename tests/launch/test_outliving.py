@@ -1,10 +1,12 @@
 """Jobs that outlive their nodes: lost ones are replaced or done without, frozen ones come back, stops reach all."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launchers import Launcher
 
 Node = Callable[..., Launcher]
@@ -108,3 +110,41 @@ def test_a_stop_while_nodes_wait_ends_all_that_wait(node: Node) -> None:
     jobs[1].signal(signal.SIGTERM)
     assert [job.end(20) for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
     assert "SIGTERM on node 1" in jobs[0].text
+
+
+def start_pods(node: Node, *ranks: int, disk: str = "disk") -> list[Launcher]:
+    """Pods of an Indexed Job, which creates one that ended with 75 again, with an empty disk."""
+    words = (*JOB, "--steps", "600", "--runs")
+    return [node(rank, 2, *words, f"{disk}-{rank}", JOB_COMPLETION_INDEX=str(rank)) for rank in ranks]
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_pod_that_is_told_to_go_is_replaced_alone_and_no_step_is_lost(node: Node, told: int) -> None:
+    pods = start_pods(node, 0, 1)
+    pods[0].wait_for(UNDER_WAY)
+    leaves, stays = pods[told], pods[1 - told]
+    leaves.signal(signal.SIGTERM)
+    assert leaves.end() == 75, leaves.text
+    assert "this node leaves, and the others wait for its replacement" in leaves.text
+    stays.wait_for(f"for attempt 2 with another node {told}")
+    [pods[told]] = start_pods(node, told, disk="disk-new")
+    assert end_all(pods) == [0, 0], pods[0].text + pods[1].text
+    assert "finished on 2 nodes after 2 attempts" in stays.text
+    stopped = re.findall(r"stopped by the system: .*stopped at step (\d+)", stays.text)
+    assert re.findall(r"going on from \S*step-0*(\d+)", pods[0].text) == stopped, "no step is lost, or made again"
+
+
+def test_a_job_whose_pods_are_told_to_go_one_after_the_other_ends_with_75_on_all(node: Node) -> None:
+    pods = start_pods(node, 0, 1)
+    pods[0].wait_for(UNDER_WAY)
+    pods[1].signal(signal.SIGTERM)
+    pods[0].wait_for("waiting for nodes again")
+    pods[0].signal(signal.SIGTERM)
+    assert [pod.end(20) for pod in pods] == [75, 75], pods[0].text + pods[1].text
+
+
+def test_ctrl_c_in_one_pod_ends_the_whole_job_with_79(node: Node) -> None:
+    pods = start_pods(node, 0, 1)
+    pods[0].wait_for(UNDER_WAY)
+    pods[1].signal(signal.SIGINT)
+    assert end_all(pods) == [79, 79], pods[0].text + pods[1].text

@@ -60,6 +60,13 @@ def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: No
     assert "no-such-host.invalid does not resolve" in job.text
 
 
+def test_a_pod_that_waited_in_vain_for_the_name_of_node_0_ends_with_the_service_to_look_at(node: Node) -> None:
+    pod = {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    job = node(1, 2, "linear", MASTER_ADDR="lm-0.lm.research.svc.invalid", SLIPWAY_MUSTER_TIMEOUT="3", **pod)
+    assert job.end() == 76, job.text
+    assert "kubectl get service lm --namespace research" in job.closing[-1]
+
+
 def test_uneven_nodes_are_refused_or_run_with_the_smallest_count(node: Node) -> None:
     jobs = [node(rank, 2, "linear", "--epochs", "1", NPROC_PER_NODE=str(rank + 1)) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [78, 78], jobs[0].text

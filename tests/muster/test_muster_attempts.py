@@ -315,3 +315,97 @@ def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Call
     job.report("stopped")
     gos = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
     assert {go.nodes for go in gos.values()} == {2}
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 2)])
+def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(crew: Callable[..., Crew], asked: tuple[int, ...]) -> None:
+    job = crew(3, replaced=True)
+    job.open(0, 1, 2)
+    job.join()
+    for rank in asked:
+        job.musters[rank].stop("SIGTERM", "SIGTERM")
+    time.sleep(0.3)
+    assert {ending.leaving for ending in job.report("stopped").values()} == {asked}
+    assert not any(muster.stops for muster in job.musters.values())
+
+
+@pytest.mark.parametrize("told", [(1,), (0, 2)])
+def test_the_others_wait_for_every_replacement_node_0_included(
+    crew: Callable[..., Crew], told: tuple[int, ...]
+) -> None:
+    job = crew(3, replaced=True)
+    job.open(0, 1, 2)
+    job.join()
+    for rank in told:
+        job.musters[rank].stop("SIGTERM", "SIGTERM")
+    time.sleep(0.3)
+    job.report("stopped")
+    job.close(*told)
+    veteran = {"tries": 1, "attempt": 1, "snapshot": 20, "run": "linear-of-0"}
+    stayed: dict[int, Any] = {}
+    waiting = threading.Thread(
+        target=lambda ranks: stayed.update(job.join(*ranks, **{f"node{rank}": veteran for rank in ranks})),
+        args=(tuple(job.musters),),
+    )
+    waiting.start()
+    time.sleep(1.0)
+    assert not stayed
+    job.open(*told)
+    came = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran)
+    waiting.join(10)
+    assert [(go.run, go.attempt, go.snapshot, go.nodes) for go in (*came.values(), *stayed.values())] == [
+        ("linear-of-0", 2, 20, 3)
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        {0: "SIGTERM", 1: "SIGTERM", 2: "SIGTERM"},  # the whole job is deleted
+        {1: "SIGINT"},
+        {0: "SIGTERM", 2: "SIGINT"},
+    ],
+)
+def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
+    crew: Callable[..., Crew], stops: dict[int, str]
+) -> None:
+    job = crew(3, replaced=True)
+    job.open(0, 1, 2)
+    job.join()
+    for rank, name in stops.items():
+        job.musters[rank].stop(name, name)
+    until = time.monotonic() + 5
+    while not all(job.musters[rank].stops for rank in set(range(3)) - set(stops)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.3)
+    assert {ending.leaving for ending in job.report("stopped").values()} == {()}
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_replacement(
+    crew: Callable[..., Crew], asked: int
+) -> None:
+    job = crew(3, replaced=True)
+    job.open(0, 1)
+    waiting: dict[int, Any] = {}
+    thread = threading.Thread(target=lambda: waiting.update(job.join(1 - asked)))
+    thread.start()
+
+    def act(rank: int, muster: Muster) -> Go | None:
+        threading.Timer(1.0, muster.stop, ("SIGTERM", "SIGTERM")).start()
+        return muster.join(make_card(rank, 3))
+
+    assert job.all(act, asked)[asked].code == 75
+    job.close(asked)
+    job.open(asked, 2)
+    gos = job.join(asked, 2)
+    thread.join(10)
+    assert {go.nodes for go in (*gos.values(), *waiting.values())} == {3}
+
+
+def test_a_sick_node_that_will_be_replaced_leaves_alone(crew: Callable[..., Crew]) -> None:
+    job = crew(2, replaced=True)
+    job.open(0, 1)
+    job.join()
+    assert job.report("peer", node0="unhealthy")[1].leaving == (0,)

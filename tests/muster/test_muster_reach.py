@@ -1,13 +1,16 @@
 """Ports, interfaces, and the words for failed connections."""
 
+import asyncio
 import errno
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from slipway.launch.errors import CONFIGURATION, LaunchError
 from slipway.launch.host import detect_runtime
+from slipway.launch.muster.link import dial
 from slipway.launch.muster.trouble import CAUSES, RING, TryLaterError, classify, explain, explain_ring
 from slipway.launch.reach import free_port, interface_towards, is_loopback, listen, port_holder
 
@@ -91,6 +94,7 @@ def test_the_runtime_is_known(
     ("error", "kind"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "does not resolve"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), "no DNS"),
         (ConnectionRefusedError(), "refused"),
         (TimeoutError(), "timed out"),
         (OSError(errno.ETIMEDOUT, "x"), "timed out"),
@@ -114,3 +118,36 @@ def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
         assert "\n" not in line
     assert "every node must reach every other" in explain_ring(runtime)
     assert set(CAUSES["refused"]) == set(RING)
+
+
+@pytest.mark.parametrize(
+    ("address", "service"),
+    [
+        ("lm-0.lm.research.svc.cluster.local", "lm --namespace research"),  # an Indexed Job's pod
+        ("set-node-0-0.set.default.svc.cluster.local", "set --namespace default"),  # a JobSet's
+        ("mnist-node-0-0.mnist", "mnist"),  # Kubeflow Trainer's
+        ("mnist-master-0", "mnist-master-0"),  # PyTorchJob: the Service is called as the pod is
+        ("lm.research.svc", "lm --namespace research"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["does not resolve", "no DNS"])
+def test_under_kubernetes_a_name_without_an_address_is_explained_with_its_service(
+    kind: str, address: str, service: str
+) -> None:
+    line = explain(kind, "words", address, 29500, "kubernetes")
+    assert f"kubectl get service {service}" in line
+    assert f"the Service {service.split()[0]} " in line
+    told = ("port 53",) if kind == "no DNS" else ("clusterIP: None", "publishNotReadyAddresses: true")
+    assert all(words in line for words in told)
+
+
+def test_a_resolver_that_does_not_answer_is_not_taken_for_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.launch.muster.link.DIAL_SECONDS", 0.2)
+    silent = threading.Event()
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: silent.wait(10))
+    try:
+        with pytest.raises(socket.gaierror) as error:
+            asyncio.run(dial("lm-0.lm", 29500))
+    finally:
+        silent.set()
+    assert classify(error.value) == ("no DNS", "no answer within 0 s")

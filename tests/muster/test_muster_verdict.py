@@ -98,9 +98,22 @@ def test_every_word_has_a_block_and_a_code_at_any_time(word: str, moment: float)
 
 def test_the_termination_message_fits_and_keeps_the_first_cause() -> None:
     long = {"evidence": "✗" * 9_999, "where": '"' * 9_999, "advice": "\\" * 9_999, "host": "h" * 9_999}
-    message = termination_message(judge(ended(*[("failed", long)] * 40)), 3)
+    verdict = judge(ended(*[("failed", long)] * 40))
+    message = termination_message(1, block(verdict)[0], verdict)
     assert len(message) <= TERMINATION_BYTES
-    assert json.loads(message)["first"]["evidence"].startswith("✗✗✗")
+    told = json.loads(message)
+    assert told["first"]["evidence"].startswith("✗✗✗")
+    assert (told["code"], told["word"]) == (1, "failed")
+    assert told["message"].startswith("the workload failed: node 0")
+
+
+@pytest.mark.parametrize("letter", ["a", "\n", "✗", "🚢", "\x1b", "\udc80"])
+@pytest.mark.parametrize("length", [1, 700, 3_900, 100_000])
+def test_as_much_of_a_message_as_fits_is_told(letter: str, length: int) -> None:
+    told = termination_message(78, letter * length)
+    assert len(told) <= TERMINATION_BYTES
+    kept = json.loads(told)["message"]
+    assert len(kept) >= min(length, 600)
 
 
 def test_an_unknown_word_is_refused() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_ins import make_sources
+from stand_ins import make_sources, plan_for
 from test_alone import make_job, tried
 
 from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
@@ -16,7 +16,7 @@ from slipway.launch.muster.card import Go
 from slipway.launch.muster.messages import Ending
 from slipway.launch.rundir import Run, last_outcome, write_json
 from slipway.launch.stops import Stop, Stops
-from slipway.launch.together import decide_together
+from slipway.launch.together import decide_together, is_replaced
 from slipway.launch.verdict import Outcome, judge
 
 LOST = Outcome(1, "n1", "lost", 1.0, evidence="its connection closed")
@@ -72,9 +72,41 @@ def test_an_elastic_job_goes_on_without_who_leaves(outcome: Outcome) -> None:
 
 def test_nothing_follows_a_stop_or_a_good_end() -> None:
     assert rule(LOST, stop=True).pause is None
-    assert rule(STOPPED, stop=True, leaving=(2, 3)).pause is None, "Ctrl-C on one node after SIGTERM on another"
+    assert rule(STOPPED, stop=True).pause is None
     assert rule(Outcome(0, "n0", "finished", 1.0)).pause is None
     assert rule(Outcome(0, "n0", "cancelled", 1.0), leaving=(1,)).pause is None
+
+
+def test_who_leaves_does_not_end_the_job_of_the_others_even_where_its_save_failed() -> None:
+    stopped, failed = (
+        rule(outcome, stop=True, leaving=(0,)) for outcome in (STOPPED, Outcome(0, "n0", "peer", 1.0, evidence="late"))
+    )
+    assert (stopped.pause, stopped.leaving) == (1.0, (0,))
+    assert failed.pause == 1.0
+
+
+INDEXED = {"JOB_COMPLETION_INDEX": "1"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environ", "words", "replaced"),
+    [
+        ("2", INDEXED, ("linear",), True),
+        ("2", {}, ("linear",), False),
+        ("1:2", INDEXED, ("linear",), False),  # it shrinks
+        ("2", INDEXED | {"SLIPWAY_MAX_RESTARTS": "0"}, ("linear",), False),
+        ("2", INDEXED, ("allreduce",), False),  # begins anew
+        ("2", INDEXED | {"SLIPWAY_MAX_RESTARTS": "3"}, ("-m", "train"), False),  # its signal goes to every node
+        ("2", {"PET_NNODES": "2", "PET_NODE_RANK": "1"}, ("linear",), False),
+        ("2", INDEXED | {"PET_NNODES": "2", "PET_NODE_RANK": "1"}, ("linear",), True),  # Trainer's is one
+    ],
+)
+def test_only_the_pods_of_an_indexed_job_are_replaced_one_by_one(
+    nodes: str, environ: dict[str, str], words: tuple[str, ...], replaced: bool
+) -> None:
+    given = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes, **environ}
+    job = dataclasses.replace(job_of(), plan=plan_for(words, given), sources=make_sources(given), environ=given)
+    assert is_replaced(job) == replaced
 
 
 def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:

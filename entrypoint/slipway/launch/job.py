@@ -123,7 +123,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
             say(f"  next: {typed(filled(command, run, job.plan.arguments), job)}")
     if fleeting:
         say(fleeting)
-    tell_pod(termination_message(verdict, node_rank))
+    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
     return verdict.code(node_rank)
 
 
@@ -170,11 +170,11 @@ def typed(command: str, job: Job) -> str:
     return f"docker run --rm{flags} IMAGE {command.removeprefix('slipway ')}"
 
 
-def tell_pod(message: bytes) -> None:
+def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
     """Write the termination message of a pod, in place: it is a mounted file."""
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_bytes(message)
+            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
 
 
 def shown(path: Path) -> str:

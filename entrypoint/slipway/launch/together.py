@@ -16,7 +16,7 @@ from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
 from slipway.launch.rundir import WAITING_FILE, write_json
-from slipway.launch.schedulers import SLURM
+from slipway.launch.schedulers import INDEXED_JOB, SLURM
 from slipway.launch.stops import STOP_FILE, Stop, Stops
 from slipway.launch.supervise import Elsewhere
 from slipway.launch.verdict import Outcome, Verdict, judge
@@ -33,6 +33,7 @@ def run_together(job: Job, stops: Stops) -> int:
                 node_rank=topology.node_rank,
                 nodes=topology.nodes,
                 least=topology.least,
+                replaced=is_replaced(job),
                 address=topology.master_addr,
                 port=topology.master_port,
                 timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
@@ -95,12 +96,24 @@ def make_attempts(job: Job, node: Node, muster: Muster, stops: Stops, stack: Exi
         node = dataclasses.replace(node, tries=(*node.tries, tried))
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (hold and hold.lost):
-            return end(job, node, ending.verdict, "the others go on without this node" if leaves else ending.why)
-        announce(ending, node)
+            stay = "wait for its replacement" if is_replaced(job) else "go on without it"
+            return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
+        announce(job, node, ending)
         with suppress(OSError):
             since = {"attempt": node.run.attempt + 1, "since": time.time()}
             write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, since)
         stops.wait(ending.pause)
+
+
+def is_replaced(job: Job) -> bool:
+    """Whether a node that is told to go, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
+    creates the pod again, with the same index and an empty disk, while the others keep theirs, and their snapshots.
+
+    Not where the workload has to be told on every node, or may not be started again.
+    """
+    topology, workload = job.plan.topology, job.plan.workload
+    indexed = any(job.environ.get(mark) for mark in INDEXED_JOB.marks)  # those of JobSet and of Kubeflow Trainer, too
+    return indexed and not topology.elastic and workload.honours_stop and restart_limit(job) > 0
 
 
 def was_stopped(stops: Stops) -> bool:
@@ -129,12 +142,12 @@ def look_elsewhere(hold: Hold, muster: Muster) -> Elsewhere | None:
 def decide_together(
     job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]
 ) -> Ending:
-    """What follows a verdict; `leaving` are the nodes that an elastic job can go on without, if it has any."""
+    """What follows a verdict; `leaving` are the nodes that leave a job which goes on, if there are any."""
     tries = (*node.tries, dataclasses.replace(tried, outcome=verdict.first))
     limit = restart_limit(job)
-    if leaving and limit and not stops.came and verdict.word in ("stopped", "unhealthy"):
+    if leaving and limit and verdict.word in ("stopped", "unhealthy"):
         return Ending(verdict, PAUSES[0], leaving=leaving)
-    if stops.came or verdict.first.good:
+    if (stops.came and not leaving) or verdict.first.good:
         return Ending(verdict)
     topology = job.plan.topology
     if verdict.first.word == "lost" and topology.scheduler == SLURM.name and not topology.elastic:
@@ -146,12 +159,13 @@ def decide_together(
     return Ending(verdict, decision.pause, decision.why)
 
 
-def announce(ending: Ending, node: Node) -> None:
+def announce(job: Job, node: Node, ending: Ending) -> None:
     """Say how an attempt ended, and that another follows."""
     for line in block(ending.verdict)[:2]:
         say(line)
-    without = f" without node {', '.join(map(str, ending.leaving))}" if ending.leaving else ""
-    say(f"waiting for nodes again in {ending.pause:.0f} s, for attempt {node.tries[-1].number + 1}{without}")
+    ranks, how = ", ".join(map(str, ending.leaving)), "with another" if is_replaced(job) else "without"
+    then = f" {how} node {ranks}" if ranks else ""
+    say(f"waiting for nodes again in {ending.pause:.0f} s, for attempt {node.tries[-1].number + 1}{then}")
 
 
 def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:

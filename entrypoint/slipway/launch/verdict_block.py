@@ -22,6 +22,7 @@ ENDINGS = {
 }
 TALLIES = {**{word: word for word in CODES}, "peer": "ended because a peer went away"}
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
+MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
 
 
 def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # noqa: B008  # frozen
@@ -68,11 +69,17 @@ def as_json(verdict: Verdict, node_rank: int, course: Course = Course()) -> dict
     }
 
 
-def termination_message(verdict: Verdict, node_rank: int) -> bytes:
-    """The verdict for `/dev/termination-log`: one JSON object of at most 4096 bytes."""
-    fields: dict[str, Any] = {"code": verdict.code(node_rank), **dataclasses.asdict(verdict)}
-    trims: tuple[dict[str, Any], ...] = ({}, {"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)})
-    for less in trims:
+def termination_message(code: int, message: str, verdict: Verdict | None = None) -> bytes:
+    """What a pod says at its end, for `/dev/termination-log`: one JSON object of at most 4096 bytes.
+
+    Whatever ended it, there are `code`, `word` and `message`; behind a job's end comes the verdict.
+    """
+    fields: dict[str, Any] = {"code": code, "word": EXITS[code].word, "message": message}
+    trims: list[dict[str, Any]] = [{}]
+    if verdict:
+        fields |= dataclasses.asdict(verdict)
+        trims += [{"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)}]
+    for less in (*trims, *({"message": message[:length]} for length in MESSAGE_LENGTHS)):
         fields |= less
         text = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
         if len(text) <= TERMINATION_BYTES:

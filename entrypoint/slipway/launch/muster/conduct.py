@@ -105,7 +105,8 @@ class Conduct:
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
             stayed = bool(self._host.stayed) and self._host.stayed <= self._roster.seats.keys()
-            return self._roster.complete or stayed or now >= self._enough_since + self._window
+            settled = stayed and self._roster.enough
+            return self._roster.complete or settled or now >= self._enough_since + self._window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
 
     def _describe(self) -> str:
@@ -261,14 +262,10 @@ class Conduct:
                 host.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
         verdict = judge(host.outcomes.values())
         leaving = tuple(sorted({*host.stopping, *verdict.unhealthy}))
-        ending = host.rule(verdict, leaving if self._remain(leaving) else ())
+        ending = host.rule(verdict, leaving if host.outlives(leaving) else ())
         host.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
         host.roster, host.running = None, False
         host.broadcast(ending)
-
-    def _remain(self, leaving: tuple[int, ...]) -> bool:
-        """Whether an elastic job can go on without these."""
-        return 0 not in leaving and self._host.least <= len(self._roster.ranks) - len(leaving)
 
     def _all_told(self) -> bool:
         return len(self._host.outcomes) == len(self._roster.seats)

@@ -5,7 +5,7 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from slipway.launch.errors import CODE_OF, CONFIGURATION, PEER
@@ -24,17 +24,25 @@ STRANGERS = 256  # connections without a hello beyond the expected ones; the old
 NOTES = 20  # different lines about strangers and newcomers
 Rule = Callable[
     [Verdict, tuple[int, ...]], wire.Ending
-]  # from a verdict, and who leaves an elastic job, to what follows
+]  # from a verdict, and who leaves a job that goes on, to what follows
 
 
 class Host:
     """The state that connections share. The phases of an attempt (conduct.py) read and change it."""
 
     def __init__(
-        self, *, nodes: int, least: int, process: str, token: str, heartbeat: float, say: Callable[[str], None]
+        self,
+        *,
+        nodes: int,
+        least: int,
+        replaced: bool,
+        process: str,
+        token: str,
+        heartbeat: float,
+        say: Callable[[str], None],
     ) -> None:
         """`process` names node 0's own launcher; the rest as in Muster."""
-        self.nodes, self.least, self.process, self.say = nodes, least, process, say
+        self.nodes, self.least, self.replaced, self.process, self.say = nodes, least, replaced, process, say
         self.rule: Rule = lambda verdict, leaving: wire.Ending(verdict)  # what node 0's launcher makes of a verdict
         self.roster: Roster | None = None  # None between attempts
         self.running = False
@@ -101,13 +109,16 @@ class Host:
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether the job goes on without those that were asked to stop: enough others remain, node 0 among them."""
-        here = len(self.roster.ranks) if self.roster else 0
-        asked = all(stop.word == "stopped" for stop in self.stopping.values())
-        enough = self.least <= here - len(self.stopping) or not self.running
-        return self.least < self.nodes and asked and enough and 0 not in self.stopping
+    def outlives(self, leaving: Collection[int]) -> bool:
+        """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
+        0 among them.
+        """
+        if any(stop.word != "stopped" for stop in self.stopping.values()):
+            return False  # its user stopped it for good
+        remain = (len(self.roster.ranks) if self.roster else 0) - len(leaving)
+        if self.replaced:
+            return remain > 0
+        return self.least < self.nodes and (self.least <= remain or not self.running) and 0 not in leaving
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
@@ -228,7 +239,7 @@ class Host:
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
         elif isinstance(message, wire.Stopping):
             self.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
-            if not self.shrinks:
+            if not self.outlives(self.stopping):
                 self.broadcast(stop, but=node_rank)
             elif not self.running:
                 del self.stopping[node_rank]

@@ -72,8 +72,11 @@ class Link:
 async def dial(address: str, port: int) -> Link:
     """Connect to a name or address. OSError (socket.gaierror, TimeoutError and their kin) says what failed."""
     error: OSError = OSError("no address")
-    async with asyncio.timeout(DIAL_SECONDS):
-        candidates = await _resolve(address, port)
+    try:
+        async with asyncio.timeout(DIAL_SECONDS):
+            candidates = await _resolve(address, port)
+    except TimeoutError:  # the resolver itself says so only after all its tries, half a minute and more
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {DIAL_SECONDS:.0f} s") from None
     for family, _, _, _, target in candidates[:4]:
         try:
             async with asyncio.timeout(DIAL_SECONDS):

@@ -52,12 +52,14 @@ class Muster:
         allow_uneven: bool = False,
         patience: float = 150.0,
         least: int | None = None,
+        replaced: bool = False,
         window: float = 0.0,
         heartbeat: float = 30.0,
     ) -> None:
         """Nothing is opened yet.
 
-        `least` of the `nodes` are enough (by default all), once `window` seconds have brought no more; `heartbeat` is how
+        `least` of the `nodes` are enough (by default all), once `window` seconds have brought no more; `replaced`: somebody
+        starts another launcher for one that is told to go, so that the others need not stop for good; `heartbeat` is how
         many seconds of silence make a node a lost one, where this is node 0. `address` and `port` are MASTER_ADDR and MASTER_PORT; `timeout` (seconds) is how long launchers wait for each
         other; `patience` (seconds) how long the verdict waits for the other nodes once one has failed: at least the
         grace for stopping workers. `folder` holds the runs; `say` prints a line, from any thread; `token` is
@@ -65,6 +67,7 @@ class Muster:
         """
         self._node_rank, self._nodes, self._address, self._port = node_rank, nodes, address, port
         self._least, self._window, self._heartbeat = least or nodes, window, heartbeat
+        self._replaced = replaced
         self._timeout, self._patience, self._token = timeout, patience, token
         self._folder, self._say, self._allow_uneven = folder, say, allow_uneven
         self._process = secrets.token_hex(16)
@@ -117,7 +120,7 @@ class Muster:
     def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
         """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.
 
-        `rule` says what follows a verdict, for those `leaving` an elastic job: node 0's counts for all. Where node 0 is
+        `rule` says what follows a verdict, for those `leaving` a job that goes on: node 0's counts for all. Where node 0 is
         lost, or `stopped` becomes true, verdict and rule are this node's own.
         """
         from slipway.launch.muster.messages import Ending
@@ -228,6 +231,7 @@ class Muster:
         return Host(
             nodes=self._nodes,
             least=self._least,
+            replaced=self._replaced,
             process=self._process,
             token=self._token,
             heartbeat=self._heartbeat,

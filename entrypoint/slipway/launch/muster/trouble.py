@@ -7,15 +7,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
+# By kind and by what runs us; {service} and {get_service} are what `name_service` makes of MASTER_ADDR.
 CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "does not resolve": {
             "docker": "containers know each other's names only on a user-defined network; between machines use "
             "--network host and the machine's own name or address",
-            "kubernetes": "MASTER_ADDR is <pod>.<subdomain>: a headless Service of that name, with "
-            "publishNotReadyAddresses: true, must select the pods; DNS may lag a few seconds behind the pod",
+            "kubernetes": "node 0's pod has no address yet (kubectl get pods), or the Service {service} is not there, not "
+            "headless, or selects other pods. Type `{get_service} --output yaml`: it needs clusterIP: None, "
+            "publishNotReadyAddresses: true and the pods' labels as its selector; DNS may lag some seconds behind",
             "slurm": "the container does not use the node's /etc/hosts or DNS; mount /etc/hosts or give an address",
             "host": "a typing mistake, or a name that only some of the nodes know; an IP address always works",
+        },
+        "no DNS": {
+            "docker": "the container has no network (--network none), or none that leads to a name server",
+            "kubernetes": "a NetworkPolicy of these pods lets nothing out to port 53 (UDP and TCP) of the cluster's DNS, which "
+            "must answer for the Service {service} (kubectl get networkpolicy; {get_service}), or that DNS is down",
+            "slurm": "the node has no name server that answers; a name in /etc/hosts or an IP address needs none",
+            "host": "the name server in /etc/resolv.conf cannot be reached; an IP address needs none",
         },
         "refused": {
             "docker": "node 0 has not started yet, or sits in a bridge network of its own: use --network host on all",
@@ -60,7 +69,7 @@ class SilentError(ConnectionError):
 def classify(error: BaseException) -> tuple[str, str]:
     """The kind of a failed connection (a key of CAUSES) and the system's own words for it."""
     if isinstance(error, socket.gaierror):
-        return "does not resolve", error.strerror or "unknown name"
+        return "no DNS" if error.errno == socket.EAI_AGAIN else "does not resolve", error.strerror or "unknown name"
     if isinstance(error, TryLaterError):
         return "not now", str(error)
     if isinstance(error, SilentError):
@@ -80,12 +89,27 @@ def explain(kind: str, words: str, address: str, port: int, runtime: str) -> str
         return f"node 0 at {address}:{port} says: {words}"
     subjects = {
         "does not resolve": f"MASTER_ADDR={address} does not resolve ({words})",
+        "no DNS": f"MASTER_ADDR={address} does not resolve: no name server answers ({words})",
         "refused": f"nothing listens at {address}:{port} (connection refused)",
         "unreachable": f"{address}:{port} cannot be reached ({words})",
         "timed out": f"{address}:{port} does not answer",
         "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
     }
-    return f"{subjects[kind]}; usually: {CAUSES[kind].get(runtime, CAUSES[kind]['host'])}."
+    cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])
+    return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
+
+
+def name_service(address: str) -> dict[str, str]:
+    """Which Service of Kubernetes a name goes through, and how one asks for it.
+
+    `<pod>.<service>.<namespace>.svc.<zone>` in full, `<pod>.<service>` or `<service>` within a namespace:
+    https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
+    """
+    labels = address.rstrip(".").split(".")
+    full = "svc" in labels[2:]
+    service, namespace = labels[: labels.index("svc", 2)][-2:] if full else (labels[:2][-1], "")
+    where = f" --namespace {namespace}" if namespace else ""
+    return {"service": service, "get_service": f"kubectl get service {service}{where}"}
 
 
 def explain_ring(runtime: str) -> str:
