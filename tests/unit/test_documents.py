@@ -44,7 +44,10 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 @pytest.mark.parametrize(
     "page",
     sorted(
-        [*ROOT.glob("*.md"), *(page for part in ("docs", "compose", "images", "k8s", "slurm") for page in (ROOT / part).rglob("*.md"))]
+        [
+            *ROOT.glob("*.md"),
+            *(page for part in ("docs", "compose", "images", "k8s", "slurm") for page in (ROOT / part).rglob("*.md")),
+        ]
     ),
     ids=lambda page: page.name,
 )

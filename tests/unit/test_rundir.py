@@ -126,6 +126,7 @@ def test_auto_goes_on_in_the_folder_that_was_given() -> None:
     assert choose(run_dir="runs/old", resume="auto") == Run(folder, "auto", 5)
 
 
+INDEXED = {"JOB_COMPLETION_INDEX": "0"}  # of the Job called 7
 REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
 
 
@@ -138,6 +139,8 @@ REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
         (REQUEUED, "runs/other", False, ("linear-7", "runs/other", 5)),  # once more from where it began
         (BARE_SRUN, "none", True, ("linear-7-2", "none", 5)),
         (REQUEUED | {"SLURM_JOB_ID": "8"}, "none", True, ("linear-8", "none", 3)),
+        (INDEXED, "none", True, ("linear-7", "auto", 5)),
+        (INDEXED, "runs/other", False, ("linear-7", "runs/other", 5)),
     ],
     ids=[
         "requeued",
@@ -146,16 +149,18 @@ REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
         "begun elsewhere, without one",
         "not requeued",
         "another",
+        "a pod that was replaced",
+        "a pod that was replaced, begun elsewhere",
     ],
 )
-def test_a_job_that_was_requeued_goes_on_with_its_own_run(
+def test_a_job_that_begins_again_goes_on_with_its_own_run(
     environ: dict[str, str], resume: str, snapshot: bool, expected: tuple[str, str, int]
 ) -> None:
     record("other")
     own = record("linear-7", attempt=4, job="7")
     if snapshot:
         (own / "snapshots/step-00000025").mkdir(parents=True)
-    run = choose(environ=environ, resume=resume)
+    run = choose(environ=environ, resume=resume, fqdn="7-0.service.default.svc")
     name, goes_on, attempt = expected
     assert (run.path.name, run.attempt) == (name, attempt)
     assert run.resume == (goes_on if goes_on in ("auto", "none") else str(Path(goes_on).absolute()))

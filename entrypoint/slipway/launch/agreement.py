@@ -102,7 +102,7 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
     if go.interface:
         plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
     resume = node.run.resume
-    if (go.tries or topology.restarts) and (go.snapshot is not None or resume == "none"):
+    if (go.tries or topology.may_have_begun) and (go.snapshot is not None or resume == "none"):
         resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
     run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
     missed = max(0, go.tries - len(node.tries))

@@ -90,9 +90,9 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
     record = read_json(path / RUN_FILE)
-    own = bool(plan.topology.restarts) and record.get("job") == plan.topology.job is not None
+    own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
     if own and (resume == "none" or newest_step(path) is not None):
-        resume = "auto"  # a job that was requeued goes on with its own run, whatever it began from
+        resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
     return Run(path, resume, attempt=max(int(_number(record.get("attempt"))), plan.topology.restarts) + 1, own=own)
 
 

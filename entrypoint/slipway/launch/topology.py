@@ -12,7 +12,7 @@ from slipway.launch.errors import LaunchError
 from slipway.launch.host import Host
 from slipway.launch.placement import choose_backend, choose_threads, place_processes
 from slipway.launch.processes import HOOK_FORMULAS, Process, find_process
-from slipway.launch.schedulers import BEFORE_PLAIN, Reading, read_schedulers
+from slipway.launch.schedulers import BEFORE_PLAIN, INDEXED_JOB, Reading, read_schedulers
 from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
@@ -36,7 +36,8 @@ class Value:
 @dataclass(frozen=True)
 class Topology:
     """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands. `restarts`: how often the
-    scheduler has put the job back into its queue.
+    scheduler has put the job back into its queue. `replaces`: it starts another launcher in the place of each that ends, as an
+    Indexed Job of Kubernetes does, and counts for nobody how often.
 
     `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
     node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
@@ -56,6 +57,7 @@ class Topology:
     scheduler: str
     job: str | None
     restarts: int
+    replaces: bool
     runtime: str
     threads: int | None
     process: Process | None
@@ -78,6 +80,11 @@ class Topology:
     def world_size(self) -> int:
         """The number of processes of the whole job."""
         return self.process.world_size if self.process else self.nodes * self.processes_per_node
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
+        return self.replaces or self.restarts > 0
 
     @property
     def elastic(self) -> bool:
@@ -140,6 +147,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
         restarts=max((_count_restarts(reading) for reading in readings), default=0),
+        replaces=any(reading.scheduler == INDEXED_JOB.name for reading in readings),
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),
         process=process,
