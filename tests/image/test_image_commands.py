@@ -16,7 +16,7 @@ print(f"sum {ones.item():.0f} with {sys.argv[1:]}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
-SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
+ROOT = Path(__file__).parents[2]
 SHORT = '--env WORKLOAD="gpt --preset tiny --steps 60"'  # the default, but for 1000 steps
 
 
@@ -91,8 +91,16 @@ def test_under_an_init_of_somebody_elses_there_is_no_second_one(container: Conta
     assert container("--init IMG bash -c 'cat /proc/1/comm /proc/$PPID/comm'").stdout == "docker-init\ndocker-init\n"
 
 
-def test_an_sbatch_file_can_be_rendered_from_the_image(container: Containers) -> None:
-    assert container("IMG render slurm").stdout == SBATCH.read_text()
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [("slurm", "slurm/train.sbatch"), ("k8s", "k8s/job.yaml"), ("trainer --nodes 2", "k8s/trainer/trainer.yaml")],
+)
+def test_job_files_can_be_rendered_from_the_image(container: Containers, words: str, file: str) -> None:
+    assert container(f"IMG render {words}").stdout == (ROOT / file).read_text()
+
+
+def test_a_compose_file_can_be_rendered_from_the_image(container: Containers) -> None:
+    assert "\nservices:\n" in container("IMG render compose gpt --steps 20").stdout
 
 
 def test_zombies_are_reaped(container: Containers) -> None:

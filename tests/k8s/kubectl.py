@@ -40,13 +40,13 @@ def kustomize(folder: Path) -> str:
     return done.stdout
 
 
-def compose(folder: Path, base: Path, *components: Path) -> str:
-    """What kustomize makes of a base with components; `folder` is an empty one for the test's own file."""
+def compose(folder: Path, *parts: Path) -> str:
+    """What kustomize makes of folders of k8s/, components among them; `folder` is an empty one for the test's own file."""
     here = folder.resolve()  # kustomize takes no absolute paths
-    wanted = {
-        "resources": [os.path.relpath(base, here)],
-        "components": [os.path.relpath(component, here) for component in components],
-    }
+    wanted: dict[str, list[str]] = {"resources": [], "components": []}
+    for part in parts:
+        kind = "components" if "components" in part.parts else "resources"
+        wanted[kind].append(os.path.relpath(part, here))
     (here / "kustomization.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
     return kustomize(here)
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from containers import docker
 from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
 from rehearsing import LONG, SMALL, Cluster
@@ -50,6 +51,14 @@ def test_a_configuration_error_ends_the_job_without_another_try(
     assert sorted(pod.index for pod in job.pods) == [0, 1], job
     failed = next(pod for pod in job.pods if pod.ended.code == code)
     assert failed.message, "neither a verdict nor the end of the log"
+
+
+def test_a_job_that_its_user_stops_is_not_started_again(cluster: Cluster) -> None:
+    job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
+    job.until(lambda: job.pod(0).snapshots())
+    docker("exec", job.pod(1).container.name, "slipway", "stop", "gpt-slipway")
+    assert job.finish() == ("Failed", "PodFailurePolicy"), job
+    assert sorted(job.codes) == [(0, 79), (1, 79)], job
 
 
 def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:

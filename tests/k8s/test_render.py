@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kubectl import K8S, Document, kustomize, read_documents
+from schemas import operator_of, violations
 from semantics import findings
 
 pytestmark = pytest.mark.usefixtures("kubectl")
@@ -64,5 +65,9 @@ def test_the_manifest_for_a_single_pod_equals_its_folder() -> None:
 
 
 @pytest.mark.parametrize("line", OTHERS)
-def test_nothing_is_found_in_what_was_asked_for(line: str, tmp_path: Path) -> None:
-    assert findings(render(line, tmp_path)) == []
+def test_what_was_asked_for_is_valid_and_nothing_is_found_in_it(line: str, tmp_path: Path) -> None:
+    documents = render(line, tmp_path)
+    assert findings(documents) == []
+    known = [document for document in documents if not operator_of(document)]
+    assert known
+    assert [text for document in known for text in violations(document)] == []

@@ -1,5 +1,6 @@
 """What schemas miss: all manifests are well, and each rule notices the one field that is broken on purpose."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -159,6 +160,19 @@ def test_every_claim_that_is_mounted_is_among_the_claims() -> None:
     mounted = {name for folder in find_folders() for name in re.findall(r"claimName: (\S+)", kustomize(folder))}
     claims = read_documents((K8S / "claims.yaml").read_text(encoding="utf-8"))
     assert mounted == {claim["metadata"]["name"] for claim in claims}
+
+
+@pytest.mark.parametrize(
+    "pair", list(itertools.permutations(find_components(), 2)), ids=lambda pair: "-".join(p.name for p in pair)
+)
+def test_nothing_is_found_in_two_components_in_any_order(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    assert findings(read_documents(compose(tmp_path, K8S / "base/multi", *pair))) == []
+
+
+def test_components_change_training_and_leave_the_download_as_it_is(tmp_path: Path) -> None:
+    download = read_documents(kustomize(K8S / "overlays/download"))
+    both = compose(tmp_path, K8S / "base/multi", K8S / "overlays/download", *find_components())
+    assert [document for document in download if document not in read_documents(both)] == []
 
 
 @pytest.mark.parametrize("base", ["single", "multi"])

@@ -220,7 +220,7 @@ REFUSED = [
     (["--node-rank", "1"], {}, 78, "Leave it out"),
     ([], {"RANK": "0"}, 78, "RANK=0 (from the environment)"),
     ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
-    (["--standalone"], {}, 78, "Leave it out"),
+    (["--standalone"], {}, 78, "--nodes 1"),
     (["--rdzv-id", "x"], {}, 78, "--run-dir"),
     (["--runs", "runs"], {}, 78, "--runs /checkpoints/NAME"),
     ([], {"SLIPWAY_RUN_DIR": "/shared/a"}, 78, "--run-dir /checkpoints/NAME"),

@@ -153,6 +153,7 @@ def test_options_are_taken_before_and_behind_a_workload_but_not_behind_a_script(
 def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(render: Slipway) -> None:
     Path("cluster.env").write_text(
         "NNODES=3\nWORKLOAD=vision --preset cifar10\nSLIPWAY_GRACE_SECONDS=300\nNCCL_DEBUG=INFO\nWANDB_API_KEY=hunter2hunter2\n"
+        "HUGGING_FACE_HUB_TOKEN=hf_hunter2\n"
         f"SLIPWAY_TOKEN=hunter2hunter2\nHF_TOKEN=hf_hunter2\nCOMPOSE_FILE=compose.yaml\nTENSORBOARD_PORT=1\nIMAGE={IMAGE}\n"
     )
     answer = render("k8s", "--env-file", "cluster.env", SLIPWAY_BACKEND="gloo", NCCL_NET="other")
@@ -195,6 +196,18 @@ def test_tensorboard_runs_the_same_image(render: Slipway) -> None:
     assert "slipway:dev" not in answer.out
 
 
+def test_trainer_is_told_the_number_of_processes_in_its_own_way(render: Slipway) -> None:
+    told = rendered(render("trainer", "--nproc-per-node", "2"))["TrainJob"]["spec"]["trainer"]
+    assert (told["numProcPerNode"], told.get("env")) == (2, None)
+
+
+def test_tensorboard_is_called_after_its_job(render: Slipway) -> None:
+    documents = rendered(render("k8s", "--name", "second", "--with", "tensorboard"))
+    beside = [document for kind, document in documents.items() if kind.startswith("tensorboard ")]
+    assert {document["metadata"]["name"] for document in beside} == {"second-tensorboard"}
+    assert "instance: slipway" not in yaml.safe_dump_all(beside)
+
+
 def test_a_trainjob_says_what_varies_and_its_runtime_the_rest(render: Slipway) -> None:
     documents = rendered(
         render("trainer", "--nodes", "3", "--gpus", "0", "--check", "--queue", "q", "gpt", "--steps", "9")
@@ -214,7 +227,7 @@ MERGES = [
     ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
     ([{"name": "x", "v": 1}, {"name": "y"}], [{"name": "x", "v": 2}, {"name": "z"}], [{"name": "x", "v": 2}, {"name": "y"}, {"name": "z"}]),
     ([{"name": "x", "e": {}}], [{"name": "x", "e": None, "p": 1}], [{"name": "x", "p": 1}]),
-    ([{"mountPath": "/a", "name": "n"}], [{"mountPath": "/b", "name": "n"}], [{"mountPath": "/b", "name": "n"}]),
+    ([{"mountPath": "/a", "name": "n"}], [{"mountPath": "/b", "name": "n"}], [{"mountPath": "/a", "name": "n"}, {"mountPath": "/b", "name": "n"}]),
     ([{"key": "x"}], [{"key": "y"}], [{"key": "y"}]),
 ]  # fmt: skip
 
@@ -235,6 +248,7 @@ LONGEST = {
 def test_names_are_as_long_as_host_names_allow(render: Slipway, kind: str) -> None:
     longest = "x" * LONGEST[kind]
     assert render(kind, "--name", longest).code == 0
+    assert render(kind, "--name", "x" * 52, "--with", "tensorboard").code == 78
     for words in (["--name", f"{longest}x"], ["--name", longest, "--nodes", "11"]):
         answer = render(kind, *words)
         assert (answer.code, answer.out) == (78, "")
@@ -258,11 +272,15 @@ REFUSED = [
     (["--image", "slipway"], {}, 78, "no tag"),
     (["--image", "slipway:latest"], {}, 78, "latest"),
     (["--image", "Team/slipway:1"], {}, 78, "no name of an image"),
-    ([], {"IMAGE": "slipway"}, 78, "no tag"),
+    ([], {"IMAGE": "slipway"}, 78, "IMAGE=slipway (from the environment): "),
     (["--name", "Big"], {}, 78, "small letters"),
     (["--name", "1big"], {}, 78, "a letter first"),
     (["--name", "big-"], {}, 78, "small letters"),
-    (["--queue", "a b"], {}, 2, "--queue"),
+    (["--queue", "Big_Q"], {}, 2, "--queue"),
+    (["--gpus", "0", "--with", "gpu"], {}, 78, "--gpus 0"),
+    (["--gpus", "0", "--with", "rdma"], {}, 78, "--with rdma"),
+    (["--gpus", "0", "--backend", "nccl"], {}, 78, "SLIPWAY_BACKEND=nccl"),
+    (["--gpus", "0", "--nproc-per-node", "gpu"], {}, 78, "NPROC_PER_NODE=gpu"),
     (["--with", "cpu"], {}, 2, "--with"),
     (["--time", "4h"], {}, 2, "DAYS-HOURS"),
     (["--time", "0"], {}, 78, "--time"),
@@ -274,6 +292,16 @@ REFUSED = [
     (["gpt", "--preset", "huge"], {}, 2, "--preset"),
     (["train.py", os.fsdecode(b"\xff")], {}, 78, "UTF-8"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["JOB_COMPLETION_INDEX", "PET_NODE_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "SLIPWAY_TYPO"]
+)
+def test_a_file_that_would_mislead_the_pods_is_refused(render: Slipway, name: str) -> None:
+    Path(".env").write_text(f"{name}=1\n")
+    answer = render("k8s")
+    assert (answer.code, answer.out) == (78, "")
+    assert f"{name} in .env" in answer.err
 
 
 @pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])

@@ -9,33 +9,23 @@ import click
 from slipway.arguments import read_sources
 from slipway.launch.errors import LaunchError
 from slipway.launch.redact import secret_values
-from slipway.render.references import pinned
-from slipway.render.words import (
-    given_settings,
-    make_command,
-    matching,
-    read_nodes,
-    read_runs,
-    read_words,
-    require_enough,
-)
+from slipway.render.command import make_command, matching
+from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
 
 
 def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
     from slipway.render.composefile import Asked, make_compose  # with PyYAML, which a launcher has no need of
 
-    if options["standalone"]:
-        raise LaunchError("--standalone says what is so in any case: compose ends at one machine. Leave it out.")
     sources = read_sources(options, {})
     _require_one_node(read_nodes(sources, options["nodes"]))
     given = given_settings(sources) | read_runs(sources)
     secrets = secret_values(given)
-    image = options["image"] or getattr(sources.variable("IMAGE"), "value", None)
+    require_enough(options["gpus"], sources)
     asked = Asked(
         command=("slipway", *sys.argv[1:]),
         name=options["name"],
-        image=pinned(image) if image else None,
-        gpus=require_enough(options["gpus"], sources),
+        image=read_image(options["image"], sources),
+        gpus=options["gpus"],
         words=tuple(read_words(words, sources)),
         env={name: value for name, value in given.items() if name not in secrets},
         secrets=[name for name in secrets if sources.environ.get(name)],  # a file's reach the container with that file
@@ -84,6 +74,8 @@ compose = make_command(
     "compose",
     _options(),
     _show,
-    "Print a compose file that trains this on one machine, with TensorBoard under its profile.\n\nIt says what compose/compose.yaml does, which compose/README.md explains. The settings that are given, on the command line, in the environment or in .env, become part of the file; secrets do not.",
+    "Print a compose file that trains this on one machine, with TensorBoard under its profile.\n\nIt says what "
+    "compose/compose.yaml does, which compose/README.md explains. The settings that are given, on the command line, in the "
+    "environment or in .env, become part of the file; secrets do not.",
     "--gpus 2 gpt --preset small > compose.yaml, then docker compose up.",
 )

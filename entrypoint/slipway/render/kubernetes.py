@@ -10,25 +10,21 @@ import click
 from slipway.arguments import read_sources
 from slipway.launch.errors import LaunchError
 from slipway.launch.redact import secret_values
+from slipway.launch.schedulers import SCHEDULERS
 from slipway.launch.settings import BY_NAME, Sources
+from slipway.render.command import checked, make_command, matching
 from slipway.render.manifests import COMPONENTS, CPUS_PER_GPU, MEM_PER_GPU, NAME, Asked, Document, Read, make_manifests
 from slipway.render.operators import make_jobset, make_trainer
-from slipway.render.references import pinned
-from slipway.render.sbatch import TIME_FORMS, read_time
-from slipway.render.words import (
-    checked,
-    given_settings,
-    make_command,
-    matching,
-    read_nodes,
-    read_runs,
-    read_words,
-    require_enough,
-)
+from slipway.render.times import TIME_FORMS, read_time
+from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
 
 GPUS = 4  # for each node, as base/single/job.yaml says
 # In a .env for compose and for the Hub: not of training, which is offline here.
-ELSEWHERE = re.compile(r"COMPOSE_\w+|IMAGE|TENSORBOARD_PORT|HF_TOKEN")
+ELSEWHERE = re.compile(r"COMPOSE_\w+|IMAGE|TENSORBOARD_PORT|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
+# What schedulers tell a launcher: who would find it in a pod would take the pod for another.
+TOLD = {"TORCHELASTIC_RUN_ID"} | {
+    name for each in SCHEDULERS for names in (each.marks, *each.table.values()) for name in names
+}
 
 
 def _make_command(name: str, make: Callable[[Asked, Read], list[Document]], text: str, example: str) -> click.Command:
@@ -57,20 +53,15 @@ def read_files(path: str) -> list[Document]:
 
 def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
-    if not options["gpus"] and (options["cpus_per_gpu"] or options["mem_per_gpu"]):
-        raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
-    if options["standalone"]:
-        raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
     sources = read_sources(options, {})
     nodes = read_nodes(sources, options["nodes"]) or 1
     require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
     given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
     chosen = read_words(words, sources, here=False)
     secrets = secret_values(given)
-    image = options["image"] or getattr(sources.variable("IMAGE"), "value", None)
     return Asked(
         name=options["name"] or NAME,
-        image=pinned(image) if image else None,
+        image=read_image(options["image"], sources),
         nodes=nodes,
         gpus=options["gpus"],
         cpus=options["cpus_per_gpu"] or CPUS_PER_GPU,
@@ -81,22 +72,30 @@ def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
         grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
         seconds=_read_seconds(options["time"]),
         queue=options["queue"],
-        components=_choose(options["components"]),
+        components=_choose(options["components"], options["gpus"]),
     )
 
 
 def _other_variables(sources: Sources) -> dict[str, str]:
-    """What else .env gives to training, as it does everywhere: NCCL_DEBUG, HF_HOME, variables of a script."""
+    """What else .env gives to training, as it does everywhere: NCCL_DEBUG, HF_HOME, variables of a script.
+
+    Raises LaunchError for what would mislead the launcher in the pods.
+    """
     settings = {name for setting in BY_NAME.values() for name in (setting.name, *setting.aliases)}
-    return {
-        name: value
-        for name, value in sources.env_file.items()
-        if name not in settings and not ELSEWHERE.fullmatch(name)
-    }
+    others = {}
+    for name, value in sources.env_file.items():
+        if name in TOLD - settings or (name.startswith("SLIPWAY_") and name not in settings):
+            what = "a scheduler tells it, and the pods have another" if name in TOLD else "there is no such setting"
+            raise LaunchError(f"{name} in {sources.env_file_name}: {what}. Take the line out.")
+        if name not in settings and not ELSEWHERE.fullmatch(name):
+            others[name] = value
+    return others
 
 
-def _choose(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The components once each, in their order. TensorBoard shows what lies on the claims."""
+def _choose(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
+    """The components once each, in their order; TensorBoard shows what lies on the claims. Raises LaunchError."""
+    if gpus == 0 and (unfit := {"gpu", "rdma"}.intersection(names)):
+        raise LaunchError(f"--with {min(unfit)} is for GPUs, but --gpus 0. Leave one of them out.")
     chosen = {*names, *(["pvc"] if "tensorboard" in names else [])}
     return tuple(name for name in COMPONENTS if name in chosen)
 
@@ -108,8 +107,8 @@ def _read_seconds(time: str | None) -> int | None:
     return seconds
 
 
-# One word of a label's value, and quantities of memory as Kubernetes writes them.
-LABEL = matching(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", "letters, digits and - _ . are allowed, at most 63")
+# Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
+QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
 QUANTITY = matching(r"[1-9]\d{0,8}[KMGT]i?", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)")
 
 
@@ -138,11 +137,11 @@ def _options() -> list[click.Parameter]:
             "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
             "tensorboard (with pvc). May be given several times.",
         ),
-        (("--queue",), {"metavar": "NAME", "callback": LABEL}, "Kueue's LocalQueue that admits the job."),
+        (("--queue",), {"metavar": "NAME", "callback": QUEUE_NAME}, "Kueue's LocalQueue that admits the job."),
         (
             ("--time",),
             {"metavar": "TIME", "callback": checked(read_time)},
-            f"Time limit, waiting included: {TIME_FORMS}.  [default none]",
+            f"Time limit, from when its pods are created: {TIME_FORMS}.  [default none]",
         ),
     )
     return [click.Option([*names], help=text, **kind) for names, kind, text in rows]

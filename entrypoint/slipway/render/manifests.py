@@ -15,13 +15,14 @@ Document = dict[str, Any]
 Read = Callable[[str], list[Document]]  # a file's path below k8s/ -> its documents
 
 NAME = "slipway"  # what everything is called in the files
+BESIDE = "-tensorboard"  # behind the job's name: what stands beside it
 INSTANCE = "app.kubernetes.io/instance"
 QUEUE = "kueue.x-k8s.io/queue-name"
 GPU = "nvidia.com/gpu"
 NAME_LENGTH = 63  # characters of a label, so of a host name (RFC 1123)
 CPUS_PER_GPU, MEM_PER_GPU = 4, "16Gi"
 COMPONENTS = ("gpu", "rdma", "pvc", "tensorboard")  # of k8s/components; cpu and kueue follow from other options
-_LISTS = ("name", "mountPath")  # what tells the items of such lists apart, as Kubernetes merges them
+_LISTS = ("mountPath", "name")  # what tells the items of such lists apart, as Kubernetes merges them
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Asked:
 
 def make_manifests(asked: Asked, read: Read) -> list[Document]:
     """Return the documents: the Job first. Raises LaunchError for a name that is too long or not allowed."""
-    require_name(asked.name, f"-{asked.nodes - 1}")
+    require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
     (job,) = read("base/single/job.yaml")
     others = read("base/single/networkpolicy.yaml")
     retries = job["spec"]["backoffLimit"]  # of a single node
@@ -140,15 +141,15 @@ def _literal(text: str) -> str:
 
 
 def _named(value: Any, name: str) -> Any:
-    """Put the job's name where the files say NAME: as the name of objects, of the Service, and in labels."""
+    """Put the job's name where the files say NAME: in names of objects, of the Service, and in labels."""
     if isinstance(value, list):
         return [_named(item, name) for item in value]
     if not isinstance(value, dict):
         return value
     renamed = {key: _named(item, name) for key, item in value.items()}
     for key in (INSTANCE, "subdomain"):
-        if renamed.get(key) == NAME:
-            renamed[key] = name
-    if "kind" in value and "metadata" in value and value["metadata"]["name"] == NAME:
-        renamed["metadata"]["name"] = name
+        if key in renamed:
+            renamed[key] = name + renamed[key].removeprefix(NAME)
+    if "kind" in value:
+        renamed["metadata"]["name"] = name + value["metadata"]["name"].removeprefix(NAME)
     return renamed

@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.render.manifests import (
     GPU,
+    INSTANCE,
     QUEUE,
     Asked,
     Document,
@@ -51,14 +52,18 @@ def make_trainer(asked: Asked, read: Read) -> list[Document]:
     container["name"] = NODE
     container["env"] = [entry for entry in container["env"] if entry["name"] != "NNODES"]  # PET_NNODES says it
     template = {"metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
+    limit = container["resources"]["limits"].get(GPU, CPU_PROCESSES)
     words, env = arguments_and_environment(asked)
+    processes = asked.env.get("NPROC_PER_NODE", "")
+    if processes == "auto" or processes.isdigit():
+        env = [entry for entry in env if entry["name"] != "NPROC_PER_NODE"]  # numProcPerNode says it
     runtime = {
         "mlPolicy": {"numNodes": asked.nodes, "torch": {}},
         "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": template}]}},
     }
     trainer = {
         "numNodes": asked.nodes,
-        "numProcPerNode": container["resources"]["limits"].get(GPU, CPU_PROCESSES),
+        "numProcPerNode": int(processes) if processes.isdigit() else limit,
         "image": container["image"],
         "args": [*container["args"], *words],
         "resourcesPerNode": container["resources"],
@@ -97,7 +102,7 @@ def _of_set(value: Any, name: str) -> Any:
 
 
 def _ours(labels: Document) -> bool:
-    return "app.kubernetes.io/instance" in labels
+    return INSTANCE in labels
 
 
 def _object(version: str, kind: str, metadata: Document, spec: Document) -> Document:

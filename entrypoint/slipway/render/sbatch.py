@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipway.launch.errors import LaunchError
+from slipway.render.times import read_time
 
 LEAVING = 40  # s between the end of the grace and the time limit: verdict, srun's return, and the job puts itself back
 EARLY, LONGEST = (
@@ -103,27 +104,6 @@ def _replace(lines: list[str], name: str, *new: str) -> None:
 def _find(lines: list[str], name: str) -> int:
     (place,) = (index for index, line in enumerate(lines) if re.fullmatch(rf"#SBATCH --{name}(=.*)?", line))
     return place
-
-
-_TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
-TIME_FORMS = (
-    "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"
-)
-
-
-def read_time(text: str) -> int:
-    """The seconds of one of Slurm's six forms of a time (sbatch(1), --time). Raises ValueError for anything else."""
-    match = _TIME.fullmatch(text)
-    if not match:
-        raise ValueError(
-            f"{text!r} is no time of Slurm's. Type {TIME_FORMS}, such as 2-12 for two days and twelve hours"
-        )
-    days, *parts = match.groups()
-    numbers = [int(part) for part in parts if part is not None]
-    if days is None and len(numbers) < 3:
-        numbers = [0, *numbers]  # minutes come first, then seconds
-    hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _require_time(limit: str, notice: int) -> None:

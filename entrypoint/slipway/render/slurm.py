@@ -3,6 +3,7 @@
 import os
 import re
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,18 +13,11 @@ from slipway.launch.errors import LaunchError
 from slipway.launch.redact import secret_values
 from slipway.launch.settings import BY_NAME, Claim
 from slipway.launching import hyphens
+from slipway.render.command import checked, make_command, matching
 from slipway.render.references import name_for_enroot
-from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, TIME_FORMS, Asked, make_sbatch, read_time
-from slipway.render.words import (
-    checked,
-    env_file_words,
-    given_settings,
-    make_command,
-    matching,
-    read_nodes,
-    read_words,
-    require_enough,
-)
+from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, Asked, make_sbatch
+from slipway.render.times import TIME_FORMS, read_time
+from slipway.render.words import given_settings, read_nodes, read_words, require_enough
 
 HEADERS = ("job_name", "partition", "account", "time")  # options that sbatch has, too
 
@@ -32,22 +26,19 @@ def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
     venv, image = options["venv"], options["image"]
     if venv and image:
         raise click.UsageError("--venv trains without a container and --image in one; type one of them.")
-    if not options["gpus"] and (options["cpus_per_gpu"] or options["mem_per_gpu"]):
-        raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
-    if options["standalone"]:
-        raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
     sources = read_sources(options, {})
     nodes = read_nodes(sources, options["nodes"])
+    require_enough(options["gpus"], sources)
     headers = {hyphens(name): options[name] for name in HEADERS if options[name]}
     given = given_settings(sources)
     secrets = secret_values(given)
     asked = Asked(
         grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
-        words=(*env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
+        words=(*_env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
         exports={name: value for name, value in given.items() if name not in secrets},
         secrets=tuple(secrets),
         headers=headers | ({"nodes": str(nodes)} if nodes else {}),
-        gpus=require_enough(options["gpus"], sources),
+        gpus=options["gpus"],
         cpus_per_gpu=options["cpus_per_gpu"] or CPUS_PER_GPU,
         mem_per_gpu=options["mem_per_gpu"] or MEM_PER_GPU,
         image=name_for_enroot(image) if image else None,
@@ -56,6 +47,22 @@ def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
     )
     template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")
     click.echo(os.fsencode(make_sbatch(template, asked)), nl=False)  # a word may hold bytes that are no text
+
+
+def _env_file_words(file: str | None, everywhere: bool) -> list[str]:
+    """The words by which the job reads an --env-file itself, for what is not Slipway's in it, and for secrets.
+
+    `everywhere`: the job sees it where it is; else only below the folder of the submission. Raises LaunchError (78).
+    """
+    if not file:
+        return []
+    here, there = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100  # takes `..` away, but follows no links
+    if not there.is_relative_to(here) and not everywhere:
+        raise LaunchError(
+            f"--env-file {file} lies outside {here}, and the container sees only the folder that the job is submitted from. "
+            "Copy it there."
+        )
+    return ["--env-file", str(there.relative_to(here) if there.is_relative_to(here) else there)]
 
 
 def _shared(runs: Claim, mounted: bool) -> str | None:

@@ -3,86 +3,20 @@
 A scheduler tells each node its rank and where node 0 is, so nobody else may; and it is given one number of nodes.
 """
 
-import os
-import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import click
 
 from slipway.arguments import check_arguments
-from slipway.launch.catalog import WORKLOADS, find_workload
+from slipway.launch.catalog import find_workload
 from slipway.launch.errors import LaunchError
 from slipway.launch.host import CHECKPOINTS
 from slipway.launch.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
-from slipway.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
+from slipway.render.references import pinned
 
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 APART = {*PLACES, "WORLD_SIZE", "WORKLOAD", "SLIPWAY_RUNS"}  # settings that a job file says in a way of its own
-
-
 MARGIN = 10  # s between the launcher's grace and that of whoever ends its container, for the verdict
-Print = Callable[[tuple[str, ...], dict[str, Any]], None]
-
-
-def make_command(name: str, options: Sequence[click.Parameter], show: Print, text: str, example: str) -> click.Command:
-    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it; `show` prints."""
-
-    def callback(words: tuple[str, ...], **given: Any) -> None:
-        if words and words[0] in WORKLOADS:
-            late, rest = take_options(words[1:], params, f"slipway render {name}")
-            several = {key: (*given[key], *late[key]) for key in late if isinstance(late[key], tuple)}
-            given, words = given | late | several, (words[0], *rest)
-        show(words, given)
-
-    params = [*options, *_shared_options()]
-    return Launching(
-        name,
-        callback=callback,
-        params=[WORDS, *params],
-        help=text,
-        epilog=f"Example: slipway render {name} {example}",
-        context_settings={**CONTEXT, "allow_interspersed_args": False},
-    )
-
-
-def _shared_options() -> list[click.Parameter]:
-    """The options of every kind: the launcher's, of which those for one node are only taken to be refused."""
-    options = launcher_options()
-    for option in options:
-        if isinstance(option, click.Option) and option.name in (*PLACES, "WORLD_SIZE", "standalone"):
-            option.hidden = True
-    nodes = click.Option(["--nodes"], metavar="N", help="How many nodes; --nnodes and WORLD_SIZE say the same.")
-    return [nodes, *options]
-
-
-Check = Callable[[click.Context, click.Parameter, str | None], str | None]
-
-
-def checked(read: Callable[[str], object]) -> Check:
-    """A callback that refuses what `read` does not understand (ValueError)."""
-
-    def check(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-        try:
-            if value is not None:
-                read(value)
-        except ValueError as error:
-            raise click.BadParameter(f"{error}.") from None
-        return value
-
-    return check
-
-
-def matching(form: str, allowed: str) -> Check:
-    """A callback that refuses what has another form, and says what is `allowed`."""
-
-    def read(value: str) -> None:
-        if not re.fullmatch(form, value, re.ASCII):
-            raise ValueError(f"{value!r} cannot stand there; {allowed}")
-
-    return checked(read)
 
 
 def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> list[str]:
@@ -155,8 +89,17 @@ def read_runs(sources: Sources) -> dict[str, str]:
     return {} if runs.source == "default" else {"SLIPWAY_RUNS": runs.value}
 
 
-def require_enough(gpus: int | None, sources: Sources) -> int | None:
-    """Return the number of GPUs. Raises LaunchError where the launchers would find too few."""
+def read_image(option: str | None, sources: Sources) -> str | None:
+    """The image that --image names, else IMAGE; None where nobody does. Raises LaunchError for one that may change."""
+    claim = None if option else sources.variable("IMAGE")
+    try:
+        return pinned(option) if option else pinned(claim.value) if claim else None
+    except LaunchError as error:
+        raise LaunchError(f"{claim.about('IMAGE')}: {error}" if claim else str(error)) from None
+
+
+def require_enough(gpus: int | None, sources: Sources) -> None:
+    """Raise LaunchError where the launchers would find too few GPUs; `gpus` None are all of a machine."""
     claim = sources.claims(BY_NAME["NPROC_PER_NODE"])[0]
     processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
     if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
@@ -164,20 +107,8 @@ def require_enough(gpus: int | None, sources: Sources) -> int | None:
             f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Leave the number of processes out, it follows that of GPUs; "
             "to share GPUs between processes all the same add --oversubscribe."
         )
-    return gpus
-
-
-def env_file_words(file: str | None, everywhere: bool) -> list[str]:
-    """The words by which the job reads an --env-file itself, for what is not Slipway's in it, and for secrets.
-
-    `everywhere`: the job sees it where it is; else only below the folder of the submission. Raises LaunchError (78).
-    """
-    if not file:
-        return []
-    here, there = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100  # takes `..` away, but follows no links
-    if not there.is_relative_to(here) and not everywhere:
-        raise LaunchError(
-            f"--env-file {file} lies outside {here}, and the container sees only the folder that the job is submitted from. "
-            "Copy it there."
-        )
-    return ["--env-file", str(there.relative_to(here) if there.is_relative_to(here) else there)]
+    backend = sources.claims(BY_NAME["SLIPWAY_BACKEND"])[0]
+    for name, needs in ((claim, "gpu"), (backend, "nccl")):
+        if gpus == 0 and name.value == needs:
+            about = name.about("NPROC_PER_NODE" if needs == "gpu" else "SLIPWAY_BACKEND")
+            raise LaunchError(f"{about} needs GPUs, but --gpus 0. Leave one of them out.")

@@ -1,0 +1,76 @@
+"""What the commands of `slipway render` have in common: their options, and what those may not say."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from slipway.launch.catalog import WORKLOADS
+from slipway.launch.errors import LaunchError
+from slipway.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
+from slipway.render.words import PLACES
+
+Print = Callable[[tuple[str, ...], dict[str, Any]], None]
+
+
+def make_command(name: str, options: Sequence[click.Parameter], show: Print, text: str, example: str) -> click.Command:
+    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it; `show` prints."""
+
+    def callback(words: tuple[str, ...], **given: Any) -> None:
+        if words and words[0] in WORKLOADS:
+            late, rest = take_options(words[1:], params, f"slipway render {name}")
+            several = {key: (*given[key], *late[key]) for key in late if isinstance(late[key], tuple)}
+            given, words = given | late | several, (words[0], *rest)
+        if given["standalone"]:
+            raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
+        if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):
+            raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
+        show(words, given)
+
+    params = [*options, *_shared_options()]
+    return Launching(
+        name,
+        callback=callback,
+        params=[WORDS, *params],
+        help=text,
+        epilog=f"Example: slipway render {name} {example}",
+        context_settings={**CONTEXT, "allow_interspersed_args": False},
+    )
+
+
+def _shared_options() -> list[click.Parameter]:
+    """The options of every kind: the launcher's, of which those for one node are only taken to be refused."""
+    options = launcher_options()
+    for option in options:
+        if isinstance(option, click.Option) and option.name in (*PLACES, "WORLD_SIZE", "standalone"):
+            option.hidden = True
+    nodes = click.Option(["--nodes"], metavar="N", help="How many nodes; --nnodes and WORLD_SIZE say the same.")
+    return [nodes, *options]
+
+
+Check = Callable[[click.Context, click.Parameter, str | None], str | None]
+
+
+def checked(read: Callable[[str], object]) -> Check:
+    """A callback that refuses what `read` does not understand (ValueError)."""
+
+    def check(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                read(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.") from None
+        return value
+
+    return check
+
+
+def matching(form: str, allowed: str) -> Check:
+    """A callback that refuses what has another form, and says what is `allowed`."""
+
+    def read(value: str) -> None:
+        if not re.fullmatch(form, value, re.ASCII):
+            raise ValueError(f"{value!r} cannot stand there; {allowed}")
+
+    return checked(read)
