@@ -1,0 +1,42 @@
+"""The overlay that k8s/README.md shows does what it says, and its table tells of every exit code."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from job_rules import ACTIONS
+from kubectl import K8S, kustomize, read_documents
+from semantics import findings
+from templates import of_kind
+
+from slipway.launch.errors import EXITS
+
+README = (K8S / "README.md").read_text(encoding="utf-8")
+SAID = {"FailJob": "Failed, at once", "Ignore": "replaces the pod, not counted"}
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
+    mine = shutil.copytree(K8S, tmp_path / "k8s") / "overlays/mine"
+    mine.mkdir()
+    for name, text in re.findall(r"```yaml\n# (\w+\.yaml)(.*?)```", README, re.DOTALL):
+        (mine / name).write_text(f"#{text}")
+    documents = read_documents(kustomize(mine))
+    assert findings(documents) == []
+    [job] = of_kind(documents, "Job")
+    assert (job["metadata"]["namespace"], job["spec"]["completions"]) == ("research", 4)
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/team/slipway:1.2.3"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
+
+
+def test_the_guide_says_what_the_job_makes_of_each_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|$", README, re.MULTILINE)
+    told = {int(code): (meaning, then) for code, meaning, then in rows}
+    assert set(told) == {*EXITS, 137}
+    for code, row in EXITS.items():
+        meaning, then = told[code]
+        counted = "replaces the pod, counted" if code else "Complete"
+        assert meaning == row.meaning
+        assert then.startswith(SAID.get(ACTIONS.get(row.then, ""), counted))
