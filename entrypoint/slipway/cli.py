@@ -128,12 +128,21 @@ def main() -> None:
     except LaunchError as error:
         code, said, show = error.code, str(error), partial(click.echo, f"slipway: {error}", err=True)
     except Exception as error:
-        tell_pod(FAILED, f"{type(error).__name__}: {error}")
+        _tell_pod(FAILED, f"{type(error).__name__}: {error}")
         raise
     with contextlib.suppress(OSError):
         show()
-    tell_pod(code, said)
+    _tell_pod(code, said)
     sys.exit(code)
+
+
+# What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
+BESIDE = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval"}
+
+
+def _tell_pod(code: int, said: str) -> None:
+    if sys.argv[1:2] and sys.argv[1] not in BESIDE:
+        tell_pod(code, said)
 
 
 def open_streams() -> None:

@@ -33,7 +33,7 @@ HONOURED = {
     "spec.trainer.image spec.trainer.args spec.trainer.env.name spec.trainer.env.value spec.trainer.resourcesPerNode.*",
     "Pod": "metadata.labels.* metadata.annotations.* spec.automountServiceAccountToken spec.enableServiceLinks "
     "spec.restartPolicy spec.subdomain spec.terminationGracePeriodSeconds spec.securityContext.fsGroup "
-    "spec.securityContext.fsGroupChangePolicy spec.securityContext.runAsGroup spec.securityContext.runAsNonRoot "
+    "spec.securityContext.runAsGroup spec.securityContext.runAsNonRoot "
     "spec.securityContext.runAsUser spec.securityContext.seccompProfile.type spec.volumes.name "
     "spec.volumes.emptyDir spec.volumes.emptyDir.medium spec.volumes.emptyDir.sizeLimit "
     "spec.volumes.persistentVolumeClaim.claimName",
@@ -52,6 +52,7 @@ NOT_HONOURED = {
     "Container.resources.requests.*": "nothing is scheduled here",
     "Container.resources.limits.nvidia.com/gpu": "without GPUs the workload trains on the CPU",
     "Container.resources.limits.rdma/*": "the engine has no such devices",
+    "Pod.spec.securityContext.fsGroupChangePolicy": "a new volume's root is all that there is to change",
     "JobSet.spec.failurePolicy.*": "a JobSet's own decisions are not played, only those of its one Job",
     "*.metadata.labels.*": "nobody selects by the labels of anything but pods",
 }

@@ -57,6 +57,7 @@ class Pod:
     @cached_property
     def ended(self) -> Ended:
         """How it ended, once it has."""
+        assert not self.running, self.name
         code = int(self.container.state("ExitCode"))
         return Ended(self.name, self.index, self._container["name"], code, self.disrupted)
 

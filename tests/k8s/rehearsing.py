@@ -26,7 +26,7 @@ SMALL = (
     "run", "--nproc-per-node", "1", "gpt", "--layers", "1", "--heads", "2", "--embed", "32", "--context", "32",
     "--batch-size", "8", "--eval-samples", "16", "--sample-tokens", "0", "--log-every", "10",
 )  # fmt: skip
-STEPS = 600  # so many that there is time to harm the job
+STEPS = 1500  # so many that there is time to harm the job
 LONG = (*SMALL, "--steps", str(STEPS), "--save-every", "20")
 PASSED_OVER = pytest.StashKey[dict[str, str]]()
 

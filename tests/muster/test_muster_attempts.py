@@ -382,6 +382,19 @@ def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
     assert {ending.leaving for ending in job.report("stopped").values()} == {()}
 
 
+@pytest.mark.parametrize("asked", [0, 2])
+def test_who_is_told_to_go_between_two_attempts_leaves_alone(crew: Callable[..., Crew], asked: int) -> None:
+    job = crew(3, replaced=True)
+    job.open(0, 1, 2)
+    job.join()
+    job.musters[1].stop("SIGTERM", "SIGTERM")
+    time.sleep(0.3)
+    job.report("stopped")
+    job.musters[asked].stop("SIGTERM", "SIGTERM")
+    time.sleep(0.3)
+    assert not any(muster.stops for rank, muster in job.musters.items() if rank != asked)
+
+
 @pytest.mark.parametrize("asked", [0, 1])
 def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_replacement(
     crew: Callable[..., Crew], asked: int

@@ -13,8 +13,10 @@ import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 
 from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.muster import conduct
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.ring import Ring
 from slipway.launch.reach import listen
 
 Make = Callable[..., Launcher]
@@ -317,8 +319,28 @@ def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> 
     assert [one.code for one in crew] == [0, 0, 0]
 
 
-def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(launcher: Make, port: int) -> None:
-    node0 = launcher(0, 2, card={"runtime": "docker"})
+def test_a_network_that_opens_itself_late_is_waited_for(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    visit, visits = Ring._visit, []
+
+    async def blocked(ring: Ring, probe: wire.Probe) -> str:
+        visits.append(probe.round)
+        return "no answer" if len(set(visits)) < 3 else await visit(ring, probe)
+
+    monkeypatch.setattr(Ring, "_visit", blocked)
+    monkeypatch.setattr(conduct, "AGAIN_SECONDS", 0.1)
+    crew = [launcher(rank, 2, card={"runtime": "kubernetes"}) for rank in range(2)]
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0]
+    assert "cannot connect to node" in crew[1].log
+    assert "Networks may need a while" in crew[1].log
+
+
+@pytest.mark.parametrize("runtime", ["docker", "kubernetes"])
+def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
+    launcher: Make, port: int, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(conduct.OPENING, "kubernetes", 0.0)
+    node0 = launcher(0, 2, card={"runtime": runtime})
     node0.start()
     with Client(port) as behind_nat:
         behind_nat.introduce(make_card(1, 2))  # its ring port is 1, where nothing listens
@@ -330,7 +352,7 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(launcher: Make, por
     text = "\n".join(end.lines)
     assert "node 0 (host0) cannot connect to node 1 (host1)" in text
     assert "connection refused" in text
-    assert "--network host" in text
+    assert ("--network host" if runtime == "docker" else "NetworkPolicy") in text
     assert text == str(node0.error)
 
 

@@ -38,6 +38,12 @@ def test_where_there_is_no_pod_nothing_is_made(termination_log: Path) -> None:
     assert not termination_log.exists()
 
 
+def test_what_somebody_types_beside_a_job_is_not_its_pods_end(slipway: Slipway, termination_log: Path) -> None:
+    termination_log.touch()
+    assert slipway("status", "no-such-run").code == 78
+    assert termination_log.read_text() == ""
+
+
 ALONE = {
     "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "SLIPWAY_MUSTER_TIMEOUT": "1",
 }  # fmt: skip

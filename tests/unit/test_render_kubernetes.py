@@ -178,8 +178,8 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
 
 
 def test_what_was_given_beats_what_the_files_say(render: Slipway) -> None:
-    job = rendered(render("k8s", "--nodes", "2", "--resume", "none", "--muster-timeout", "60"))["Job"]
-    assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_MUSTER_TIMEOUT")] == ["none", "60"]
+    job = rendered(render("k8s", "--nodes", "2", "--resume", "/checkpoints/a", "--muster-timeout", "60"))["Job"]
+    assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_MUSTER_TIMEOUT")] == ["/checkpoints/a", "60"]
 
 
 def test_components_are_added_once_and_in_any_order(render: Slipway) -> None:
@@ -263,6 +263,7 @@ REFUSED = [
     ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
     (["--standalone"], {}, 78, "--nodes 1"),
     (["--gpus", "-1"], {}, 2, "--gpus"),
+    (["--resume", "none"], {}, 78, "another --name"),
     (["--gpus", "a100:2"], {}, 2, "--gpus"),
     (["--gpus", "0", "--cpus-per-gpu", "4"], {}, 2, "--gpus N"),
     (["--mem-per-gpu", "4Gi"], {}, 2, "--gpus N"),

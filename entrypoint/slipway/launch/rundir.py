@@ -115,7 +115,8 @@ def _refuse_finished(path: Path, plan: Plan) -> None:
     record, outcome = read_json(path / RUN_FILE), last_outcome(path)
     if outcome.get("word") == "finished" and record.get("arguments") == list(plan.arguments):
         raise AlreadyFinishedError(
-            f"{path} is finished; there is nothing to resume. Start a new run with --resume none, or give more steps."
+            f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
+            "Kubernetes: with a Job of another name), or give more steps."
         )
 
 

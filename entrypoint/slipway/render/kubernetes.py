@@ -55,6 +55,12 @@ def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
     sources = read_sources(options, {})
     nodes = read_nodes(sources, options["nodes"]) or 1
+    resume = sources.claims(BY_NAME["SLIPWAY_RESUME"])[0]
+    if resume.source != "default" and resume.value == "none":
+        raise LaunchError(
+            f"{resume.about('SLIPWAY_RESUME')}, but a pod goes on with the run that is called after its job. Leave it out; "
+            "a new run takes another --name."
+        )
     require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
     given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
     chosen = read_words(words, sources, here=False)

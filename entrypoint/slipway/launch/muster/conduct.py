@@ -25,6 +25,10 @@ FIRST_LINE_SECONDS = 3.0
 LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
+# Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
+# NetworkPolicy. Seconds that neighbours are given until they reach each other, and between two tries.
+OPENING = {"kubernetes": 60.0}
+AGAIN_SECONDS = 3.0
 
 
 class Conduct:
@@ -45,6 +49,7 @@ class Conduct:
         """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
         self._host, self._port, self._timeout, self._patience, self._folder = host, port, timeout, patience, folder
         self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
+        self._open_by = math.inf  # when neighbours must reach each other
         self._roster = Roster(
             own=card, nodes=host.nodes, least=host.least, process=host.process, allow_uneven=allow_uneven
         )
@@ -175,7 +180,8 @@ class Conduct:
     async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
         """Let every launcher visit its neighbour; LaunchError (78) where one cannot.
 
-        None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration.
+        None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
+        one where the network may still open itself.
         """
         host, loop = self._host, asyncio.get_running_loop()
         host.round += 1
@@ -204,7 +210,14 @@ class Conduct:
         if troubles := [self._trouble(rank, ranks) for rank in ranks if self._answer(rank).trouble]:
             more = [f"… and {len(troubles) - TROUBLES} more"] if len(troubles) > TROUBLES else []
             advice = explain_ring(self._roster.own.runtime)
-            raise LaunchError("\n".join((*troubles[:TROUBLES], *more, advice)), CONFIGURATION)
+            trouble = LaunchError("\n".join((*troubles[:TROUBLES], *more, advice)), CONFIGURATION)
+            opening = OPENING.get(self._roster.own.runtime, 0.0)
+            self._open_by = min(self._open_by, loop.time() + opening)
+            if loop.time() >= self._open_by:
+                raise trouble
+            host.broadcast(wire.Waiting(f"{troubles[0]} Networks may need a while; trying for {opening:.0f} s."))
+            await host.until(changed, loop.time() + AGAIN_SECONDS)
+            return None
         return self._start(notes)
 
     def _answer(self, node_rank: int) -> wire.Probed:

@@ -117,7 +117,7 @@ class Host:
             return False  # its user stopped it for good
         remain = (len(self.roster.ranks) if self.roster else 0) - len(leaving)
         if self.replaced:
-            return remain > 0
+            return remain > 0 or self.roster is None  # between two attempts everybody else remains
         return self.least < self.nodes and (self.least <= remain or not self.running) and 0 not in leaving
 
     async def beat(self) -> None:
