@@ -20,13 +20,14 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Job:
-    """An Indexed Job. Time passes for it only in `until`, `finish` and `delete`."""
+    """A Job. Time passes for it only in `until`, `finish` and `delete`."""
 
     def __init__(self, document: Document, start: Start) -> None:
         """`start` starts a pod with an index."""
         self.name: str = document["metadata"]["name"]
         self.spec: Document = document["spec"]
-        assert self.spec["completionMode"] == "Indexed"
+        self._indexed = self.spec.get("completionMode") == "Indexed"
+        self._completions = self.spec.get("completions", 1)
         assert self.spec.get("podReplacementPolicy", "Failed") == "Failed"
         self._template: Document = self.spec["template"]
         self._start = start
@@ -44,8 +45,8 @@ class Job:
                 pod.stop()
         if not self.conditions:
             seated = {pod.index for pod in alive} | {pod.index for pod in over if not pod.ended.code}
-            missing = [index for index in range(self.spec["completions"]) if index not in seated]
-            for index in missing[: self.spec["parallelism"] - len(alive)]:
+            missing = [index for index in range(self._completions) if index not in seated]
+            for index in missing[: self.spec.get("parallelism", 1) - len(alive)]:
                 self.pods.append(self._start(self.pod_for(index), index))
         elif len(self.conditions) == 1 and not alive:
             [target] = self.conditions
@@ -56,13 +57,13 @@ class Job:
         """The pod that the controller makes from the template."""
         pod = copy.deepcopy(self._template)
         metadata = pod.setdefault("metadata", {})
-        told = {INDEX: str(index), "batch.kubernetes.io/job-name": self.name}
+        told = {"batch.kubernetes.io/job-name": self.name} | ({INDEX: str(index)} if self._indexed else {})
         for kind in ("labels", "annotations"):
             metadata[kind] = metadata.get(kind, {}) | told
         metadata |= {"name": f"{self.name}-{index}-{secrets.token_hex(3)[:5]}", "namespace": "default"}
         pod["spec"]["hostname"] = f"{self.name}-{index}"
         reference = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
-        for container in pod["spec"]["containers"]:
+        for container in pod["spec"]["containers"] if self._indexed else ():
             own = container.setdefault("env", [])
             if all(variable["name"] != "JOB_COMPLETION_INDEX" for variable in own):
                 own.append({"name": "JOB_COMPLETION_INDEX", "valueFrom": reference})
@@ -109,7 +110,7 @@ class Job:
 
     def verdicts(self) -> list[dict[str, Any]]:
         """The termination message of the newest pod of each index."""
-        return [json.loads(self.pod(index).message) for index in range(self.spec["completions"])]
+        return [json.loads(self.pod(index).message) for index in range(self._completions)]
 
     def __str__(self) -> str:
         """The record: conditions, and each pod with its end, message and output."""

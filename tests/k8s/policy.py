@@ -42,7 +42,7 @@ def judge(spec: Document, pods: Iterable[Ended]) -> Condition | None:
     for number, rule in enumerate(spec.get("successPolicy", {}).get("rules", [])):
         if indexes(rule["succeededIndexes"]) <= succeeded:
             return Condition("SuccessCriteriaMet", "SuccessPolicy", f"Matched rules at index {number}")
-    if len(succeeded) == spec["completions"]:
+    if len(succeeded) == spec.get("completions", 1):
         return Condition("SuccessCriteriaMet", "CompletionsReached", "Reached expected number of succeeded pods")
     return None
 

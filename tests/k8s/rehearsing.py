@@ -40,6 +40,9 @@ class Cluster:
         self._network = fresh_name()
         docker("network", "create", self._network)
         undo.callback(docker, "network", "rm", self._network)
+        self.gateway = docker(
+            "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", self._network
+        ).strip()
 
     def apply(self, documents: Iterable[Document]) -> Job:
         """`kubectl apply` of documents with one Job, which starts."""
@@ -47,10 +50,14 @@ class Cluster:
         self._passed_over |= not_honoured(given)
         there = expanded(given)
         [job] = of_kind(there, "Job")
-        for volume in job["spec"]["template"]["spec"].get("volumes", []):
+        return Job(job, lambda pod, index: self.start(pod, index, there))
+
+    def start(self, pod: Document, index: int, documents: list[Document]) -> Pod:
+        """Start a pod, as a controller has made it; `documents`: what else is in the namespace."""
+        for volume in pod["spec"].get("volumes", []):
             if (claim := volume.get("persistentVolumeClaim")) and claim["claimName"] not in self._claims:
                 self._claims[claim["claimName"]] = fresh_volume(self._undo)
-        return Job(job, lambda pod, index: Pod(pod, index, there, self._claims, self._network, self._undo))
+        return Pod(pod, index, documents, self._claims, self._network, self._undo)
 
 
 @pytest.fixture

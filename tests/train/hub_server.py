@@ -70,15 +70,16 @@ class Fault:
 class HubServer:
     """The server; `url` is what HF_ENDPOINT has to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        """`address` is one of this machine's, where the server is to be reached."""
         self.repos: dict[tuple[str, str], Repo] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "GET /path"
         self.tokens: list[str | None] = []  # that came with them
         self.bodies: list[bytes] = []  # of those that give something
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((address, 0), Handler)
         self._server.hub = self  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{address}:{self._server.server_address[1]}"
         # The library follows redirects on the Hub's own host by itself, and files lie elsewhere.
         self.elsewhere = self.url.replace("127.0.0.1", "localhost")
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
