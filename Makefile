@@ -126,6 +126,10 @@ push: ## Push the image under its tags, and print it by its digest (REPOSITORY=â
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
 	@.venv/bin/python bench/muster.py $(ARGS)
 
+.PHONY: bench-launch
+bench-launch: .venv/.dev .venv/.train ## Measure what a launch costs, against bare torchrun: the launcher's own part, jobs that do nothing
+	@.venv/bin/python bench/launch.py $(ARGS)
+
 .PHONY: bench-snapshot
 bench-snapshot: .venv/.dev .venv/.train ## Measure how long training stands still for a snapshot, against torch.save
 	@.venv/bin/python bench/snapshot.py $(ARGS)
