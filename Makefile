@@ -14,7 +14,7 @@ endef
 
 .PHONY: help
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
 
 .PHONY: run
 run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or two CPU processes (ARGS="--steps 200")

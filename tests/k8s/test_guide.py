@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from job_rules import ACTIONS
 from kubectl import K8S, kustomize, read_documents
+from schemas import violations
 from semantics import findings
 from templates import of_kind
 
@@ -29,6 +31,17 @@ def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/team/slipway:1.2.3"
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_the_check_of_a_node_fits_into_the_pod() -> None:
+    page = (K8S.parent / "docs/check.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```yaml\n(initContainers:.*?)```", page, re.DOTALL)
+    documents = read_documents(kustomize(K8S / "base/single"))
+    [job] = of_kind(documents, "Job")
+    job["spec"]["template"]["spec"] |= yaml.safe_load(block)
+    assert findings(documents) == []
+    assert violations(job) == []
 
 
 def test_the_guide_says_what_the_job_makes_of_each_exit_code() -> None:

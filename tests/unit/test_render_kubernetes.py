@@ -157,7 +157,7 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
         f"SLIPWAY_TOKEN=hunter2hunter2\nHF_TOKEN=hf_hunter2\nCOMPOSE_FILE=compose.yaml\nTENSORBOARD_PORT=1\nIMAGE={IMAGE}\n"
     )
     answer = render("k8s", "--env-file", "cluster.env", SLIPWAY_BACKEND="gloo", NCCL_NET="other")
-    job = rendered(answer)["Job"]
+    job = rendered(Answer(answer.code, answer.out, ""))["Job"]
     told = container(job)
     assert (told["image"], told["args"]) == (IMAGE, ["run", "vision", "--preset", "cifar10"])
     assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 310
@@ -175,6 +175,7 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
         "kubectl create secret generic slipway-settings --from-literal=WANDB_API_KEY=… --from-literal=SLIPWAY_TOKEN=…"
     )
     assert secrets in answer.out
+    assert secrets in answer.err
 
 
 def test_what_was_given_beats_what_the_files_say(render: Slipway) -> None:

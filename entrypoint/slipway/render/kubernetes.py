@@ -37,7 +37,9 @@ def _make_command(name: str, make: Callable[[Asked, Read], list[Document]], text
         text = f"# Made by `slipway render {name}`.\n"
         if asked.secrets:
             literals = " ".join(f"--from-literal={secret}=…" for secret in asked.secrets)
-            text += f"# Secrets are not written here: kubectl create secret generic {asked.secret} {literals}\n"
+            notice = f"Secrets are not written here: kubectl create secret generic {asked.secret} {literals}"
+            text += f"# {notice}\n"
+            click.echo(f"slipway: {notice}", err=True)  # what is printed goes through a pipe, mostly
         click.echo(text + yaml_text(*make(asked, read_files)), nl=False)
 
     return make_command(name, _options(), show, text, example)
