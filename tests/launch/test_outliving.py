@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from launchers import Launcher
 
 Node = Callable[..., Launcher]
@@ -118,8 +117,8 @@ def start_pods(node: Node, *ranks: int, disk: str = "disk") -> list[Launcher]:
     return [node(rank, 2, *words, f"{disk}-{rank}", JOB_COMPLETION_INDEX=str(rank)) for rank in ranks]
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_pod_that_is_told_to_go_is_replaced_alone_and_no_step_is_lost(node: Node, told: int) -> None:
+def test_a_pod_that_is_told_to_go_is_replaced_alone_and_no_step_is_lost(node: Node) -> None:
+    told = 0  # of pod 1 is tests/k8s/test_rehearsal_eviction.py
     pods = start_pods(node, 0, 1)
     pods[0].wait_for(UNDER_WAY)
     leaves, stays = pods[told], pods[1 - told]
