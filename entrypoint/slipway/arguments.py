@@ -1,7 +1,6 @@
 """What was typed: the launcher's options, the workload with its own, and from them and this machine a job."""
 
 import dataclasses
-import difflib
 import os
 import shlex
 import subprocess
@@ -134,6 +133,8 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     except ConfigurationError as error:
         raise LaunchError(str(error)) from None
     except click.NoSuchOption as error:
+        import difflib  # only where somebody mistyped: it takes milliseconds
+
         ours = [option.opts[0] for option in launcher_options()]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None

@@ -1,6 +1,7 @@
 """The command line: `slipway run`, `plan`, `sample`, `status`, `stop`; a workload's name or a script alone means `run`."""
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -14,8 +15,6 @@ import click
 
 from slipway import __version__
 from slipway.arguments import foresee_interfaces, options_json, options_lines, read_job
-from slipway.check import check, check_first
-from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import EXITS, FAILED, LaunchError
 from slipway.launch.job import run_job, tell_pod
@@ -23,12 +22,21 @@ from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launching import CONTEXT, WORDS, Launching, launcher_options
-from slipway.logs import logs
-from slipway.render import render
-from slipway.reports import report, workloads
-from slipway.results import evaluate, export, sample
-from slipway.runs import status, stop
 
+# Commands beside `run` and `plan`: their modules are imported when they are typed, so that a start need not wait for them.
+BESIDE = {
+    "check": "slipway.check:check",
+    "data": "slipway.data:data",
+    "eval": "slipway.results:evaluate",
+    "export": "slipway.results:export",
+    "logs": "slipway.logs:logs",
+    "render": "slipway.render:render",
+    "report": "slipway.reports:report",
+    "sample": "slipway.results:sample",
+    "status": "slipway.runs:status",
+    "stop": "slipway.runs:stop",
+    "workloads": "slipway.reports:workloads",
+}
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
 EXIT_CODES = "Exit codes: " + "; ".join(f"{code} {row.meaning}" for code, row in EXITS.items()) + "."
 
@@ -41,7 +49,23 @@ def show_version(context: click.Context, option: click.Parameter, wanted: bool) 
         context.exit()
 
 
-@click.group(context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}")
+class Commands(click.Group):
+    """The command group; https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted([*self.commands, *BESIDE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if cmd_name not in BESIDE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = BESIDE[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=Commands, context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}")
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Print the version."
 )
@@ -69,8 +93,12 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 def run(words: tuple[str, ...], **options: Any) -> None:
     """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
     job = read_job(words, options)
-    code = check_first(job) if job.sources.parsed("SLIPWAY_CHECK") else 0
-    sys.exit(code or run_job(job))
+    if job.sources.parsed("SLIPWAY_CHECK"):
+        from slipway.check import check_first
+
+        if code := check_first(job):
+            sys.exit(code)
+    sys.exit(run_job(job))
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -98,22 +126,19 @@ JSON = click.Option(
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
-for command in (check, data, evaluate, export, logs, render, report, sample, status, stop, workloads):
-    slipway.add_command(command)
-
-
 def understand(words: list[str]) -> list[str]:
     """Return the words with `run` in front where the first means a workload or a program of the user's.
 
     An executable is exec'ed here and now. Raises LaunchError (78) for a first word that means nothing.
     """
-    if not words or words[0] in slipway.commands or (words[0].startswith("-") and words[0] != "-m"):
+    known = {*slipway.commands, *BESIDE}
+    if not words or words[0] in known or (words[0].startswith("-") and words[0] != "-m"):
         return words
     if words[0] in WORKLOADS or is_program(words[0]):
         return ["run", *words]
     if program := shutil.which(words[0]):
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
-    raise unknown_name(words[0], [*slipway.commands, *WORKLOADS])
+    raise unknown_name(words[0], [*known, *WORKLOADS])
 
 
 def main() -> None:
@@ -137,11 +162,11 @@ def main() -> None:
 
 
 # What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
-BESIDE = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval"}
+SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval"}
 
 
 def _tell_pod(code: int, said: str) -> None:
-    if sys.argv[1:2] and sys.argv[1] not in BESIDE:
+    if sys.argv[1:2] and sys.argv[1] not in SILENT:
         tell_pod(code, said)
 
 

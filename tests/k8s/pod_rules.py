@@ -9,6 +9,7 @@ from templates import DOWNLOAD, TENSORBOARD, TRAINING, Document, Pods
 
 from slipway.arguments import check_arguments
 from slipway.cli import slipway
+from slipway.data import data
 from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.errors import LaunchError
 from slipway.launch.schedulers import SCHEDULERS
@@ -69,8 +70,6 @@ def words_are_understood(pods: Pods) -> Iterator[str]:
                 raise click.UsageError(f"{args[:1]} is not run")
             parse_run(args[1:])
         elif pods.role == DOWNLOAD:
-            data = slipway.commands["data"]
-            assert isinstance(data, click.Group)
             if args[:2] != ["data", "fetch"]:
                 raise click.UsageError(f"{args[:2]} is not data fetch")
             data.commands["fetch"].make_context("slipway data fetch", args[2:]).close()

@@ -97,7 +97,7 @@ def test_help_is_shown_alone_and_asked_for(slipway: Slipway) -> None:
     alone = slipway()
     assert alone.code == 0
     assert alone == slipway("--help") == slipway("-h")
-    for name in cli.slipway.commands:
+    for name, _ in commands():
         assert name in alone.out
     assert all(f"{code} {row.meaning.split()[0]}" in " ".join(alone.out.split()) for code, row in EXITS.items())
     assert slipway("--version").out.split()[-1] == __version__
@@ -122,7 +122,11 @@ def test_a_workload_has_help_of_its_own(slipway: Slipway, workload: str) -> None
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     yield "slipway", cli.slipway
-    yield from cli.slipway.commands.items()
+    context = click.Context(cli.slipway)
+    for name in cli.slipway.list_commands(context):
+        command = cli.slipway.get_command(context, name)
+        assert command is not None
+        yield name, command
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()))

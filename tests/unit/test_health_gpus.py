@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ def test_the_drivers_row(devices: Devices, environ: dict[str, str], level: str) 
 
 def test_slices_of_one_gpu_share_its_row() -> None:
     one = make_devices(1)
-    split = dataclasses.replace(one, gpus=one.gpus * 3)
+    split = one._replace(gpus=one.gpus * 3)
     assert len(rows(split)) == 1
 
 

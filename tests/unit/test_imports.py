@@ -16,10 +16,15 @@ ALLOWED = {"slipway", "click", "dotenv"}  # dotenv only where a file is read
 
 
 def loaded_by(code: str, **more: Any) -> set[str]:
-    """The top-level modules that a program loads; it prints sys.modules at its end."""
+    """The top-level modules that a program loads."""
+    return {name.partition(".")[0] for name in modules_of(code, **more)}
+
+
+def modules_of(code: str, **more: Any) -> set[str]:
+    """All modules that a program loads; it prints sys.modules at its end."""
     shown = f"{code}\nimport sys\nprint(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True, **more)
-    return {name.partition(".")[0] for name in process.stdout.split()}
+    return set(process.stdout.split())
 
 
 def third_party(loaded: set[str]) -> set[str]:
@@ -53,6 +58,12 @@ def test_a_plan_is_made_without_torch(tmp_path: Path, environ: dict[str, str]) -
     environ = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", **environ}
     loaded = loaded_by(PLAN, cwd=tmp_path, env=environ)
     assert third_party(loaded) - {"pynvml"} == ALLOWED  # pynvml only where there is a driver
+
+
+def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None:
+    loaded = modules_of(PLAN, cwd=tmp_path, env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""})
+    others = {f"slipway.{name}" for name in ("check", "data", "logs", "render", "reports", "results", "runs")}
+    assert not {*others, "difflib", "logging", "secrets", "slipway.launch.muster"} & loaded
 
 
 def imports(file: Path) -> set[str]:

@@ -6,6 +6,7 @@ scheduler's to try again, 2, 78, 79 and 93 nobody's.
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipway.launch.verdict import Outcome
 
@@ -17,10 +18,9 @@ STUCK = 3  # attempts in a row without a new snapshot
 RETRYABLE = ("failed", "peer", "lost")
 # What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
 # the workload. Not out-of-memory: the next attempt needs as much.
-PASSING = re.compile(
+PASSING = (
     r"Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
-    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable|Connection refused|timed out",
-    re.IGNORECASE,
+    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable|Connection refused|timed out"
 )
 
 
@@ -65,8 +65,7 @@ class Course:
         return self.tries[-1].number if self.tries else 0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What follows an attempt: another one after `pause` seconds, or None and the reason; `stuck` ends with 93."""
 
     pause: float | None
@@ -110,7 +109,7 @@ def is_stuck(tries: tuple[Try, ...]) -> bool:
 
 def is_passing(outcome: Outcome) -> bool:
     """Whether a cause is known to be a passing one: a lost peer, a busy port, a kill from outside."""
-    return lost_others(outcome) or PASSING.search(outcome.evidence) is not None
+    return lost_others(outcome) or re.search(PASSING, outcome.evidence, re.IGNORECASE) is not None
 
 
 def lost_others(outcome: Outcome) -> bool:

@@ -1,7 +1,6 @@
 """A home and caches for any user id: torch asks for both, and fails or caches in vain without them."""
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,4 +52,4 @@ def private_folder(parent: Path) -> Path:
         return folder  # whoever starts makes it
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder
-    return parent / f"{folder.name}-{secrets.token_hex(8)}"
+    return parent / f"{folder.name}-{os.urandom(8).hex()}"

@@ -4,7 +4,6 @@ Workloads are named by module strings: the launcher never imports training code.
 """
 
 import dataclasses
-import difflib
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -164,6 +163,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
 
 def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
     """The error for a first argument that means nothing."""
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     program = " It exists but is not executable." if Path(name).is_file() and not shutil.which(name) else ""

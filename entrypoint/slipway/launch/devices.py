@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 STAND_INS = "SLIPWAY_TEST_GPUS"  # for tests of schedulers on machines without GPUs: how many this node would have
 
@@ -25,8 +25,7 @@ class Gpu:
     capability: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Devices:
+class Devices(NamedTuple):
     """What this node has. `reason` says why there is no GPU, `problem` why a driver that is there does not work.
 
     `stand_ins`: the GPUs are counted like real ones, but training runs on the CPU.

@@ -12,9 +12,9 @@ from typing import Any
 
 from slipway.launch.devices import cgroup_folders
 from slipway.launch.rundir import read_json
-from slipway.launch.verdict import CODES, PEER_TEXTS, Outcome
+from slipway.launch.verdict import CODES, Outcome, blames_peer
 
-DISK_FULL = re.compile(r"\[Errno (5|28|30|122)\]|No space left on device")  # as outcome files tell them
+DISK_FULL = r"\[Errno (5|28|30|122)\]|No space left on device"  # as outcome files tell them
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 GOOD = ("finished", "stopped", "cancelled")
@@ -120,7 +120,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
     causes = []
     for rank in ranks:
         said = _last_words(facts.last.get(rank, ()))
-        if said.startswith(": ") and not PEER_TEXTS.search(said) and "killed by signal" not in said:
+        if said.startswith(": ") and not blames_peer(said) and "killed by signal" not in said:
             where = _last_frame(facts.last[rank])
             cause = {"word": "failed", "evidence": said[2:], "rank": rank, "time": now, "where": where}
             causes.append(((False, False, False, True, now, rank), cause))
@@ -139,7 +139,7 @@ def _cause(
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
         evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
-    if not record and facts.own and DISK_FULL.search(evidence):
+    if not record and facts.own and re.search(DISK_FULL, evidence):
         word = "unhealthy"  # so full that the worker could not write down how it ended
     asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
     if not record and exitcode in asked:
@@ -147,7 +147,7 @@ def _cause(
     time = _time(record.get("time"), failure.get("time"), now)
     # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
     # gloo aborts where something else went wrong before.
-    echo = word == "peer" or bool(PEER_TEXTS.search(evidence))
+    echo = word == "peer" or blames_peer(evidence)
     order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
     return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
 
@@ -172,21 +172,21 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
 
 
 # The line that a traceback ends with; torch puts [rankN] in front.
-_EXCEPTION = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$")
+_EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
 
 
-_FRAME = re.compile(r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$')
+_FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
 
 
 def _last_frame(lines: Sequence[str]) -> str | None:
     """The last place that a traceback on stderr names."""
-    found = next((match for line in reversed(lines) if (match := _FRAME.match(line))), None)
+    found = next((match for line in reversed(lines) if (match := re.match(_FRAME, line))), None)
     return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else None
 
 
 def _last_words(lines: Sequence[str]) -> str:
     for line in reversed(lines):
-        if found := _EXCEPTION.match(line.strip()):
+        if found := re.match(_EXCEPTION, line.strip()):
             return f": {found[1]}"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"; it said last: {last}" if last else ""
@@ -214,7 +214,7 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
         return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
     if "OutOfMemoryError" in evidence:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
-    if DISK_FULL.search(evidence):
+    if re.search(DISK_FULL, evidence):
         return "free some space; the newest snapshot stands"
     if word == "peer":
         return "look at what was lost; the job can be started again with --resume auto"

@@ -3,8 +3,8 @@
 Manifests, sbatch files and documents are tested against `EXITS`; nothing else in the project states a code's meaning.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 FINISHED = 0
 FAILED = 1
@@ -17,8 +17,7 @@ CANCELLED = 79
 NO_PROGRESS = 93
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """What an exit code means: `word` names it in outcome files, `then` is what a scheduler should do."""
 
     word: str

@@ -6,9 +6,9 @@ or a container that was frozen is no hang.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from slipway.launch.rundir import read_json
 
@@ -33,8 +33,7 @@ LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
 STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a driver"}
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(NamedTuple):
     """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
 
     `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place.

@@ -8,7 +8,6 @@ anywhere else its file is watched for change, since clocks differ and process id
 import dataclasses
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -47,7 +46,7 @@ class Holder:
 
 def this_launcher(now: float) -> Holder:
     """This process as a holder."""
-    return Holder(socket.gethostname(), os.getpid(), _space(), started(os.getpid()) or 0, now, secrets.token_hex(8))
+    return Holder(socket.gethostname(), os.getpid(), _space(), started(os.getpid()) or 0, now, os.urandom(8).hex())
 
 
 def _space() -> str:
@@ -174,7 +173,7 @@ class Hold:
         refuse_held(self._file, self._stops, self._patience)
         self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
         # Two launchers may come here at once; whoever is too late finds another file in its place and ends.
-        aside = self._file.with_name(f".{self._file.name}.{secrets.token_hex(8)}")
+        aside = self._file.with_name(f".{self._file.name}.{os.urandom(8).hex()}")
         with suppress(FileNotFoundError):
             self._file.rename(aside)
             aside.unlink()

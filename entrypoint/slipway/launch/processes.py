@@ -1,7 +1,7 @@
 """Where the launcher was started once per process rather than once per node: recognised, and understood. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipway.launch.errors import LaunchError
 from slipway.launch.schedulers import Reading
@@ -11,8 +11,7 @@ from slipway.launch.settings import BY_NAME, Claim, Sources
 HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """This process's place in the job: its rank of `world_size` processes, and of `local_world_size` on this node."""
 
     rank: int

@@ -20,40 +20,36 @@ KEY_BLOCK = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 
 # Names in running text. Counts (`tokens: 512`) and `--tokenizer` are no secrets, so small letters have to end in the word.
-# No form takes more than linear time, whatever the text: every repetition that another may follow is bounded.
+# No form takes more than linear time, whatever the text: every repetition that another may follow is bounded. They are
+# texts, which `re` compiles when a line needs them: all of them together take 5 ms, which no start should pay.
 _WORD = r"(?i:token|secret|passw(?:or)?d|passphrase|credentials?|[_-]key|apikey)"
 _VARIABLE = r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)[A-Z0-9_]{0,40}"
 _OPTION = rf"--[\w-]{{0,40}}?{_WORD}"
 _ASSIGNED = r"""["']?\s{0,9}[:=]\s{0,9}b?"""
 _VALUE = r"""(?:"[^"\n]+"|'[^'\n]+'|[^\s"',;)}\]]+)"""
-_FORMS = tuple(
-    re.compile(form)
-    for form in (
-        r"://[^\s/:@]{0,100}:(?P<secret>[^\s/@]+)@",
-        rf"(?i)authorization{_ASSIGNED}[\"']?(?:[a-z]{{1,20}}\s{{1,9}})?(?P<secret>[^\s\"',]+)",
-        r"(?i)\bbearer\s{1,9}(?P<secret>[\w.~+/=-]{8,})",
-        r"\b(?P<secret>hf_(?=[a-z]{0,99}[A-Z0-9])[A-Za-z0-9]{10,})",  # not hf_something of a program
-        r"\b(?P<secret>gh[oprsu]_\w{16,}|github_pat_\w{20,}|glpat-[\w-]{16,})",
-        r"\b(?P<secret>(?:AKIA|ASIA)[A-Z0-9]{16})\b",
-        r"\b(?P<secret>sk-[\w-]{16,})",
-        r"\b(?P<secret>xox[a-z]-[\w-]{10,})",
-        r"\b(?P<secret>AIza[\w-]{30,})",
-        r"\b(?P<secret>eyJ[\w-]{8,200}\.eyJ[\w-]{8,}\.[\w-]*)",  # a JSON web token
-        rf"(?:{_WORD}|{_VARIABLE}){_ASSIGNED}(?P<secret>{_VALUE})",
-        rf"{_OPTION}\s{{1,9}}(?!--)(?P<secret>{_VALUE})",
-    )
+_FORMS = (
+    r"://[^\s/:@]{0,100}:(?P<secret>[^\s/@]+)@",
+    rf"(?i)authorization{_ASSIGNED}[\"']?(?:[a-z]{{1,20}}\s{{1,9}})?(?P<secret>[^\s\"',]+)",
+    r"(?i)\bbearer\s{1,9}(?P<secret>[\w.~+/=-]{8,})",
+    r"\b(?P<secret>hf_(?=[a-z]{0,99}[A-Z0-9])[A-Za-z0-9]{10,})",  # not hf_something of a program
+    r"\b(?P<secret>gh[oprsu]_\w{16,}|github_pat_\w{20,}|glpat-[\w-]{16,})",
+    r"\b(?P<secret>(?:AKIA|ASIA)[A-Z0-9]{16})\b",
+    r"\b(?P<secret>sk-[\w-]{16,})",
+    r"\b(?P<secret>xox[a-z]-[\w-]{10,})",
+    r"\b(?P<secret>AIza[\w-]{30,})",
+    r"\b(?P<secret>eyJ[\w-]{8,200}\.eyJ[\w-]{8,}\.[\w-]*)",  # a JSON web token
+    rf"(?:{_WORD}|{_VARIABLE}){_ASSIGNED}(?P<secret>{_VALUE})",
+    rf"{_OPTION}\s{{1,9}}(?!--)(?P<secret>{_VALUE})",
 )
 # Whether one of them may match a line, which is asked in small letters: most lines are spared the rest.
-_TELLING = re.compile(
+_TELLING = (
     r"""://[^\s/]*@|authorization|bearer|hf_|gh[oprsu]_|github_pat|glpat-|akia|asia|sk-|xox|aiza|eyj|"""
     rf"""(?:token|secret|passw|passphrase|credential|[_-]key|apikey)[a-z0-9_]{{0,40}}(?:{_ASSIGNED}|\s)"""
 )
 _KEY_BLOCKS = (
-    re.compile(
-        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
-        rf"(?s:.{{0,{KEY_BLOCK}}}?-----END [A-Z ]{{0,40}}PRIVATE KEY-----|.{{0,{KEY_BLOCK}}})"
-    ),
-    re.compile(rf"\A(?s:.{{0,{KEY_BLOCK}}}?)-----END [A-Z ]{{0,40}}PRIVATE KEY-----"),  # of a text cut within
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
+    rf"(?s:.{{0,{KEY_BLOCK}}}?-----END [A-Z ]{{0,40}}PRIVATE KEY-----|.{{0,{KEY_BLOCK}}})",
+    rf"\A(?s:.{{0,{KEY_BLOCK}}}?)-----END [A-Z ]{{0,40}}PRIVATE KEY-----",  # of a text cut within
 )
 
 
@@ -104,11 +100,11 @@ def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     def clean(text: str) -> str:
         found = [match.span() for value in values for match in value.finditer(text)]
         if "PRIVATE KEY-----" in text:
-            found += [match.span() for block in _KEY_BLOCKS for match in block.finditer(text)]
+            found += [match.span() for block in _KEY_BLOCKS for match in re.finditer(block, text)]
         start = 0
         for line in text.splitlines(keepends=True):
-            if _TELLING.search(line.lower()):
-                spans = (match.span("secret") for form in _FORMS for match in form.finditer(line))
+            if re.search(_TELLING, line.lower()):
+                spans = (match.span("secret") for form in _FORMS for match in re.finditer(form, line))
                 found += [(start + begin, start + end) for begin, end in spans]
             start += len(line)
         return _blank(text, sorted(found))

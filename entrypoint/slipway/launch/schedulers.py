@@ -7,7 +7,7 @@ launcher was started once per process.
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipway.launch.errors import LaunchError
 from slipway.launch.nodelist import expand_nodelist
@@ -16,8 +16,7 @@ from slipway.launch.settings import Claim
 Claims = dict[str, Claim]
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What one scheduler says. `strict`: RANK and WORLD_SIZE of the environment must not contradict it."""
 
     scheduler: str
@@ -30,8 +29,7 @@ class Reading:
         return self.claims.get(name)
 
 
-@dataclass(frozen=True)
-class Scheduler:
+class Scheduler(NamedTuple):
     """`marks`: it is there when one of them is set. `table`: our name -> its variables, the first set one counts."""
 
     name: str

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from slipway.launch.errors import LaunchError
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
 
     value: str
@@ -26,8 +26,7 @@ class Claim:
         return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One row of the table. `aliases` are further variables that mean the same and win over `name` (DESIGN: rule 2)."""
 
     name: str
@@ -250,7 +249,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{path} cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.lstrip().startswith("#") and not _PORTABLE.fullmatch(line):
+        if line.strip() and not line.lstrip().startswith("#") and not re.fullmatch(_PORTABLE, line):
             name = re.match(
                 r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line
             )  # never the value: it may be a secret
@@ -263,7 +262,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value}
 
 
-_PORTABLE = re.compile(r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?""")
+_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
 
 
 @dataclass(frozen=True)

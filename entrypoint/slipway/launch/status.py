@@ -1,6 +1,5 @@
 """What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
 
-import difflib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +56,8 @@ def find_run(name: str, runs: Path) -> Path:
     missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
     if not name or not known:
         raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.")
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
     raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
 

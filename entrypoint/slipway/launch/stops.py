@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from slipway.launch.rundir import read_json, write_json
 
@@ -20,8 +20,7 @@ SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends
 TICK = 0.5  # s between looks at the clock and at files
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(NamedTuple):
     """One request: when it came (monotonic seconds), the signal that it is or amounts to, and its name for people.
 
     `here`: whether it was this launcher that was asked, and not another node's.

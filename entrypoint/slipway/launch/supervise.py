@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipway.launch.child import Child
 from slipway.launch.ending import Facts, count_ooms
@@ -28,8 +28,7 @@ STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves
 STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word."""
 
     text: str

@@ -6,6 +6,7 @@ schedulers, a single node. `Topology.values` keeps every value with its source a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipway.launch.devices import Devices
 from slipway.launch.errors import LaunchError
@@ -19,8 +20,7 @@ FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A resolved value, who gave it, and whose values were turned down."""
 
     value: str

@@ -17,15 +17,19 @@ CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word !
 GOOD = frozenset({"finished", "stopped", "cancelled"})
 # What torch 2.10 says on ranks whose peer went away (gloo's transport, NCCL's watchdog and sockets, the TCP store).
 # A script that raises one of these did not fail for a reason of its own.
-PEER_TEXTS = re.compile(
+PEER_TEXTS = (
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|Socket Timeout"
     r"|Watchdog caught collective operation timeout|NCCL communicator was aborted"
     r"|Timed out waiting \d+ms for (recv|send)"
-    r"|failed to recv, got 0 bytes|DistNetworkError|DistBackendError: NCCL error",
-    re.IGNORECASE,
+    r"|failed to recv, got 0 bytes|DistNetworkError|DistBackendError: NCCL error"
 )
 OTHERS = 8  # own-reason outcomes kept beside the first cause
 TEXT = 500  # characters of evidence, place and advice that travel
+
+
+def blames_peer(text: str) -> bool:
+    """Whether a text is what torch says of a peer that went away."""
+    return re.search(PEER_TEXTS, text, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Outcome:
     @property
     def own(self) -> bool:
         """Whether the node ended for a reason of its own rather than because a peer went away."""
-        echo = self.word == "peer" or (self.word == "failed" and PEER_TEXTS.search(self.evidence) is not None)
+        echo = self.word == "peer" or (self.word == "failed" and blames_peer(self.evidence))
         return not self.good and not echo
 
 

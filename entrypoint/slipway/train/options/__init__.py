@@ -1,27 +1,58 @@
 """What a user may type after the name of a workload: one frozen dataclass per workload, and its command line.
 
 The launcher calls `parse` before it starts anything, each worker calls it again. Nothing heavier than click is imported
-here; PyYAML only where --config names a file.
+here; PyYAML only where --config names a file. A workload's class is loaded when it is asked for: each takes milliseconds to
+make, which a start pays for the one workload that it starts.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from slipway.train.options.allreduce import AllreduceOptions
 from slipway.train.options.command import parse
 from slipway.train.options.common import Common, ConfigurationError, Options
-from slipway.train.options.finetune import FinetuneOptions
-from slipway.train.options.gpt import GptOptions
-from slipway.train.options.linear import LinearOptions
-from slipway.train.options.pipeline import PipelineOptions
-from slipway.train.options.vision import VisionOptions
 
-WORKLOADS: Mapping[str, type[Options]] = MappingProxyType(
-    {
-        kind.workload: kind
-        for kind in (FinetuneOptions, GptOptions, PipelineOptions, VisionOptions, LinearOptions, AllreduceOptions)
-    }
-)
+if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
+    from slipway.train.options.allreduce import AllreduceOptions
+    from slipway.train.options.finetune import FinetuneOptions
+    from slipway.train.options.gpt import GptOptions
+    from slipway.train.options.linear import LinearOptions
+    from slipway.train.options.pipeline import PipelineOptions
+    from slipway.train.options.vision import VisionOptions
+
+NAMES = {
+    name: f"{name.capitalize()}Options" for name in ("finetune", "gpt", "pipeline", "vision", "linear", "allreduce")
+}
+
+
+class Workloads(Mapping[str, type[Options]]):
+    """The class of each workload, by the workload's name."""
+
+    def __getitem__(self, workload: str) -> type[Options]:
+        """Load it from the module of the workload's name. Raises KeyError."""
+        name = NAMES[workload]
+        kind: type[Options] = getattr(import_module(f"{__name__}.{workload}"), name)
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(NAMES)
+
+
+WORKLOADS = Workloads()
+
+
+def __getattr__(name: str) -> Any:
+    """Load the class of a workload by its own name. Raises AttributeError."""
+    for workload, kind in NAMES.items():
+        if kind == name:
+            return WORKLOADS[workload]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "WORKLOADS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +36,8 @@ class Dataset(click.ParamType[str]):
 def meant_dataset(value: str) -> str:
     """What a wrong `--dataset` probably meant, as a sentence; empty where nothing comes near."""
     scheme, colon, rest = value.partition(":")
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
     near = difflib.get_close_matches(scheme, [STDLIB, FILE, TOKENS, HUB], n=1)
     if near and colon and near[0] != STDLIB:
         return f" Did you mean {near[0]}:{rest or '…'}?"
@@ -98,5 +99,7 @@ def nearest(path: str) -> str:
     """A sentence with the name beside `path` that comes nearest; empty where there is none."""
     folder = Path(path).parent
     beside = sorted(other.name for other in folder.iterdir()) if folder.is_dir() else []
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
     near = difflib.get_close_matches(Path(path).name, beside, n=1)
     return f" Did you mean {folder / near[0]}?" if near else ""

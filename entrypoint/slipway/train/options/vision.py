@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +30,8 @@ class PictureData(click.ParamType[str]):
         scheme, _, path = text.partition(":")
         if text in (GLYPHS, CIFAR10) or (scheme == FOLDER and path):
             return text
+        import difflib  # only where somebody mistyped: it takes milliseconds
+
         near = difflib.get_close_matches(scheme, [GLYPHS, CIFAR10, FOLDER], n=1)
         meant = f"{FOLDER}:{text}" if Path(text).is_dir() else near[0] if near else ""
         meant = f"{FOLDER}:{path or 'PATH'}" if meant == FOLDER else meant
