@@ -118,6 +118,9 @@ def average_gradients(model: nn.Module, options: Common, context: Context) -> Di
         device_ids=[context.device.index] if context.device.type == "cuda" else None,
         bucket_cap_mb=options.bucket_mb,
         gradient_as_bucket_view=True,
+        # Running statistics play no part in training: `align` exchanges them when they are judged or saved, and not, as by
+        # default, before every step (0.5 ms of CPU time and one more wait for each other in a step of 19 ms).
+        broadcast_buffers=False,
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from slipway.train.nonfinite import poison
+from slipway.train.nonfinite import Buffers, poison
 from slipway.train.options import Common
 from slipway.train.task import Batch
 from slipway.train.training import Training
@@ -23,12 +23,9 @@ def take_step(training: Training, phase: str) -> float:
     rate = learning_rate(options, training.step, training.total)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    buffers = list(training.task.model.buffers())
-    before = [buffer.clone() for buffer in buffers]
+    buffers = Buffers(training.task.model)
     loss = training.parallel.backward(parts(training, phase), lambda part: poison(part) / options.accumulate)
-    left_out = update(training, loss)
-    for buffer, value in zip(buffers, before, strict=True):  # running statistics saw what was not finite
-        buffer.copy_(torch.where(left_out > 0, value, buffer))
+    buffers.restore(update(training, loss))
     training.step += 1
     training.position += training.batch_size
     context.progress(training.step)
@@ -48,7 +45,7 @@ def update(training: Training, loss: torch.Tensor) -> torch.Tensor:
     """Change the weights by the gradients, unless those are not finite. Returns 1.0 where they are not, else 0.0."""
     optimizer, scaler = training.task.optimizer, training.scaler
     gradients = {name: part.grad for name, part in training.task.model.named_parameters() if part.grad is not None}
-    scale = scaler.scale(torch.ones_like(loss))
+    scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
     scaler.unscale_(optimizer)
     loss, norm = training.parallel.agree(loss, gradients)
     training.gradient = norm
