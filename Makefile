@@ -122,17 +122,29 @@ base-digest: ## Print the base with its digest, for BASE=… of a release
 push: ## Push the image under its tags, and print it by its digest (REPOSITORY=…)
 	@images/release/push.sh
 
+.venv/.bench: requirements-bench.lock bench/setup.sh .venv/.train
+	@bench/setup.sh
+	@touch $@
+
+.PHONY: bench
+bench: .venv/.bench engine image ## Measure every row beside its peers, about half an hour on an idle machine: bench/RESULTS.md (ARGS="--only gpt")
+	@.venv/bench/bin/python bench/results.py $(ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: .venv/.bench engine image ## Run every row of `make bench` once, briefly, without judging its times
+	$(call section,bench-smoke,.venv/bench/bin/python bench/results.py --smoke $(ARGS))
+
+.PHONY: bench-gpu
+bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.md
+	@.venv/bench/bin/python bench/results.py --gpu $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one they are skipped
+	$(call section,gpu,$(PYTEST) tests/gpu $(ARGS))
+
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
 	@.venv/bin/python bench/muster.py $(ARGS)
-
-.PHONY: bench-launch
-bench-launch: .venv/.dev .venv/.train ## Measure what a launch costs, against bare torchrun: the launcher's own part, jobs that do nothing
-	@.venv/bin/python bench/launch.py $(ARGS)
-
-.PHONY: bench-snapshot
-bench-snapshot: .venv/.dev .venv/.train ## Measure how long training stands still for a snapshot, against torch.save
-	@.venv/bin/python bench/snapshot.py $(ARGS)
 
 # The others are plain PyTorch, parts of which have no types.
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
@@ -149,9 +161,10 @@ format: .venv/.dev ## Let ruff put the code into its form
 LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header --no-annotate pyproject.toml
 .PHONY: lock
-lock: .venv/.dev ## Write both lock files anew from pyproject.toml
+lock: .venv/.dev ## Write the lock files anew from pyproject.toml
 	$(LOCK) --extra train --output-file requirements.lock
 	$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+	$(LOCK) --extra bench --no-deps --constraint requirements.lock --output-file requirements-bench.lock
 
 .PHONY: clean
 clean: ## Remove what make made, but never the runs

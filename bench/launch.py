@@ -1,100 +1,159 @@
-"""What a launch costs: the launcher's own part, and a job of two processes that do nothing, against bare torchrun.
+"""What a launch costs: the launcher's own part, and a job of two processes that do nothing, against whoever else starts one.
 
-    python bench/launch.py [--rounds 8]
+    .venv/bench/bin/python bench/launch.py [--rounds 8]
 
-The launcher's own part is `slipway plan`, which does all that comes before torchrun and imports no torch; beside it stands an
-empty Python. The job is a script without a line. Slipway starts it with everything that it has on: logs of each rank, signals,
-verdict, run directory. torchrun is taken with its static rendezvous, as Slipway takes it, and as people type it
-(--standalone); accelerate where it is installed. Ends with 1 where a target is missed.
+The launcher's own part is `slipway plan`, which does all that comes before torchrun and imports no torch; beside it stand an
+empty Python and one that imports click. The job is a script that only notes when it began. Slipway starts it with everything
+that it has on: logs of each rank, signals, verdict, run directory. torchrun is taken with its static rendezvous, as Slipway
+takes it, and as people type it (--standalone); accelerate and Fabric as their manuals show them.
 """
 
-import argparse
+import itertools
+import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sides import Cost, Spread, machine, ratio, run, take_turns
+from report import Report, options_parser, read_options
+from sides import Cost, Spread, ratio, run, take_turns
 
-BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1] / ".venv"
+PYTHON = ROOT / "bin" / "python"
 OWN = 0.060  # s, at most
-AGAINST = {"torchrun": 1.05, "accelerate": 0.75}  # times as long, at most
-PEERS = {
-    "torchrun": ["--nproc-per-node=2", "--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=29511"],
-    "torchrun --standalone": ["--standalone", "--nproc-per-node=2"],
-    "accelerate": ["launch", "--cpu", "--multi_cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"],
+JOBS: dict[str, tuple[Path, list[str]]] = {
+    "slipway": (ROOT / "bin/slipway", ["run", "--nproc-per-node=2"]),
+    "torchrun": (
+        ROOT / "bin/torchrun",
+        ["--nproc-per-node=2", "--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=29511"],
+    ),
+    "torchrun --standalone": (ROOT / "bin/torchrun", ["--standalone", "--nproc-per-node=2"]),
+    "accelerate launch": (
+        ROOT / "bench/bin/accelerate",
+        # The one launcher for several processes that it has; on a machine without GPUs it starts them as well.
+        [
+            "launch",
+            "--multi_gpu",
+            "--num_processes=2",
+            "--num_machines=1",
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+        ],
+    ),
+    "fabric run": (ROOT / "bench/bin/fabric", ["run", "--accelerator=cpu", "--strategy=ddp", "--devices=2"]),
 }
+AGAINST = {"torchrun": 1.05, "accelerate launch": 0.75}  # times as long, at most
+
+# Seconds since boot, the one clock in which the kernel tells when a process began (in hundredths).
+SCRIPT = """
+import time
+begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+import json, os
+def start(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+stamps = {"parent": start(os.getppid()), "worker": start(os.getpid()), "script": begun}
+with open(os.path.join(os.environ["STAMPS"], str(os.getpid())), "w") as file:
+    json.dump(stamps, file)
+"""
+STAGES = ("until torchrun's process", "until the workers' processes", "until the script", "until the end")
 
 
 def main() -> int:
-    """Print the table; 1 where a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    rounds = parser.parse_args().rounds
-    print(machine(rounds))
+    """Print the tables; 1 where a target is missed for no known reason."""
+    options = read_options(options_parser(__doc__))
+    report = Report(
+        "Launch",
+        "A script that does nothing, in two processes on this machine; wall seconds of the whole command.",
+        options,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "nothing.py").touch()
-        missed = [
-            name for name, measure in (("own", measure_own), ("jobs", measure_jobs)) if not measure(folder, rounds)
-        ]
-    return int(bool(missed))
+        (folder / "nothing.py").write_text(SCRIPT)
+        measure_own(report, folder)
+        measure_jobs(report, folder)
+    return report.close()
 
 
-def measure_own(folder: Path, rounds: int) -> bool:
-    """Print what comes before torchrun; whether the target is met."""
+def measure_own(report: Report, folder: Path) -> None:
+    """What comes before torchrun."""
+    slipway = JOBS["slipway"][0]
     sides = {
-        "an empty Python": command(folder, "python", "nothing.py"),
-        "slipway, up to torchrun": command(folder, "slipway", "plan", "nothing.py"),
+        "an empty Python": command(folder, PYTHON, "-c", "pass"),
+        "a Python that imports click": command(folder, PYTHON, "-c", "import click"),
+        "slipway plan": command(folder, slipway, "plan", "nothing.py"),
     }
-    costs = take_turns(sides, rounds)
-    for name, side in costs.items():
-        row(name, side)
-    return told(Spread.of([cost.wall for cost in costs["slipway, up to torchrun"]]), OWN, "s")
+    costs = take_turns(sides, report.options.rounds)
+    spreads = add_rows(report, "The launcher's own part, up to torchrun", costs)
+    bare = spreads["a Python that imports click"].median
+    own = spreads["slipway plan"]
+    reason = f"Python and click take {bare:.3f} s here, the launcher's own modules {own.median - bare:.3f} s"
+    report.target("slipway plan", own, OWN, "s", at_most=True, reason=reason)
 
 
-def measure_jobs(folder: Path, rounds: int) -> bool:
-    """Print what jobs without work cost; whether the targets are met."""
-    sides = {"slipway": command(folder, "slipway", "run", "--nproc-per-node=2", "nothing.py")}
-    for name, words in PEERS.items():
-        program = name.partition(" ")[0]
-        if (BIN / program).exists():
-            sides[name] = command(folder, program, *words, "nothing.py")
-        else:
-            print(f"{name:<28} skipped: it is not installed")
-    costs = take_turns(sides, rounds)
-    met = []
-    for name, side in costs.items():
-        row(name, side)
-        if name in AGAINST:
-            met.append(told(ratio(costs["slipway"], side), AGAINST[name], f"times {name}"))
-    return all(met)
+def measure_jobs(report: Report, folder: Path) -> None:
+    """What jobs without work cost, and where a job's time goes."""
+    stages: dict[str, list[list[float]]] = {}
+    sides = {
+        name: noting(folder, command(folder, program, *words, "nothing.py"), stages.setdefault(name, []))
+        for name, (program, words) in JOBS.items()
+    }
+    costs = take_turns(sides, report.options.rounds)
+    add_rows(report, "A job of two processes that do nothing", costs)
+    for name, limit in AGAINST.items():
+        report.target(f"slipway / {name}", ratio(costs["slipway"], costs[name]), limit, at_most=True)
+    rows = [
+        [name, *(f"{statistics.median(values):.2f}" for values in zip(*stages[name], strict=True))] for name in JOBS
+    ]
+    report.table("Where a job's time goes, in seconds (hundredths are the kernel's resolution)", ["", *STAGES], rows)
 
 
-def command(folder: Path, program: str, *words: str) -> Callable[[], Cost]:
-    """A side: a program of this environment, in a folder without runs, on CPUs."""
-    environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+def command(folder: Path, program: Path, *words: str) -> Callable[[], Cost]:
+    """A side: a program in a folder without runs, on CPUs."""
+    environ = {
+        "PATH": f"{ROOT / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "STAMPS": str(folder / "stamps"),
+    }
 
     def once() -> Cost:
-        shutil.rmtree(folder / "runs", ignore_errors=True)
-        return run([str(BIN / program), *words], folder, environ)
+        for name in ("runs", "stamps"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "stamps").mkdir()
+        return run([str(program), *words], folder, environ)
 
     return once
 
 
-def row(name: str, costs: list[Cost]) -> None:
-    """Print what a side took."""
-    wall, cpu = Spread.of([cost.wall for cost in costs]), Spread.of([cost.cpu for cost in costs])
-    print(f"{name:<28} {wall} s, CPU {cpu.median:.3f} s", flush=True)
+def noting(folder: Path, side: Callable[[], Cost], stages: list[list[float]]) -> Callable[[], Cost]:
+    """The same side, which adds to `stages` how long each of them took."""
+
+    def once() -> Cost:
+        begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+        cost = side()
+        stamps = [json.loads(file.read_text()) for file in (folder / "stamps").iterdir()]
+        marks = [begun, *(max(stamp[name] for stamp in stamps) for name in ("parent", "worker", "script"))]
+        marks.append(begun + cost.wall)
+        stages.append([max(0.0, after - before) for before, after in itertools.pairwise(marks)])
+        return cost
+
+    return once
 
 
-def told(value: Spread, target: float, unit: str) -> bool:
-    """Print a value beside its target; whether that is met."""
-    met = value.median <= target
-    print(f"  {value} {unit}, at most {target}: {'met' if met else 'missed'}", flush=True)
-    return met
+def add_rows(report: Report, heading: str, costs: dict[str, list[Cost]]) -> dict[str, Spread]:
+    """Tell what each side took. Returns their wall seconds."""
+    wall = {name: Spread.of([cost.wall for cost in side]) for name, side in costs.items()}
+    cpu = {name: Spread.of([cost.cpu for cost in side]) for name, side in costs.items()}
+    report.table(
+        heading, ["", "wall s", "CPU s"], [[name, str(wall[name]), f"{cpu[name].median:.3f}"] for name in costs]
+    )
+    return wall
 
 
 if __name__ == "__main__":

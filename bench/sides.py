@@ -54,9 +54,12 @@ def run(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Cos
     return Cost(wall, used.ru_utime + used.ru_stime)
 
 
-def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
-    """Every side once to warm up, then in each round all of them; every other round in the opposite order."""
-    for side in sides.values():
+def take_turns(sides: dict[str, Side], rounds: int) -> dict[str, list[Cost]]:
+    """Every side once to warm up, then in each round all of them; every other round in the opposite order.
+
+    A single round is no measurement, and goes without warming up.
+    """
+    for side in sides.values() if rounds > 1 else ():
         side()
     costs: dict[str, list[Cost]] = {name: [] for name in sides}
     for number in range(rounds):

@@ -1,115 +1,142 @@
-"""How long training stands still for a snapshot, against torch.save and fsync of the same state, on this machine.
+"""How long training stands still for a snapshot, against other ways to save the same state on the same disk.
 
     python bench/snapshot.py [--rounds 8] [--folder DIR]
 
-A GPT with AdamW, 0.74 GB of state, on the CPU. Each round takes both sides in turn, on the same disk: torch.save of model
-and optimizer with fsync, and what the loop does (checksums, verification and the rename come in the background). Then
-it takes steps while the snapshot is written, and as many when nothing is. Ends with 1 where a target is missed.
+A GPT with AdamW, 0.74 GB of state, on the CPU with one thread. Each round takes all sides in turn. What the loop does (its
+checksums, verification and the rename come in the background) and DCP's async_save go on while steps are taken, until all
+is on the disk; some steps before that show what one takes otherwise. Then other sizes, against torch.save only.
 """
 
-import argparse
-import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
-
 import torch
+from report import Report, options_parser, read_options
+from sides import Spread
+from snapshot_peers import PEERS, AsyncDcp, save_with_torch
+from snapshot_sides import (
+    Saved,
+    make_training,
+    save_beside,
+    save_here,
+    save_with_slipway,
+    tensors,
+    time_beside,
+    time_parts,
+)
 
-from slipway.train.context import Context
-from slipway.train.heartbeat import Heartbeat
-from slipway.train.options import GptOptions, parse
-from slipway.train.place import read_place
-from slipway.train.saving import save, wait_for_writers
-from slipway.train.step import take_step
-from slipway.train.training import Training, prepare
-from slipway.train.workloads.gpt import make_task
+from slipway.train.training import Training
 
-MODEL = "--layers 12 --embed 656 --heads 8 --context 64 --batch-size 2 --precision fp32 --keep 1"
-STALL, SLOWDOWN = 0.45, 1.10  # of torch.save and fsync; of a step when nothing is written
+STALL, SLOWER = 0.45, 1.10  # of torch.save and fsync; of a step when nothing is written
+EMBED, OTHERS = 656, (168, 336, 928)  # 0.75 GB; 0.05, 0.2 and 1.5 GB
+SMOKE = 64  # instead of each
+LARGE, FEW = 10**9, 3  # rounds with more bytes than this
+SLIPWAY, PLAIN, ASYNC = "slipway", "torch.save and fsync", "DCP async_save"
 
-
-def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def make_training(folder: Path) -> Training:
-    """A training after its first step, so that the optimizer has its state."""
-    place = read_place({"SLIPWAY_RUN_DIR": str(folder), "SLIPWAY_NODE_DIR": str(folder)})
-    context = Context(place, torch.device("cpu"), None, Heartbeat(folder / "heartbeat.json"))
-    options = parse(GptOptions, MODEL.split())
-    training = prepare(make_task(options, context), options, context)
-    training.loader.start(0)
-    take_step(training, "train")
-    return training
-
-
-def save_plainly(training: Training, path: Path) -> None:
-    """What most training scripts do, made durable."""
-    with path.open("wb") as file:
-        model, optimizer = training.task.model.state_dict(), training.task.optimizer.state_dict()
-        torch.save({"model": model, "optimizer": optimizer}, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def measure(training: Training, folder: Path) -> dict[str, float]:
-    """One round."""
-    plain = seconds(lambda: save_plainly(training, folder / "plain.pt"))
-    cpu = time.process_time()
-    stall = seconds(lambda: save(training))
-    stall_cpu = time.process_time() - cpu
-    start = time.perf_counter()
-    beside = []
-    while training.writer.wait(0):
-        beside.append(seconds(lambda: take_step(training, "train")))
-    written = time.perf_counter() - start
-    wait_for_writers(training)
-    alone = [seconds(lambda: take_step(training, "train")) for _ in beside]
-    return {
-        "plain": plain,
-        "stall": stall,
-        "stall_cpu": stall_cpu,
-        "written": written,
-        "ratio": stall / plain,
-        "slowdown": statistics.median(beside) / statistics.median(alone),
-    }
+Rounds = list[dict[str, Saved]]
 
 
 def main() -> int:
-    """Print the table; 1 where a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
+    """Print the tables; 1 where a target is missed without a reason."""
+    parser = options_parser(__doc__)
     parser.add_argument("--folder", type=Path, help="a folder on the disk to measure; by default the system's own")
-    options = parser.parse_args()
+    options = read_options(parser)
     torch.set_num_threads(1)
+    report = Report(
+        "Snapshots: how long training stands still",
+        "Model and AdamW state in fp32, one training thread, all sides on the same disk and durable when done; Slipway's "
+        "are read back and compared with their checksums as well.",
+        options,
+    )
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = Path(name)
-        training = make_training(folder)
-        first = measure(training, folder)
-        rounds = [measure(training, folder) for _ in range(options.rounds)]
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {options.rounds} rounds, median (min to max)")
-    print(f"first snapshot, into new memory: {first['stall']:.3f} s, {first['ratio']:.2f} of torch.save and fsync")
-    texts = {
-        "plain": "torch.save and fsync, s",
-        "stall": "training stands still, s",
-        "stall_cpu": "  CPU seconds of it",
-        "written": "written and verified after, s",
-        "ratio": f"stall / torch.save, at most {STALL}",
-        "slowdown": f"step while writing / alone, at most {SLOWDOWN}",
+        rows = [compare(Path(name), SMOKE if options.smoke else EMBED, report)]
+        for embed in (SMOKE,) if options.smoke else OTHERS:
+            rows.append(measure_size(Path(name), embed, options.rounds))
+    columns = [
+        "state", "rounds", "stands still, s", "/ torch.save", "written and verified after, s", "torch.save, s", "GB",
+    ]  # fmt: skip
+    report.table("Over the size of the state", columns, sorted(rows, key=lambda row: float(row[0].split()[0])))
+    return report.close()
+
+
+def compare(folder: Path, embed: int, report: Report) -> list[str]:
+    """All sides, with one size. Returns its row for the table of sizes."""
+    training = make_training(folder / "compared", embed)
+    dcp = AsyncDcp(training, folder / "dcp")
+    sides: dict[str, Callable[[], Saved]] = {
+        SLIPWAY: lambda: save_with_slipway(training),
+        ASYNC: lambda: save_beside(training, folder / "dcp", dcp.start, dcp.busy, lambda: dcp.waited),
     }
-    for key, text in texts.items():
-        values = [one[key] for one in rounds]
-        print(f"{text:<45} {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
-    middle = {key: statistics.median(one[key] for one in rounds) for key in texts}
-    return int(middle["ratio"] > STALL or middle["slowdown"] > SLOWDOWN)
+    sides |= {name: partial(save_here, training, folder / "saved", way) for name, way in PEERS.items()}
+    first, rounds = take_turns(sides, report.options.rounds)
+    columns = [
+        "", "stands still, s", "CPU s", "the first time, s", "lost in all, s", "durable after, s",
+        "a step meanwhile, × alone", "GB",
+    ]  # fmt: skip
+    heading = f"{told(training)} of state, one thread trains"
+    report.table(heading, columns, [row(name, first[name], rounds) for name in sides])
+    parts = time_parts(training) | time_beside(training, folder / "beside")
+    report.table("What it consists of", ["", "median of 3"], [[name, f"{value:.3f}"] for name, value in parts.items()])
+    because = ", ".join(f"{name.removesuffix(', s')}: {value:.2f}" for name, value in parts.items())
+    report.target(f"stands still, of {PLAIN}", ratio(rounds), STALL, at_most=True, reason=because)
+    slower = Spread.of([one[SLIPWAY].slower for one in rounds])
+    report.target("a step while a snapshot is written, of one alone", slower, SLOWER, at_most=True, reason=because)
+    return size_row(training, rounds)
+
+
+def measure_size(folder: Path, embed: int, rounds: int) -> list[str]:
+    """The same with another size, only against torch.save. Returns its row."""
+    training = make_training(folder / f"of-{embed}", embed)
+    sides: dict[str, Callable[[], Saved]] = {
+        SLIPWAY: lambda: save_with_slipway(training),
+        PLAIN: lambda: save_here(training, folder / "saved", save_with_torch),
+    }
+    return size_row(training, take_turns(sides, min(rounds, FEW) if size(training) > LARGE else rounds)[1])
+
+
+def take_turns(sides: Mapping[str, Callable[[], Saved]], count: int) -> tuple[dict[str, Saved], Rounds]:
+    """Every side once, which is the first time, then in each round all of them; every other in the opposite order."""
+    first = {name: side() for name, side in sides.items()}
+    rounds = []
+    for number in range(count):
+        names = list(sides)[:: 1 if number % 2 else -1]
+        rounds.append({name: sides[name]() for name in names})
+    return first, rounds
+
+
+def ratio(rounds: Rounds) -> Spread:
+    """Slipway's standstill over torch.save's, round by round."""
+    return Spread.of([one[SLIPWAY].stall / one[PLAIN].stall for one in rounds])
+
+
+def size(training: Training) -> int:
+    """Bytes of what is saved."""
+    return sum(tensor.nbytes for tensor in tensors(training))
+
+
+def told(training: Training) -> str:
+    """The same for people."""
+    return f"{size(training) / 1e9:.2f} GB"
+
+
+def row(name: str, first: Saved, rounds: Rounds) -> list[str]:
+    """A side's row of the first table."""
+    taken = [one[name] for one in rounds]
+    what = ("stall", "cpu", "lost", "done", "slower")
+    stall, cpu, lost, done, slower = (Spread.of([getattr(one, value) for one in taken]) for value in what)
+    texts = [str(stall), f"{cpu.median:.3f}", f"{first.stall:.3f}", str(lost), str(done)]
+    return [name, *texts, str(slower) if first.slower else "-", f"{first.size / 1e9:.3f}"]
+
+
+def size_row(training: Training, rounds: Rounds) -> list[str]:
+    """A size's row of the second table."""
+    stall, done = (Spread.of([getattr(one[SLIPWAY], what) for one in rounds]) for what in ("stall", "done"))
+    plain = Spread.of([one[PLAIN].stall for one in rounds])
+    texts = [str(value) for value in (stall, ratio(rounds), done, plain)]
+    return [told(training), str(len(rounds)), *texts, f"{rounds[-1][SLIPWAY].size / 1e9:.3f}"]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""All rows, one after the other, as a page and a picture: bench/RESULTS.md and bench/results.svg.
+
+    .venv/bench/bin/python bench/results.py [--rounds 8] [--only launch,gpt]
+
+Each row is a script of its own, with a target from its own pages; what another script said stands as it was said. A row that
+fails is named on the page and makes this end with 1, and so does a target that is missed for no known reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+ROWS = ("launch", "gpt", "vision_data", "vision", "ddp", "scaling", "snapshot", "container")
+GPU_ROWS = ("gpu/gpt2", "gpu/ddp_of_one", "gpu/cifar", "gpu/resnet50", "gpu/warm_start", "gpu/snapshot")
+PACKAGES = ("torch", "torchvision", "accelerate", "lightning-fabric", "safetensors", "click")
+Told = dict[str, Any]  # what a script wrote with --json
+
+
+def main() -> int:
+    """Run the rows; write page and picture. 1 where a row failed or a target is missed for no known reason."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--smoke", action="store_true", help="one short round of each row; writes nothing")
+    parser.add_argument("--gpu", action="store_true", help="the rows that need a GPU: RESULTS-GPU.md")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="some of the rows")
+    options = parser.parse_args()
+    rows = options.only or (GPU_ROWS if options.gpu else ROWS)
+    page_name = "RESULTS-GPU.md" if options.gpu else "RESULTS.md"
+    begun = time.monotonic()
+    reports: list[Told] = []
+    failed = [row for row in rows if not measure(row, options, reports)]
+    minutes = (time.monotonic() - begun) / 60
+    print(f"\n{len(reports)} rows in {minutes:.1f} minutes{f'; failed: {failed}' if failed else ''}", flush=True)
+    if reports and not options.smoke:
+        page = [
+            *heading(minutes, page_name),
+            *summary(reports),
+            *(line for report in reports for line in section(report)),
+        ]
+        page += [f"\n**{row}** failed." for row in failed]
+        picture = (FOLDER / page_name.lower()).with_suffix(".svg")
+        (FOLDER / page_name).write_text("\n".join(page) + "\n")
+        draw(reports, picture)
+        print(f"written: {FOLDER / page_name}, {picture}")
+    unexplained = [told for report in reports for told in report["targets"] if not (told["met"] or told["reason"])]
+    return int(bool(failed or (unexplained and not options.smoke)))
+
+
+def measure(row: str, options: argparse.Namespace, reports: list[Told]) -> bool:
+    """Run a row, and add what it told. Whether it came to its end."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "told.json"
+        words = [f"--rounds={options.rounds}", f"--json={file}", *(["--smoke"] if options.smoke else [])]
+        code = subprocess.run([sys.executable, str(FOLDER / f"{row}.py"), *words], check=False).returncode
+        if file.exists():
+            reports.append(json.loads(file.read_text()) | {"seconds": time.monotonic() - begun, "script": f"{row}.py"})
+        print(f"-- {row}: {time.monotonic() - begun:.0f} s, ended with {code}\n", flush=True)
+        return file.exists() or (options.smoke and code == 0)  # a row may have been skipped for want of an engine
+
+
+def heading(minutes: float, page_name: str) -> list[str]:
+    """The page's first lines: when, where and with what it was measured."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    return [
+        "# Measured side by side",
+        "",
+        f"`make bench` wrote this page on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, in {minutes:.0f} minutes, on "
+        f"Linux {platform.release().partition('-')[0]}, with {versions}.",
+        "",
+        "Both sides of every row ran in the same run, in turns. A ratio is the median of the ratios of all rounds, with "
+        "the smallest and the largest of them in brackets. What is missed says what bounds it.",
+        "",
+        f"![Slipway's time or speed against its peers']({page_name.lower().removesuffix('md')}svg)",
+    ]
+
+
+def summary(reports: list[Told]) -> list[str]:
+    """All targets in one table."""
+    lines = ["", "| what | measured | to reach | |", "| --- | --- | --- | --- |"]
+    for report in reports:
+        for told in report["targets"]:
+            limit = f"{'≤' if told['at_most'] else '≥'} {told['limit']:g} {told['unit']}"
+            met = "met" if told["met"] else f"**missed**: {told['reason'] or 'unexplained'}"
+            lines.append(f"| {report['title']}: {told['what']} | {value(told)} | {limit} | {met} |")
+    return lines
+
+
+def value(told: Told) -> str:
+    """A target's median with its spread."""
+    spread = told["value"]
+    return f"{spread['median']:.3g} ({spread['least']:.3g} to {spread['most']:.3g}) {told['unit']}"
+
+
+def section(report: Told) -> list[str]:
+    """What one script told."""
+    lines = ["", f"## {report['title']}", "", report["about"], ""]
+    lines += [f"`bench/{report['script']}`, {report['seconds']:.0f} s; {report['machine']}."]
+    for table in report["tables"]:
+        lines += ["", f"### {table['heading']}", ""]
+        lines += [
+            f"| {' | '.join(row)} |" for row in (table["columns"], ["---"] * len(table["columns"]), *table["rows"])
+        ]
+    for note in report["notes"]:
+        lines += ["", note]
+    return lines
+
+
+def draw(reports: list[Told], file: Path) -> None:
+    """A bar for each ratio: how many times as fast as the peer that it is measured against."""
+    import pygal  # type: ignore[import-untyped]
+    from pygal.style import CleanStyle  # type: ignore[import-untyped]
+
+    found = [told for report in reports for told in report["targets"] if told["unit"] == "×" and " / " in told["what"]]
+    speeds = {
+        told["what"]: 1 / told["value"]["median"] if told["at_most"] else told["value"]["median"] for told in found
+    }
+    chart = pygal.HorizontalBar(
+        style=CleanStyle, show_legend=False, print_values=True, title="Times as fast as the peer (1 = equal)",
+        value_formatter=lambda speed: f"{speed:.2f}", height=60 + 34 * max(1, len(speeds)), width=900, truncate_label=-1,
+        js=(), range=(0, max([1.0, *speeds.values()]) * 1.1),
+    )  # fmt: skip
+    chart.x_labels = [*reversed(speeds)]
+    chart.add("", [*reversed(speeds.values())])
+    chart.render_to_file(str(file))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

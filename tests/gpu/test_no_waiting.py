@@ -1,0 +1,117 @@
+"""No step waits for the GPU: the host hands it all over, and goes on.
+
+CUDA's debug mode knows most of what waits. It leaves events alone, and so does it `Numbers.late`, which waits for the end of the
+step *before* by design. What it does not know shows in the other test: a step is handed over while the GPU is busy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_tokens import from_disk
+from loops import Loop
+from stand_ins import in_place
+
+from slipway.train import step
+from slipway.train.nonfinite import poison
+from slipway.train.step import take_step
+
+Train = Callable[..., Loop]
+
+SMALL = ("--layers", 2, "--heads", 2, "--embed", 64, "--context", 64, "--batch-size", 8)
+CASES: dict[str, tuple[object, ...]] = {
+    "gpt": ("gpt", *SMALL),
+    "gpt in parts": ("gpt", *SMALL, "--accumulate", 2, "--dropout", 0.1),
+    "gpt, checkpointed": ("gpt", *SMALL, "--checkpoint-activations"),
+    "gpt in fp16": ("gpt", *SMALL, "--precision", "fp16"),
+    "gpt in fp32": ("gpt", *SMALL, "--precision", "fp32"),
+    "gpt, prepared by threads": ("gpt", *SMALL, "--workers", 2),
+    "gpt, compiled": ("gpt", *SMALL, "--compile"),
+    "finetune": ("finetune", "--batch-size", 4),
+    "linear": ("linear", "--batch-size", 32),
+    "vision": ("vision", "--batch-size", 32, "--flip"),
+    "vision, all that varies": (
+        "vision", "--model", "resnet9", "--batch-size", 32, "--shift", 4, "--flip", "--cutout", 8, "--clip", 1.0,
+    ),
+    "vision, resnet18": ("vision", "--model", "resnet18", "--batch-size", 32),
+}  # fmt: skip
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raise RuntimeError where the host waits for the GPU."""
+    watch("error")
+    try:
+        yield
+    finally:
+        watch("default")
+
+
+def watch(mode: str) -> None:
+    """Choose CUDA's debug mode, which warns that it is a prototype."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.fixture(params=CASES)
+def loop(request: pytest.FixtureRequest, train: Train, device: torch.device) -> Iterator[Loop]:
+    """A training after a few steps: compiled, with its memory in place, and with no line of progress due for a while."""
+    words = CASES[request.param]
+    if device.type == "cpu" and ("fp16" in words or "--compile" in words):
+        pytest.skip("needs a GPU")
+    with in_place(512, 32, 10):
+        loop = train(*words, "--steps", 100, "--log-every", 100)
+    loop.take(4)
+    yield loop
+    loop.training.loader.close()
+
+
+def test_steps_never_wait(loop: Loop, gpu: torch.device) -> None:
+    with no_waiting():
+        loop.take(4)
+
+
+def test_steps_on_tokens_from_the_disk_never_wait(train: Train, gpu: torch.device, tmp_path: Path) -> None:
+    loop = train("gpt", *SMALL, "--log-every", 100, alter=partial(from_disk, folder=tmp_path, length=64, device=gpu))
+    loop.take(4)
+    with no_waiting():
+        loop.take(4)
+
+
+def test_a_step_is_handed_over_while_the_gpu_is_busy(loop: Loop, gpu: torch.device) -> None:
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]  # cycles: two seconds or more
+    busy = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    busy.record()  # type: ignore[no-untyped-call]
+    take_step(loop.training, "train")
+    assert not busy.query()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("wait", [lambda loss: loss.item(), bool, lambda loss: torch.tensor(1.0, device=loss.device)])
+def test_a_step_that_waits_would_be_found(
+    train: Train, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, wait: Callable[[torch.Tensor], object]
+) -> None:
+    loop = train("gpt", *SMALL, "--log-every", 100)
+    loop.take(3)
+
+    def spoil(loss: torch.Tensor) -> torch.Tensor:
+        wait(loss.detach())
+        return poison(loss)
+
+    monkeypatch.setattr(step, "poison", spoil)
+    with pytest.raises(RuntimeError, match="synchronizing"), no_waiting():
+        loop.take(1)
+
+
+def test_the_trainings_that_are_looked_at_are_the_workloads(loop: Loop) -> None:
+    assert loop.training.step == 4
+    loop.take(2)
+    assert int(loop.training.numbers.skipped) == 0 or loop.training.precision.name == "fp16"  # which seeks its scale
