@@ -127,7 +127,7 @@ push: ## Push the image under its tags, and print it by its digest (REPOSITORY=â
 	@touch $@
 
 .PHONY: bench
-bench: .venv/.bench engine image ## Measure every row beside its peers, about half an hour on an idle machine: bench/RESULTS.md (ARGS="--only gpt")
+bench: .venv/.bench engine image ## Measure every row beside its peers, on an idle machine, into bench/RESULTS.md (ARGS="--only gpt")
 	@.venv/bench/bin/python bench/results.py $(ARGS)
 
 .PHONY: bench-smoke

@@ -7,7 +7,6 @@ network of their own. Then the same without containers. A first step of Slipway'
 rank, run directory, charts, snapshots; the plain loop (steps.py) has what DistributedDataParallel's tutorial has.
 """
 
-import os
 import secrets
 import statistics
 import subprocess
@@ -15,18 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
+from moments import MOMENTS, Start
 from report import Report, options_parser, read_options
 from sides import Spread
-from starts import MOMENTS, Command, Node, Start, see_through
+from starts import IMAGE, Command, directly, in_container, see_through
 
-IMAGE = os.environ.get("IMAGE", "slipway:dev")
-PROGRAMS = Path(__file__).parents[1] / ".venv/bin"
-LOOP = Path(__file__).with_name("steps.py")
-INSIDE = "/checkpoints"  # where a node's folder is in its container; to Slipway it holds the runs
-# What follows the first step is kept short.
-TRAINS = ["gpt", "--preset=tiny", "--steps=1", "--eval-samples=64", "--sample-tokens=0"]
 OURS, PEER = "slipway", "torchrun and a plain loop"
 
 
@@ -76,48 +69,6 @@ def network() -> Iterator[str]:
         yield name
     finally:
         subprocess.run(["docker", "network", "rm", name], check=True, capture_output=True)
-
-
-def in_container(network: str = "", plain: bool = False) -> Command:
-    """A node in a container of the image; with a `network` one of two nodes, with a process each."""
-
-    def command(node: Node) -> tuple[list[str], Mapping[str, str]]:
-        master = f"{node.job}-0" if network else "127.0.0.1"
-        environ = {**node.traced(INSIDE), "OMP_NUM_THREADS": "1"}
-        words = ["--network", network, "--name", node.name] if network else []
-        words += ["--user", f"{os.getuid()}:0", "--shm-size", "1g", "--volume", f"{node.folder}:{INSIDE}"]
-        if plain:
-            words += ["--entrypoint", "torchrun", "--volume", f"{LOOP}:/{LOOP.name}:ro"]
-            program = [*torchrun(2 if network else 1, node.rank, master), f"/{LOOP.name}"]
-        else:
-            program = [*TRAINS, f"--nproc-per-node={1 if network else 2}"]
-            if network:
-                environ |= {"RANK": str(node.rank), "WORLD_SIZE": "2", "MASTER_ADDR": master}
-        given = [word for name, value in environ.items() for word in ("--env", f"{name}={value}")]
-        return ["docker", "run", "--rm", *words, *given, IMAGE, *program], os.environ
-
-    return command
-
-
-def directly(plain: bool = False) -> Command:
-    """A node without a container, from this checkout."""
-
-    def command(node: Node) -> tuple[list[str], Mapping[str, str]]:
-        environ = {"PATH": os.environ["PATH"], "HOME": str(node.folder), "CUDA_VISIBLE_DEVICES": ""}
-        environ |= {**node.traced(str(node.folder)), "OMP_NUM_THREADS": "1", "SLIPWAY_RUNS": str(node.folder)}
-        if plain:
-            return [str(PROGRAMS / "torchrun"), *torchrun(1, 0, "127.0.0.1"), str(LOOP)], environ
-        return [str(PROGRAMS / "slipway"), *TRAINS, "--nproc-per-node=2"], environ
-
-    return command
-
-
-def torchrun(nodes: int, rank: int, master: str) -> list[str]:
-    """Torchrun's own options, with its static rendezvous, the faster one."""
-    return [
-        f"--nnodes={nodes}", f"--node-rank={rank}", f"--nproc-per-node={2 // nodes}",
-        f"--master-addr={master}", "--master-port=29511",
-    ]  # fmt: skip
 
 
 def measure_docker(report: Report) -> None:

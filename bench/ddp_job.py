@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 
@@ -75,6 +76,11 @@ def begin(*values: Any) -> None:
     from ddp_worker import work
 
     work(*values)
+
+
+def mean(blocks: Sequence[Block], cpu: bool = False) -> float:
+    """Seconds of a block, or CPU seconds, over all processes."""
+    return fmean(block.cpu if cpu else block.wall for block in blocks)
 
 
 def free_port() -> int:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.utils.data import DataLoader
 
 from peers.plan import read_plan
-from peers.training import Windows, adamw, arithmetic, begin, judged, learning_rate, set_rate
+from peers.training import Windows, adamw, arithmetic, begin, judged, learning_rate, set_rate, visited
 from peers.turns import Turns, take_turns
-
-
-def endlessly(loader: Any) -> Iterator[Any]:
-    """Epoch after epoch."""
-    while True:
-        yield from loader
 
 
 def main() -> None:
@@ -33,11 +25,10 @@ def main() -> None:
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     plain = begin(plan)
-    torch.manual_seed(1337)
-    loader = DataLoader(Windows(plan), plan.size.batch, shuffle=True, drop_last=True)
+    loader: Any = DataLoader(Windows(plan), plan.size.batch, sampler=visited(plan).flatten().tolist())
     model, optimizer, loader = accelerator.prepare(plain, adamw(plan, plain, fused=True), loader)
     turns = Turns(plan.block)
-    batches = endlessly(loader)
+    batches = iter(loader)
     for step in take_turns(plan, turns):
         set_rate(optimizer, learning_rate(plan, step))
         for _ in range(plan.size.parts):

@@ -9,9 +9,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from peers.accelerate_loop import endlessly
 from peers.plan import PROCESSES, read_plan
-from peers.training import Windows, adamw, arithmetic, begin, judged, learning_rate, set_rate
+from peers.training import Windows, adamw, arithmetic, begin, judged, learning_rate, set_rate, visited
 from peers.turns import Turns, take_turns
 
 
@@ -26,12 +25,12 @@ def main() -> None:
     )
     fabric.launch()
     plain = begin(plan)
-    torch.manual_seed(1337)
-    loader = fabric.setup_dataloaders(DataLoader(Windows(plan), plan.size.batch, shuffle=True, drop_last=True))
+    mine = visited(plan)[:, fabric.global_rank].flatten().tolist()
+    loader = DataLoader(Windows(plan), plan.size.batch, sampler=mine)
+    batches = iter(fabric.setup_dataloaders(loader, use_distributed_sampler=False))
     compiled = torch.compile(plain) if plan.compile else plain
     model, optimizer = fabric.setup(compiled, adamw(plan, plain, fused=True))
     turns = Turns(plan.block)
-    batches = endlessly(loader)
     for step in take_turns(plan, turns):
         set_rate(optimizer, learning_rate(plan, step))
         for part in range(plan.size.parts):

@@ -1,6 +1,7 @@
 """What no loop can do without: forward and backward of the model on ready batches, and the matrix products in them.
 
-Nothing is exchanged between the processes, no weight changes. Both sides of a pair take half of the steps of a turn.
+Nothing is exchanged between the processes, no weight changes. Each takes a quarter of the steps that the other sides take
+in a turn.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main() -> None:
     turns.tell(arithmetic(plan).name)
     for _ in range(plan.steps // plan.block):
         turns.begin()
-        turns.tell([measure(side, max(1, plan.block // 2)) for side in sides])
+        turns.tell([measure(side, max(1, plan.block // 4)) for side in sides])
     dist.destroy_process_group()
 
 

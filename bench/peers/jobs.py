@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,13 @@ class Job:
 
     def answer(self) -> Any:
         """What the side says next. Raises RuntimeError with its last lines where it ended, or says nothing."""
-        for _ in range(PATIENCE):
-            if self._pipe.poll(1.0):
-                return self._pipe.recv()
-            if self._process.poll() is not None:
-                break
+        with suppress(EOFError):
+            for _ in range(PATIENCE):
+                ended = self._process.poll() is not None
+                if self._pipe.poll(1.0):
+                    return self._pipe.recv()
+                if ended:
+                    break
         said = self._output.read_text(errors="replace").splitlines()[-30:]
         raise RuntimeError("\n".join([f"{self._folder.name} does not answer:", *said]))
 

@@ -1,4 +1,4 @@
-"""What the peers' loops have in common: the weights they begin with, learning rate, samples, and how they are judged."""
+"""What the peers' loops have in common: first weights, learning rate, samples and their order, and how they are judged."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from peers.model import Model
-from peers.plan import Plan
+from peers.plan import PROCESSES, Plan
 from slipway.train.context import outside_job
 from slipway.train.corpus import open_corpus
+from slipway.train.data import Sampler
 from slipway.train.evaluation import judge
 from slipway.train.language import cut_samples
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.options import GptOptions
 from slipway.train.precision import Precision, read_precision
 
+TOKEN_BYTES = 2  # uint16
 FLOOR = 0.1  # of the highest learning rate, at the end
 
 
@@ -61,6 +63,14 @@ def adamw(plan: Plan, model: nn.Module, fused: bool) -> torch.optim.AdamW:
     vectors = [weight for weight in model.parameters() if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), fused=fused or None)
+
+
+def visited(plan: Plan) -> torch.Tensor:
+    """The samples that Slipway visits, by their numbers, in its order: int64, (steps · parts, processes, batch)."""
+    size = plan.size
+    samples = (plan.text.stat().st_size // TOKEN_BYTES - 1) // size.context
+    numbers = Sampler(samples, plan.seed).indices(0, plan.steps * size.parts * PROCESSES * size.batch)
+    return torch.from_numpy(numbers).view(-1, PROCESSES, size.batch)
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
