@@ -22,7 +22,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 ROWS = ("launch", "gpt", "vision_data", "vision", "ddp", "scaling", "snapshot", "container")
-GPU_ROWS = ("gpu/gpt2", "gpu/ddp_of_one", "gpu/cifar", "gpu/resnet50", "gpu/warm_start", "gpu/snapshot")
+GPU_ROWS = ("gpu/gpt2", "gpu/ddp_of_one", "gpu/cifar", "gpu/resnet50", "gpu/warm_start", "gpu/stall")
 PACKAGES = ("torch", "torchvision", "accelerate", "lightning-fabric", "safetensors", "click")
 Told = dict[str, Any]  # what a script wrote with --json
 
