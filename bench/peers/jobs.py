@@ -74,5 +74,6 @@ class Job:
     def close(self) -> None:
         """End its processes."""
         self._pipe.close()
-        os.killpg(self._process.pid, signal.SIGKILL)  # not yet waited for: the number is still its own
+        with suppress(ProcessLookupError):  # all of them came to their end
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
