@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from slipway.launch.plan import HUGE_PAGES
+
 
 @dataclass(frozen=True)
 class Side:
@@ -37,7 +39,8 @@ class Job:
 
     def __init__(self, folder: Path, processes: int, sides: Mapping[str, Side]) -> None:
         """Start them, with their files in `folder`; the first question waits until each has made its trainings."""
-        os.environ["OMP_NUM_THREADS"] = "1"  # which a process reads while it imports torch
+        # What a process reads when it starts, or while it imports torch; as the launcher sets them.
+        os.environ |= {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": HUGE_PAGES}
         spawn = multiprocessing.get_context("spawn")
         port = free_port()
         self._ends: list[Any] = []

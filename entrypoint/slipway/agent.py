@@ -9,11 +9,14 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from slipway import early
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,13 +32,17 @@ def main(argv: list[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed."""
     launcher, events, logs, errors, *arguments = argv
     die_with_launcher(int(launcher))
-    from torch.distributed import run
-    from torch.distributed.elastic import multiprocessing
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    numbers = [int(number) for number in logs.split(",")]
+    begun = early.begin(arguments, numbers)
+    with early.no_collection():
+        from torch.distributed import run
+        from torch.distributed.elastic import multiprocessing
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+        from torch.distributed.launcher.api import elastic_launch
 
     stop = Path(errors).with_name("stop")
-    pipes = [f"/dev/fd/{number}" for number in logs.split(",")]
+    pipes = [f"/dev/fd/{number}" for number in numbers]
 
     def tell(**event: Any) -> None:
         os.write(int(events), (json.dumps(event) + "\n").encode())
@@ -54,6 +61,13 @@ def main(argv: list[str]) -> int:
                 stderrs={local: pipes[2 * local + 1] for local in envs},
                 error_files=files,
             )
+
+    class Begun(SubprocessHandler):
+        """A worker that began before: it is told what torchrun would start it with."""
+
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+            early.tell(begun[self.local_rank_id], env)
+            return begun[self.local_rank_id]
 
     class Workers(multiprocessing.SubprocessContext):
         """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""
@@ -75,6 +89,8 @@ def main(argv: list[str]) -> int:
             super().close(death_sig, timeout)
 
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
+    if begun:
+        multiprocessing.api.get_subprocess_handler = Begun  # type: ignore[attr-defined, assignment]
     # Without a log directory torchrun leaves an empty one in /tmp per run.
     parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
     config, command, command_arguments = run.config_from_args(parsed)
