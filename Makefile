@@ -32,7 +32,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm test-k8s ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)

@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from slipway.launch.plan import HUGE_PAGES
-
 
 @dataclass(frozen=True)
 class Side:
@@ -39,8 +37,7 @@ class Job:
 
     def __init__(self, folder: Path, processes: int, sides: Mapping[str, Side]) -> None:
         """Start them, with their files in `folder`; the first question waits until each has made its trainings."""
-        # What a process reads when it starts, or while it imports torch; as the launcher sets them.
-        os.environ |= {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": HUGE_PAGES}
+        os.environ["OMP_NUM_THREADS"] = "1"  # which a process reads while it imports torch
         spawn = multiprocessing.get_context("spawn")
         port = free_port()
         self._ends: list[Any] = []

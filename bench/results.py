@@ -76,14 +76,24 @@ def heading(minutes: float, page_name: str) -> list[str]:
     return [
         "# Measured side by side",
         "",
-        f"`make bench` wrote this page on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, in {minutes:.0f} minutes, on "
-        f"Linux {platform.release().partition('-')[0]}, with {versions}.",
+        f"`make bench` wrote this page on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, in {minutes:.0f} minutes, of commit "
+        f"{commit()}, on Linux {platform.release().partition('-')[0]}, with {versions}.",
         "",
         "Both sides of every row ran in the same run, in turns. A ratio is the median of the ratios of all rounds, with "
         "the smallest and the largest of them in brackets. What is missed says what bounds it.",
         "",
         f"![Slipway's time or speed against its peers']({page_name.lower().removesuffix('md')}svg)",
     ]
+
+
+def commit() -> str:
+    """What was measured, as git describes it; outside a checkout nothing does."""
+    words = ["git", "describe", "--always", "--dirty=, changed since"]
+    try:
+        described = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        described = ""
+    return described.strip() or "unknown"
 
 
 def summary(reports: list[Told]) -> list[str]:

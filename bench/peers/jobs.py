@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from peers.plan import PIPE, PLAN, PROCESSES, Plan
-from slipway.launch.plan import HUGE_PAGES
 from slipway.launch.reach import free_port
 
-# What the launcher sets for our workers, and for the floor, which is to lie below all of us.
-OURS = {module: {"GLIBC_TUNABLES": HUGE_PAGES} for module in ("slipway_loop", "floor")}
 PATIENCE = 600  # seconds for one answer; whoever compiles needs minutes
 
 
@@ -32,7 +29,7 @@ class Job:
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "peers.ranks", module],
-                env=self._environ(plan) | {PIPE: str(theirs.fileno())} | OURS.get(module, {}),
+                env=self._environ(plan) | {PIPE: str(theirs.fileno())},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

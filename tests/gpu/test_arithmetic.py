@@ -77,7 +77,7 @@ def test_a_step_with_running_statistics_has_few_kernels_beside_the_networks_own(
     count = len(list(model.buffers()))
 
     def undo() -> None:
-        Buffers(model).restore(torch.zeros((), device=gpu))
+        Buffers(model.buffers()).restore(torch.zeros((), device=gpu))
 
     undo()
     assert len(names_of_kernels(undo)) < count / 2
@@ -90,7 +90,7 @@ def test_what_running_statistics_were_comes_back_after_a_step_that_is_left_out(
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(5)).to(device)
     model.register_buffer("turned", torch.arange(6.0, device=device).view(2, 3).t())
     before = [buffer.clone() for buffer in model.buffers()]
-    kept = Buffers(model)
+    kept = Buffers(model.buffers())
     for buffer in model.buffers():
         buffer.fill_(torch.nan if buffer.is_floating_point() else 7)
     kept.restore(torch.tensor(bad, device=device))

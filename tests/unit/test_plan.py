@@ -97,14 +97,6 @@ def test_names_that_torchrun_would_misread_are_removed(environ: dict[str, str]) 
     assert set(made.unset) <= set(environ)
 
 
-def test_cpus_get_huge_pages_unless_the_user_tunes_malloc() -> None:
-    assert plan_for().env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    own = {"GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    assert plan_for(environ=own).environment(own)["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
-    assert plan_for(env_file=own).env["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
-    assert "GLIBC_TUNABLES" not in plan_for(devices=make_devices(2)).env
-
-
 def test_the_users_own_threads_stay() -> None:
     environ = {"OMP_NUM_THREADS": "3"}
     made = plan_for(environ=environ)

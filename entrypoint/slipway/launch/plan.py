@@ -62,10 +62,6 @@ def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
 
 
-# Tensors that come and go with every step cost 1,000 to 2,000 page faults a step, and none in pages of 2 MB: a step of a small
-# GPT took 1.04 to 1.08 times as long without. https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
-
 # These would reach the workers with another meaning than torchrun's own; it sets them for each worker.
 _OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
@@ -103,8 +99,6 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
-        if not sources.variable("GLIBC_TUNABLES"):
-            env["GLIBC_TUNABLES"] = HUGE_PAGES
     if topology.process:
         env |= {
             "RANK": str(topology.process.rank),

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
 
 from slipway.train.outcome import NoProgressError
 
@@ -79,14 +78,14 @@ def poison(loss: torch.Tensor) -> torch.Tensor:
 
 
 class Buffers:
-    """A model's buffers, such as running statistics, as they are before a step that may have to be left out.
+    """Buffers of a model, such as running statistics, as they are before a step that may have to be left out.
 
     A handful of operations on all of them at once, where a ResNet-50 would need six hundred on one each.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Remember what the model's buffers hold."""
-        self._alike = [(buffers, strung(buffers)) for buffers in alike(model.buffers())]
+    def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Remember what they hold."""
+        self._alike = [(kind, strung(kind)) for kind in alike(buffers)]
 
     def restore(self, left_out: torch.Tensor) -> None:
         """Give them back what they held where the step was left out: they saw what was not finite."""

@@ -23,7 +23,7 @@ def take_step(training: Training, phase: str) -> float:
     rate = learning_rate(options, training.step, training.total)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    buffers = Buffers(training.task.model)
+    buffers = Buffers(training.buffers)
     loss = training.parallel.backward(parts(training, phase), lambda part: poison(part) / options.accumulate)
     buffers.restore(update(training, loss))
     training.step += 1
@@ -44,13 +44,13 @@ def parts(training: Training, phase: str) -> Iterator[Batch]:
 def update(training: Training, loss: torch.Tensor) -> torch.Tensor:
     """Change the weights by the gradients, unless those are not finite. Returns 1.0 where they are not, else 0.0."""
     optimizer, scaler = training.task.optimizer, training.scaler
-    gradients = {name: part.grad for name, part in training.task.model.named_parameters() if part.grad is not None}
+    gradients = {name: part.grad for name, part in training.parameters.items() if part.grad is not None}
     scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
     scaler.unscale_(optimizer)
     loss, norm = training.parallel.agree(loss, gradients)
     training.gradient = norm
     if training.options.clip:
-        nn.utils.clip_grads_with_norm_(training.task.model.parameters(), training.options.clip, norm)
+        nn.utils.clip_grads_with_norm_(training.parameters.values(), training.options.clip, norm)
     # As the gradient scaler tells fused optimizers, which then leave everything as it is, on the device.
     left_out = training.numbers.judge(loss, norm, scale)
     optimizer.found_inf = left_out  # type: ignore[attr-defined]

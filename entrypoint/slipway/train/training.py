@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,8 @@ class Training:
     writer: Writer
     numbers: Numbers
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
+    parameters: Mapping[str, nn.Parameter]  # of the task's model; to go through its modules takes a millisecond
+    buffers: Sequence[torch.Tensor]
     step: int = 0
     position: int = 0  # in the sampler's stream, in samples
     reported: int = 0  # the step of the last report
@@ -77,7 +79,7 @@ def prepare(task: Task, options: Common, context: Context) -> Training:
     return Training(
         task, options, context, precision, batch_size, total, parallel, scaler, loader,
         Writer(context.place.run_dir / SNAPSHOTS, options.keep), Numbers(context.device),
-        torch.zeros((), device=context.device),
+        torch.zeros((), device=context.device), dict(task.model.named_parameters()), list(task.model.buffers()),
     )  # fmt: skip
 
 
