@@ -118,11 +118,12 @@ def middle(rounds: list[dict[str, Start]], name: str, moment: str) -> float:
 
 
 def longest_lag(rounds: list[dict[str, Start]]) -> str:
-    """What a missed target rests on: between which two moments slipway loses most."""
+    """What a missed target rests on: between which two moments of its workers slipway loses most."""
     before, lags = 0.0, {}
-    for moment, text in MOMENTS.items():
+    # Up to there our workers go side by side with torchrun, and the peer's one after it.
+    for moment in list(MOMENTS)[list(MOMENTS).index("worker has torch") :]:
         lag = middle(rounds, OURS, moment) - middle(rounds, PEER, moment)
-        lags[text.strip()], before = lag - before, lag
+        lags[MOMENTS[moment].strip()], before = lag - before, lag
     worst = max(lags, key=lags.__getitem__)
     return f"it loses most, {lags[worst]:.2f} s, before “{worst}”"
 

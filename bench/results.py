@@ -128,17 +128,19 @@ def section(report: Told) -> list[str]:
 
 
 def draw(reports: list[Told], file: Path) -> None:
-    """A bar for each ratio: how many times as fast as the peer that it is measured against."""
+    """A bar for each ratio: how many times as fast as the peer that it is measured against, each side at its best."""
     import pygal  # type: ignore[import-untyped]
     from pygal.style import CleanStyle  # type: ignore[import-untyped]
 
-    found = [told for report in reports for told in report["targets"] if told["unit"] == "×" and " / " in told["what"]]
     speeds = {
-        told["what"]: 1 / told["value"]["median"] if told["at_most"] else told["value"]["median"] for told in found
+        f"{report['title']}: {told['what']}": told["value"]["median"] ** (-1 if told["at_most"] else 1)
+        for report in reports
+        for told in report["targets"]
+        if told["unit"] == "×" and " / " in told["what"] and "like for like" not in told["what"]
     }
     chart = pygal.HorizontalBar(
         style=CleanStyle, show_legend=False, print_values=True, title="Times as fast as the peer (1 = equal)",
-        value_formatter=lambda speed: f"{speed:.2f}", height=60 + 34 * max(1, len(speeds)), width=900, truncate_label=-1,
+        value_formatter=lambda speed: f"{speed:.2f}", height=60 + 34 * max(1, len(speeds)), width=1100, truncate_label=-1,
         js=(), range=(0, max([1.0, *speeds.values()]) * 1.1),
     )  # fmt: skip
     chart.x_labels = [*reversed(speeds)]

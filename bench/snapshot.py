@@ -81,7 +81,7 @@ def compare(folder: Path, embed: int, report: Report) -> list[str]:
     parts = time_parts(training) | time_beside(training, folder / "beside")
     report.table("What it consists of", ["", "median of 3"], [[name, f"{value:.3f}"] for name, value in parts.items()])
     because = ", ".join(f"{name.removesuffix(', s')}: {value:.2f}" for name, value in parts.items())
-    report.target(f"stands still, of {PLAIN}", ratio(rounds), STALL, at_most=True, reason=because)
+    report.target(f"slipway / {PLAIN}", ratio(rounds), STALL, at_most=True, reason=because)
     slower = Spread.of([one[SLIPWAY].slower for one in rounds])
     report.target("a step while a snapshot is written, of one alone", slower, SLOWER, at_most=True, reason=because)
     return size_row(training, rounds)
