@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -93,6 +94,22 @@ def measure_own(report: Report, folder: Path) -> None:
     own = spreads["slipway plan"]
     reason = f"Python and click take {bare:.3f} s here, the launcher's own modules {own.median - bare:.3f} s"
     report.target("slipway plan", own, OWN, "s", at_most=True, reason=reason)
+    shares = [imports(folder, slipway) for _ in range(report.options.rounds)]
+    rows = [[name, f"{1e3 * statistics.median(share[name] for share in shares):.1f}"] for name in shares[0]]
+    report.table("What its imports take, as `python -X importtime` tells, which slows them down", ["", "ms"], rows)
+
+
+def imports(folder: Path, slipway: Path) -> dict[str, float]:
+    """Seconds that `slipway plan` spends in the modules of each kind themselves."""
+    command = [PYTHON, "-X", "importtime", slipway, "plan", "nothing.py"]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
+    spent = dict.fromkeys(("Python's own modules", "click", "the launcher's own"), 0.0)
+    for line in told.splitlines():
+        if line.startswith("import time:") and "self [us]" not in line:
+            own, _, name = line.removeprefix("import time:").split("|")
+            kinds = {"click": "click", "slipway": "the launcher's own"}
+            spent[kinds.get(name.strip().partition(".")[0], "Python's own modules")] += 1e-6 * int(own)
+    return spent
 
 
 def measure_jobs(report: Report, folder: Path) -> None:
