@@ -1,0 +1,102 @@
+"""Writes the pages of reference from the code: settings.md, exit-codes.md, cli.md.
+
+    .venv/bin/python docs/reference.py
+
+A test compares the pages with what this would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from slipway.cli import slipway
+from slipway.launch.errors import EXITS
+from slipway.launch.settings import SETTINGS
+from slipway.train.options import WORKLOADS
+from slipway.train.options.command import click_command
+
+FOLDER = Path(__file__).parent
+WIDTH = 110  # characters of a help text
+WRITTEN = "<!-- docs/reference.py writes this page. -->"
+
+
+def exit_codes() -> Iterator[str]:
+    """The lines of exit-codes.md."""
+    yield from ["# Exit codes", "", WRITTEN, ""]
+    yield "What a launcher ends with: [`EXITS`](../entrypoint/slipway/launch/errors.py) is the one table, by which manifests,"
+    yield "sbatch files and these pages are tested. `outcome.json` in the run's folder holds the word, and the reason with it."
+    yield from ["", "| code | word | meaning | a scheduler should |", "| --- | --- | --- | --- |"]
+    yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
+    yield from [
+        "",
+        "A script of your own may end with any code: what is not 0 becomes 1, and the code itself stands in the reason.",
+    ]
+    yield "A launcher that is killed cannot choose: 137 (SIGKILL) or 143 (SIGTERM) is then what its container or shell reports."
+    yield from [
+        "",
+        "Who acts on them: [Slurm](../slurm/README.md), [Kubernetes](../k8s/README.md), and Slipway itself, which tries 1 and 76",
+    ]
+    yield "again before it ends ([fault tolerance](fault-tolerance.md))."
+
+
+def settings() -> Iterator[str]:
+    """The lines of settings.md."""
+    yield from ["# Settings", "", WRITTEN, ""]
+    yield "What the launcher can be told, as an option, in the environment, or in a `.env` file, in that order of strength;"
+    yield "`slipway plan` shows every value with who gave it and whom it overruled."
+    yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/settings.py); options of a workload are in"
+    yield "[the command line](cli.md)."
+    yield from [
+        "",
+        "| setting | other names | option | values | default | what it is |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in SETTINGS:
+        names = ", ".join(f"`{name}`" for name in row.aliases) or "–"
+        option, default = (f"`{text}`" if text else "–" for text in (row.option, row.default))
+        values = "1 or 0" if row.flag else f"`{row.metavar}`".replace("|", "\\|")
+        yield f"| `{row.name}` | {names} | {option} | {values} | {default} | {row.help} |"
+
+
+def cli() -> Iterator[str]:
+    """The lines of cli.md."""
+    yield from ["# Command line", "", WRITTEN, ""]
+    yield "What `--help` says, for every command and every workload."
+    context = click.Context(slipway, info_name="slipway")
+    yield from helped("slipway", slipway, None)
+    for name in slipway.list_commands(context):
+        command = slipway.get_command(context, name)
+        assert command
+        yield from helped(f"slipway {name}", command, context)
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=name, parent=context)
+            for more in command.list_commands(inner):
+                below = command.get_command(inner, more)
+                assert below
+                yield from helped(f"slipway {name} {more}", below, inner)
+    for name, kind in WORKLOADS.items():
+        yield from helped(f"slipway {name}", click_command(kind), context)
+
+
+def helped(name: str, command: click.Command, parent: click.Context | None) -> Iterator[str]:
+    """A section with a command's help."""
+    context = click.Context(
+        command, info_name=name.rpartition(" ")[2], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    yield from ["", f"## {name}", "", "```text", *context.get_help().splitlines(), "```"]
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {"exit-codes.md": exit_codes, "settings.md": settings, "cli.md": cli}
+
+
+def page(name: str) -> str:
+    """What stands in a page."""
+    return "".join(f"{line.rstrip()}\n" for line in PAGES[name]())
+
+
+if __name__ == "__main__":
+    for file in PAGES:
+        (FOLDER / file).write_text(page(file))
