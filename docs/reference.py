@@ -65,7 +65,7 @@ def cli() -> Iterator[str]:
     """The lines of cli.md."""
     yield from ["# Command line", "", WRITTEN, ""]
     yield "What `--help` says, for every command and every workload."
-    context = click.Context(slipway, info_name="slipway")
+    context = click.Context(slipway, info_name="slipway", **slipway.context_settings)
     yield from helped("slipway", slipway, None)
     for name in slipway.list_commands(context):
         command = slipway.get_command(context, name)
@@ -78,14 +78,13 @@ def cli() -> Iterator[str]:
                 assert below
                 yield from helped(f"slipway {name} {more}", below, inner)
     for name, kind in WORKLOADS.items():
-        yield from helped(f"slipway {name}", click_command(kind), context)
+        yield from helped(f"slipway {name}", click_command(kind), None)
 
 
 def helped(name: str, command: click.Command, parent: click.Context | None) -> Iterator[str]:
     """A section with a command's help."""
-    context = click.Context(
-        command, info_name=name.rpartition(" ")[2], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    told = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=name.rpartition(" ")[2] if parent else name, parent=parent, **told)
     yield from ["", f"## {name}", "", "```text", *context.get_help().splitlines(), "```"]
 
 
