@@ -20,7 +20,7 @@ import torch
 from slipway.train.data import Sampler
 from slipway.train.task import Batch
 
-STEPS = 16  # whose samples are looked up at once: of a small GPT's step of 50 ms on a CPU one by one takes 0.8
+STEPS = 16  # whose samples are looked up at once: for 24 samples it takes 0.3 ms, for sixteen times as many 0.6
 LINGER = 10.0  # seconds that `close` waits for batches under way; those of dead storage never come
 
 

@@ -41,7 +41,7 @@ class Training:
     writer: Writer
     numbers: Numbers
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
-    parameters: Mapping[str, nn.Parameter]  # of the task's model; to go through its modules takes a millisecond
+    parameters: Mapping[str, nn.Parameter]  # of the task's model
     buffers: Sequence[torch.Tensor]
     step: int = 0
     position: int = 0  # in the sampler's stream, in samples
