@@ -142,6 +142,14 @@ bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.m
 test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one they are skipped
 	$(call section,gpu,$(PYTEST) tests/gpu $(ARGS))
 
+.PHONY: docs
+docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or broken links (ARGS=serve shows it while one writes)
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs $(or $(ARGS),build)
+
+.PHONY: test-docs
+test-docs: .venv/.dev .venv/.train docs ## Build the site, and run every shell block of the documentation
+	$(call section,docs,$(PYTEST) tests/docs $(ARGS))
+
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
 	@.venv/bin/python bench/muster.py $(ARGS)
