@@ -1,5 +1,6 @@
 """Real musters on 127.0.0.1: who comes together, who does not, and what everybody is told."""
 
+import errno
 import re
 import socket
 import sys
@@ -48,6 +49,16 @@ def test_a_folder_that_is_not_shared_is_noticed(launcher: Make, tmp_path: Path) 
     crew = [launcher(rank, 2, folder=tmp_path / str(rank)) for rank in range(2)]
     play(*crew)
     assert [one.go and one.go.shared for one in crew] == [False, False]
+
+
+def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("asyncio.events.new_event_loop", fail)
+    muster = Muster(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print)
+    with pytest.raises(LaunchError, match=r"Too many open files.*ulimit -n"), muster:
+        pass
 
 
 def test_a_folder_that_some_share_is_named(launcher: Make, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_holder_that_cannot_be_seen_is_none(tmp_path: Path) -> None:
     assert port_holder(29500, tmp_path) is None
     (tmp_path / "17" / "fd").mkdir(parents=True)
     (tmp_path / "17" / "fd" / "3").symlink_to("socket:[4242]")
+    assert port_holder(29500, tmp_path) is None, "it ended while we looked"
     (tmp_path / "17" / "cmdline").write_bytes(b"python\0-m\0http.server\0")
     assert port_holder(29500, tmp_path) == "process 17 (python -m http.server)"
     assert port_holder(29501, tmp_path) is None

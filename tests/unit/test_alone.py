@@ -98,6 +98,9 @@ def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None
         ended = stopped_between((tried(2),), stops, 1)
     assert (ended.outcome.word, ended.outcome.node_rank) == ("cancelled", 1)
     assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
+    course = Course((tried(1), tried(2), ended))
+    assert "  restarts    1" in block(judge([ended.outcome]), course), "there were two attempts"
+    assert "  restarts    none" in block(judge([ended.outcome]), Course((tried(2), ended)))
 
 
 def test_the_closing_block_counts_the_attempts() -> None:

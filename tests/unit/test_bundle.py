@@ -98,6 +98,8 @@ def test_it_lies_here_under_the_runs_name_and_the_time_and_nothing_is_overwritte
     ) as lost:
         bundle_run(run, "nowhere/x.tar.gz", ENVIRON, {}, NOW)
     assert "/.x.tar.gz" not in str(lost.value)
+    with pytest.raises(LaunchError, match=f"cannot be written to {tmp_path}/{made.path}: Not a directory"):
+        bundle_run(run, f"{made.path}/x.tar.gz", ENVIRON, {}, NOW)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["runs", made.path.name]
 
 

@@ -122,6 +122,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": -9, "lost": "node 1", "still": 20.0}, "lost", None, "stood still for 20 s"),
         (DONE, {"lost": "node 1", "still": 20.0}, "lost", None, "the others gave it up"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
+        ({}, {"status": -60}, "failed", None, "torchrun was ended by signal 60"),  # one that has no name
         ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
         ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),
         ({}, {"status": 1, "started": False, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),

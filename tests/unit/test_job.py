@@ -97,6 +97,14 @@ def test_a_path_is_shown_as_one_would_type_it(tmp_path: Path, monkeypatch: pytes
     assert job.shown(Path("/elsewhere/gpt-1")) == "/elsewhere/gpt-1"
 
 
+def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert job.shown(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
+
+
 FLAGS = '--shm-size 1g --stop-timeout 120 -v "$PWD/runs:/checkpoints"'
 
 

@@ -105,10 +105,12 @@ def test_the_users_own_threads_stay() -> None:
 
 
 def test_the_file_fills_names_that_are_unset_and_leaves_settings_to_the_launcher() -> None:
-    file = {"HF_HOME": "/data/hf", "WANDB_MODE": "offline", "SLIPWAY_RUNS": "/runs", "RANK": "0"}
+    file = {
+        "HF_HOME": "/data/hf", "WANDB_MODE": "offline", "SLIPWAY_RUNS": "/runs", "RANK": "0", "PET_STANDALONE": "1",
+    }  # fmt: skip
     made = plan_for(environ={"WANDB_MODE": "online"}, env_file=file)
     assert {name: made.env.get(name) for name in file} == {
-        "HF_HOME": "/data/hf", "WANDB_MODE": None, "SLIPWAY_RUNS": None, "RANK": None,
+        "HF_HOME": "/data/hf", "WANDB_MODE": None, "SLIPWAY_RUNS": None, "RANK": None, "PET_STANDALONE": None,
     }  # fmt: skip
 
 

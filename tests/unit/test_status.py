@@ -1,6 +1,7 @@
 """What a run's directory tells somebody who looks at it, whatever state it was left in."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -67,6 +68,16 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(name: str, says: str) 
 def test_where_there_are_no_runs_that_is_said(name: str, said: str) -> None:
     with pytest.raises(LaunchError, match=f"There is no {said}. Give the path"):
         find_run(name, Path("elsewhere"))
+
+
+def test_somebody_elses_run_that_may_not_be_read_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", forbid)
+    with pytest.raises(LaunchError, match=r"^theirs/gpt-1 cannot be read by user \d+: Permission denied") as caught:
+        find_run("theirs/gpt-1", Path("runs"))
+    assert caught.value.code == CONFIGURATION
 
 
 def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:

@@ -168,6 +168,22 @@ def test_who_was_left_behind_leaves_what_later_attempts_found(tmp_path: Path, be
     assert last_outcome(tmp_path)["word"] == stands
 
 
+def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
+    for number, outcome in enumerate((Outcome(0, "n0", "finished", 1.0), LOST), 1):
+        write_json(tmp_path / "run.json", {"attempt": number})
+        conclude(judge([outcome]), job_of(), Run(tmp_path, "auto", number), Course((Try(number, outcome),)))
+    told = last_outcome(tmp_path)
+    assert [(tried["number"], tried["outcome"]["word"]) for tried in told["attempts"]] == [(1, "finished"), (2, "lost")]
+    assert told["word"] == "lost"
+
+
+@pytest.mark.parametrize("attempts", [None, "x", [7, {"number": "one"}, {}]])
+def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attempts: Any) -> None:
+    write_json(tmp_path / "outcome.json", {"attempts": attempts})
+    conclude(judge([LOST]), job_of(), Run(tmp_path, "auto", 2), Course((Try(2, LOST),)))
+    assert [tried["number"] for tried in last_outcome(tmp_path)["attempts"]] == [2]
+
+
 def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
     go = dataclasses.replace(GO, tries=2, failures=1)
     _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1)), go)

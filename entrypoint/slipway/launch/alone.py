@@ -10,8 +10,8 @@ from slipway.launch.holder import Hold, holder_file, refuse_held
 from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.plan import make_plan
 from slipway.launch.reach import free_port
-from slipway.launch.rundir import AlreadyFinishedError, Run, choose_run, newest_step, place_run
-from slipway.launch.stops import STOP_FILE, Stops
+from slipway.launch.rundir import STOP_FILE, AlreadyFinishedError, Run, choose_run, newest_step, place_run
+from slipway.launch.stops import Stops
 from slipway.launch.supervise import Elsewhere
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launch.topology import FREE_PORT

@@ -56,8 +56,8 @@ class Course:
 
     @property
     def made(self) -> int:
-        """How many attempts the job had."""
-        return self.missed + len(self.tries)
+        """How many attempts the job had; what ended it between two of them stands under the number of the one before."""
+        return self.missed + len({attempt.number for attempt in self.tries})
 
     @property
     def number(self) -> int:

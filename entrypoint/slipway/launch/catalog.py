@@ -17,7 +17,7 @@ from slipway.launch.errors import LaunchError
 
 @dataclass(frozen=True)
 class Workload:
-    """What torchrun starts per process. `honours_stop`: it looks at the stop flag and needs no signal.
+    """What torchrun starts per process.
 
     `next` are commands to try after a run, with {run} for its folder and {longer} for its arguments with more steps.
     """
@@ -25,7 +25,7 @@ class Workload:
     name: str
     summary: str
     command: tuple[str, ...]
-    honours_stop: bool
+    own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
     embedded_text: bool = False
     next: tuple[str, ...] = ()
     data: str = ""  # its data sets, in a line
@@ -34,13 +34,8 @@ class Workload:
     keeps: bool = True  # its run directory stays; else nothing is said of it
     spawned: bool = False  # one process starts the others through torch.multiprocessing, without torchrun
 
-    @property
-    def own(self) -> bool:
-        """Whether it is one of ours."""
-        return self.name in WORKLOADS
 
-
-# When torchrun is killed its workers would stay behind (FACTS), but for this. It replaces itself by the program.
+# When torchrun is killed its workers would stay behind but for this. It replaces itself by the program.
 _LEASHED = ("setpriv", "--pdeathsig=KILL")
 # The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
 # the stop flag; a user's own program gets the default handlers back.
@@ -49,7 +44,7 @@ _DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
 
 def _ours(name: str, summary: str, **more: Any) -> Workload:
     command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
-    return Workload(name, summary, command, honours_stop=True, **more)
+    return Workload(name, summary, command, own=True, **more)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
@@ -121,7 +116,6 @@ CHECK = Workload(
     "check",
     "the nodes exchange what they found, and numbers",
     (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
-    honours_stop=False,
     resumes=False,
     keeps=False,
 )
@@ -151,13 +145,13 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     if first == "-m":
         if not rest:
             raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")
-        return Workload(rest[0], "a user's module", (*command, "-m", rest[0]), honours_stop=False), rest[1:]
+        return Workload(rest[0], "a user's module", (*command, "-m", rest[0])), rest[1:]
     if first.endswith(".py"):
         if not Path(first).is_file():
             raise LaunchError(
                 f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here."
             )
-        return Workload(Path(first).stem, "a user's script", (*command, first), honours_stop=False), rest
+        return Workload(Path(first).stem, "a user's script", (*command, first)), rest
     raise unknown_name(first, WORKLOADS)
 
 

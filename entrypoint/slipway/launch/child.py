@@ -13,6 +13,7 @@ from typing import Any
 
 from slipway.launch.plan import Plan
 from slipway.launch.relay import Relay, open_log
+from slipway.launch.rundir import OUTCOMES
 from slipway.launch.stops import STOP_WORDS
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
@@ -54,7 +55,7 @@ class Child:
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, relay.writers))
-        agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / "outcome"))
+        agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES))
         words = (*agent, *plan.argv[1:])
         if plan.workload.spawned:
             words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}

@@ -5,19 +5,24 @@ Pure but for reading the workers' outcome files and the cgroup's out-of-memory c
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.devices import cgroup_folders
-from slipway.launch.rundir import read_json
-from slipway.launch.verdict import CODES, Outcome, blames_peer
+from slipway.launch.devices import cgroup_folders, read_text
+from slipway.launch.family import signal_name
+from slipway.launch.rundir import DISK_ERRORS, OUTCOMES, rank_file, read_json
+from slipway.launch.verdict import CODES, GOOD, Outcome, blames_peer
 
-DISK_FULL = r"\[Errno (5|28|30|122)\]|No space left on device"  # as outcome files tell them
+_DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
+DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
-GOOD = ("finished", "stopped", "cancelled")
+# The line that a traceback ends with, and one that names a place; torch puts [rankN] in front.
+_EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
+_FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
+MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
 @dataclass
@@ -31,12 +36,12 @@ class Facts:
     stop: str = ""
     signal: str = ""  # what asked, by name
     numbers: tuple[int, ...] = ()  # the signals that a user's script got
-    killed: bool = False  # the grace ran out, or
-    impatient: bool = False  # Ctrl-C came again
+    killed: bool = False  # its workers had not ended when the grace of a stop was over
+    impatient: bool = False  # or when Ctrl-C or `slipway stop` came again
     disk: str = ""  # why the stop flag could not be written
     started: bool = False  # torchrun told that its workers run
-    hang: str = ""  # that no rank moved any more, and which ones
-    behind: int | None = None  # lag behind
+    hang: str = ""  # that no rank moves any more, and whom the others wait for
+    behind: int | None = None  # the first of those
     moved: bool | None = None  # past the first step; None where nobody can tell
     lost: str = ""  # which other node failed first
     still: float = 0.0  # seconds for which this launcher was frozen before it found the others gone
@@ -50,7 +55,7 @@ class Facts:
 
 def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
-    files = {rank: record for rank in facts.ranks if (record := read_json(node_dir / "outcome" / f"rank-{rank}.json"))}
+    files = {rank: record for rank in facts.ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
 
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
@@ -58,7 +63,7 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.lost and facts.still:
         frozen = f"it stood still for {facts.still:.0f} s (frozen, or its machine), and the others gave it up"
         return outcome("lost", frozen, time=now - facts.still)
-    bad = {rank: record for rank, record in files.items() if record.get("outcome") not in GOOD}
+    bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
@@ -82,19 +87,19 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     return _as_asked(facts, files, outcome)
 
 
-def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Any) -> Outcome:
+def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: MakeOutcome) -> Outcome:
     """All workers ended well, as far as they said anything."""
     words = {record.get("outcome") for record in files.values()}
     if word := next((word for word in ("cancelled", "stopped") if word in words), ""):
         record = next(record for record in files.values() if record.get("outcome") == word)
-        return outcome(word, str(record.get("message") or facts.signal))  # type: ignore[no-any-return]
+        return outcome(word, str(record.get("message") or facts.signal))
     if facts.stop and not facts.own:
-        return outcome(facts.stop, f"the script ended after {facts.signal}")  # type: ignore[no-any-return]
+        return outcome(facts.stop, f"the script ended after {facts.signal}")
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
-    return outcome("finished", messages[0] if messages else "")  # type: ignore[no-any-return]
+    return outcome("finished", messages[0] if messages else "")
 
 
-def _too_late(facts: Facts, late: Sequence[int], outcome: Any) -> Outcome:
+def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
     ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
     evidence = f"{facts.signal}: {ranks} had not ended when the grace was over, and {'was' if len(late) == 1 else 'were'} killed"
@@ -102,17 +107,17 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: Any) -> Outcome:
     if facts.moved is False:
         word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
     advice = "the newest snapshot stands; more time: --grace-seconds S"
-    return outcome(word, evidence, rank=late[0], advice=advice)  # type: ignore[no-any-return]
+    return outcome(word, evidence, rank=late[0], advice=advice)
 
 
-def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: Any) -> Outcome:
+def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:
     told = {failure["rank"]: failure for failure in facts.failures}
     causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
     if not facts.own and all(order[0] for order, _ in causes):
         causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
     first = min(causes, key=lambda cause: cause[0])[1]
     log = f"node-{facts.node_rank}/logs/rank-{first['rank']}.log"
-    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))  # type: ignore[no-any-return]
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -164,18 +169,7 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
         return OUT_OF_MEMORY
     if exitcode == -signal.SIGKILL:
         return "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    return f"{name}{said}"
-
-
-# The line that a traceback ends with; torch puts [rankN] in front.
-_EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
-
-
-_FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
+    return f"{signal_name(-exitcode)}{said}"
 
 
 def _last_frame(lines: Sequence[str]) -> str | None:
@@ -192,19 +186,17 @@ def _last_words(lines: Sequence[str]) -> str:
     return f"; it said last: {last}" if last else ""
 
 
-def _launcher_failure(facts: Facts, outcome: Any) -> Outcome:
+def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     if facts.stop and not facts.started:
-        return outcome(facts.stop, f"{facts.signal} came before the workers had started")  # type: ignore[no-any-return]
-    last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
+        return outcome(facts.stop, f"{facts.signal} came before the workers had started")
+    if facts.status == -signal.SIGKILL and facts.ooms:
+        return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))
     if facts.status < 0:
-        name = signal.Signals(-facts.status).name
-        if facts.status == -signal.SIGKILL and facts.ooms:
-            return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))  # type: ignore[no-any-return]
-        return outcome("failed", f"{facts.parent} was ended by {name}; its workers were ended, too")  # type: ignore[no-any-return]
-    word = (
-        "peer" if not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log) else "failed"
-    )
-    return outcome(word, f"{facts.parent} ended with {facts.status}: {last.strip()}")  # type: ignore[no-any-return]
+        name = signal_name(-facts.status)
+        return outcome("failed", f"{facts.parent} was ended by {name}; its workers were ended, too")
+    last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
+    unmet = not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log)
+    return outcome("peer" if unmet else "failed", f"{facts.parent} ended with {facts.status}: {last.strip()}")
 
 
 def _advice(word: str, evidence: str, log: str = "") -> str:
@@ -227,11 +219,7 @@ def count_ooms(root: Path = Path("/")) -> int:
     """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
     for folder in cgroup_folders(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            try:
-                lines = (folder / name).read_text().splitlines()
-            except OSError:
-                continue
-            for line in lines:
+            for line in read_text(folder / name).splitlines():
                 key, _, count = line.partition(" ")
                 if key == "oom_kill" and count.isdigit():
                     return int(count)

@@ -66,6 +66,11 @@ def started(pid: int) -> int | None:
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
+def signal_name(number: int) -> str:
+    """What people call a signal; most of the real-time ones have a number only."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def send(pids: list[int], number: int) -> None:
     """Signal each process that is still there."""
     for pid in pids:

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from slipway.launch.rundir import read_json
+from slipway.launch.rundir import HEARTBEATS, rank_file, read_json
 
-HEARTBEATS = "heartbeat"
 # How long a phase may stand still, in multiples of SLIPWAY_HANG_SECONDS.
 PATIENCE = MappingProxyType(
     {
@@ -55,8 +54,8 @@ class Beat(NamedTuple):
 
 
 def heartbeat_file(node_dir: Path, rank: int) -> Path:
-    """Where a rank writes."""
-    return node_dir / HEARTBEATS / f"rank-{rank}.json"
+    """Where a rank says that it lives."""
+    return rank_file(node_dir, HEARTBEATS, rank)
 
 
 def read_beats(node_dir: Path, ranks: Iterable[int]) -> dict[int, Beat]:

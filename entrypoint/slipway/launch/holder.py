@@ -19,7 +19,7 @@ from pathlib import Path
 from slipway.launch.errors import CODE_OF, LaunchError
 from slipway.launch.family import started
 from slipway.launch.plan import Plan
-from slipway.launch.rundir import Run, code_of, read_json
+from slipway.launch.rundir import Run, cannot_make, read_json
 from slipway.launch.stops import Stops
 from slipway.launch.verdict_block import utc
 
@@ -150,8 +150,7 @@ class Hold:
             while not self._create(mine):
                 self._take_over()
         except OSError as error:
-            text = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
-            raise LaunchError(text, code_of(error)) from None
+            raise cannot_make(error) from None
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="holder")
         self._keeper.start()
         return self

@@ -70,7 +70,7 @@ def temporary_folder() -> Path:
 
 
 def name_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that name a user whom /etc/passwd does not know: torch asks for the name (FACTS)."""
+    """Return the variables that name a user whom /etc/passwd does not know: torch asks for the name."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:

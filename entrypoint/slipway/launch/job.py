@@ -21,7 +21,16 @@ from slipway.launch.host import CHECKPOINTS, Host
 from slipway.launch.logs.plan_file import write_plan
 from slipway.launch.plan import Plan
 from slipway.launch.relay import write_out
-from slipway.launch.rundir import OUTCOME_FILE, Run, code_of, is_newest, newest_step, prepare_run, write_json
+from slipway.launch.rundir import (
+    OUTCOME_FILE,
+    Run,
+    code_of,
+    earlier_attempts,
+    is_newest,
+    newest_step,
+    prepare_run,
+    write_json,
+)
 from slipway.launch.settings import Sources
 from slipway.launch.stops import Stops
 from slipway.launch.supervise import Attempt, Elsewhere
@@ -108,8 +117,9 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     """
     node_rank = job.plan.topology.node_rank
     if run and is_newest(run.path, course.number):
+        earlier = earlier_attempts(run.path, course.tries[0].number)
         with suppress(OSError):
-            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course))
+            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course, earlier))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     for line in block(verdict, course):
@@ -148,12 +158,13 @@ def filled(command: str, run: Run, arguments: Sequence[str]) -> str:
 
     A run goes on with the arguments that it was started with; without them it would be another model, or other data.
     """
+    left_out = (*LENGTHS, "--export")  # where it exported to nothing is overwritten
     kept, words = [], list(arguments)
     while words:
         word = words.pop(0)
-        if word in (*LENGTHS, "--export"):  # where it exported to nothing is overwritten
-            words[:1] = []
-        elif word.partition("=")[0] not in (*LENGTHS, "--export"):
+        if word in left_out:
+            words[:1] = []  # its value
+        elif word.partition("=")[0] not in left_out:
             kept.append(word)
     longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
     same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
@@ -179,5 +190,6 @@ def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
 
 def shown(path: Path) -> str:
     """A path as one would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -3,12 +3,25 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from slipway.launch.catalog import Workload
 from slipway.launch.redact import redact
 from slipway.launch.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.topology import Topology, Value
+
+# What --debug gives to torchrun and the workers, unless the user does. NCCL writes to stderr: what C++ code writes to stdout
+# while a group is opened is dropped (train/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with SIGSEGV
+# in torch 2.10, and compares collectives, which is slow.
+DEBUG = MappingProxyType(
+    {
+        "TORCH_LOGS": "distributed",  # +distributed: a pipeline tells every exchange, 18 lines a step
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": "/dev/stderr",
+    }
+)
 
 # Where the processes of a single node meet. A MASTER_ADDR that is left over from another job leads to another machine, or
 # nowhere, and torchrun would look for it for minutes.
@@ -87,16 +100,19 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
 
 def _worker_environment(topology: Topology, workload: Workload, sources: Sources) -> dict[str, str]:
     names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
+    others = ("COMPOSE_", "PET_")  # docker's own, and what torchrun would read as its options
     filled = {
         name: value
         for name, value in sources.env_file.items()
-        if name not in names and not sources.environ.get(name) and not name.startswith("COMPOSE_")  # docker's own
+        if name not in names and not sources.environ.get(name) and not name.startswith(others)
     }
     env = {**topology.mended, **filled, "SLIPWAY_BACKEND": topology.backend, "SLIPWAY_DEVICE": topology.device}
     if topology.threads is not None:
         env["OMP_NUM_THREADS"] = str(topology.threads)
     if topology.nodes == 1 and not topology.process and not sources.variable("GLOO_SOCKET_IFNAME"):
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
+    if sources.parsed("SLIPWAY_DEBUG"):
+        env |= {name: value for name, value in DEBUG.items() if not sources.variable(name)}
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if topology.process:

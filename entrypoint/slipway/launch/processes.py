@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from slipway.launch.errors import LaunchError
-from slipway.launch.schedulers import Reading
+from slipway.launch.schedulers import SLURM, Reading
 from slipway.launch.settings import BY_NAME, Claim, Sources
 
-# What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant (FACTS).
+# What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant.
 HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
@@ -47,7 +47,7 @@ def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | N
 
 def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], name: str) -> bool:
     """Whether a container hook wrote this variable, so that it says nothing about nodes."""
-    slurm = any(reading.scheduler == "Slurm" for reading in readings)
+    slurm = any(reading.scheduler == SLURM.name for reading in readings)
     return slurm and bool(environ.get(name)) and environ[name] == environ.get(HOOK_FORMULAS[name])
 
 

@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.errors import CONFIGURATION, LaunchError
@@ -51,9 +52,10 @@ def port_holder(port: int, proc: Path = Path("/proc")) -> str | None:
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listeners(proc / "net" / table, port)}
     targets = {f"socket:[{inode}]" for inode in inodes}
     for process in proc.iterdir() if targets else ():
-        if process.name.isdecimal() and _holds(process, targets):
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            return f"process {process.name} ({words[:120]})"
+        with suppress(OSError):  # gone, or not ours to see
+            if process.name.isdecimal() and any(str(link.readlink()) in targets for link in (process / "fd").iterdir()):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f"process {process.name} ({words[:120]})"
     return None
 
 
@@ -109,13 +111,6 @@ def _listeners(table: Path, port: int) -> list[str]:
     except OSError:
         return []
     return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
-
-
-def _holds(process: Path, targets: set[str]) -> bool:
-    try:
-        return any(str(link.readlink()) in targets for link in (process / "fd").iterdir())
-    except OSError:  # gone, or not ours to see
-        return False
 
 
 def _interfaces() -> dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str]:

@@ -13,9 +13,8 @@ from typing import Any
 STARS = "***"
 SHORTEST = 4  # characters; a shorter value protects nothing, and would blank out half of every text
 HARMLESS = frozenset({"true", "false", "none", "null", "auto"})  # TOKENIZERS_PARALLELISM=false
-KEY_BLOCK = (
-    20_000  # characters; a private RSA key of 16384 bits takes 12,800, and each line of a log has a time in front
-)
+# Characters; a private RSA key of 16384 bits takes 12,800, and each line of a log has a time in front.
+KEY_BLOCK = 20_000
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 

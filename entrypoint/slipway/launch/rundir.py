@@ -18,8 +18,11 @@ from slipway.launch.settings import Sources
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
-WAITING_FILE = "waiting.json"  # in a node's folder, between two attempts
-PER_RANK = ("outcome", "heartbeat")  # folders of a node with a file per rank that tells about one attempt
+STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
+# What else lies in a node's folder:
+WAITING_FILE = "waiting.json"  # between two attempts
+HONOURS_STOP = "honours-stop"  # its workers look at the flag
+OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,13 @@ def is_newest(path: Path, attempt: int) -> bool:
     return _number(read_json(path / RUN_FILE).get("attempt")) <= attempt
 
 
+def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
+    """Return what outcome.json says of attempts before the `first` of this start; what is damaged is left out."""
+    tries = read_json(path / OUTCOME_FILE).get("attempts")
+    whole = (tried for tried in tries if isinstance(tried, dict)) if isinstance(tries, list) else ()
+    return [tried for tried in whole if 0 < _number(tried.get("number")) < first]
+
+
 def newest_step(path: Path) -> int | None:
     """Return the step of the newest snapshot in a run directory, None without one."""
     steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
@@ -160,7 +170,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
     node = run.node(plan.topology.node_rank)
     try:
-        for name in PER_RANK:
+        for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
         for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
             stale.unlink(missing_ok=True)
@@ -178,8 +188,13 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
             }
             write_json(run.path / RUN_FILE, record)
     except OSError as error:
-        message = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
-        raise LaunchError(message, code_of(error)) from None
+        raise cannot_make(error) from None
+
+
+def cannot_make(error: OSError) -> LaunchError:
+    """The error for a run directory in which nothing can be made."""
+    text = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
+    return LaunchError(text, code_of(error))
 
 
 def code_of(error: OSError) -> int:
@@ -189,13 +204,17 @@ def code_of(error: OSError) -> int:
 
 def _left_behind(node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
-    process = plan.topology.process
-    name = f"rank-{process.rank}.json" if process else "*"
-    mine = [file for folder in PER_RANK for file in (node / folder).glob(name)]
-    return [
-        *mine,
-        *([] if process and process.local_rank else [node / "stop", node / "honours-stop", node / WAITING_FILE]),
-    ]
+    if process := plan.topology.process:
+        mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
+    else:
+        mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
+    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE]
+    return [*mine, *(node / name for name in shared)]
+
+
+def rank_file(node: Path, folder: str, rank: int) -> Path:
+    """Where a rank writes what it says: OUTCOMES or HEARTBEATS in its node's folder."""
+    return node / folder / f"rank-{rank}.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Command line > environment > `.env` > default. Nothing here changes the process'
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ class Claim(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One row of the table. `aliases` are further variables that mean the same and win over `name` (DESIGN: rule 2)."""
+    """One row of the table. `aliases` are further variables that mean the same and win over `name`."""
 
     name: str
     option: str
@@ -37,6 +37,11 @@ class Setting(NamedTuple):
     metavar: str = "TEXT"
     flag: bool = False
     aliases: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """Those of its values that are typed as they stand: `auto`, `none`."""
+        return [word for word in self.metavar.split("|") if word.islower()]
 
 
 def _number(low: int, high: int) -> Callable[[str], int]:
@@ -234,6 +239,14 @@ SETTINGS = (
         "Allow more processes than GPUs.",
         flag=True,
     ),
+    Setting(
+        "SLIPWAY_DEBUG",
+        "--debug",
+        "0",
+        _switch,
+        "Let torch.distributed and NCCL say what they do, by TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, unless you set them.",
+        flag=True,
+    ),
 )
 BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
 
@@ -317,4 +330,13 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        raise LaunchError(f"{claim.about(setting.name)}: {error}. {type_this}".rstrip()) from None
+        text = f"{claim.about(setting.name)}: {error}.{meant(claim.value, setting.words)} {type_this}"
+        raise LaunchError(text.rstrip()) from None
+
+
+def meant(text: str, words: Sequence[str]) -> str:
+    """What somebody who mistyped one of these words meant, as a sentence with a space in front; empty where none is near."""
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(text.lower(), words, n=1)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -1,5 +1,6 @@
 """What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,17 @@ from typing import Any
 
 from slipway.launch.catalog import WORKLOADS
 from slipway.launch.errors import LaunchError
-from slipway.launch.heartbeat import HEARTBEATS, Beat, read_beats
+from slipway.launch.heartbeat import Beat, heartbeat_file, read_beats
 from slipway.launch.holder import TOUCH, Holder, find_holders, is_alive, read_holder
-from slipway.launch.rundir import RUN_FILE, WAITING_FILE, last_outcome, newest_run, newest_step, read_json
+from slipway.launch.rundir import (
+    HEARTBEATS,
+    RUN_FILE,
+    WAITING_FILE,
+    last_outcome,
+    newest_run,
+    newest_step,
+    read_json,
+)
 from slipway.launch.verdict import CODES
 from slipway.launch.verdict_block import ENDINGS, utc
 
@@ -46,11 +55,11 @@ class Status:
 def find_run(name: str, runs: Path) -> Path:
     """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
 
-    Raises LaunchError where there is none.
+    Raises LaunchError where there is none, or where this user may not look.
     """
     candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
     for path in candidates:
-        if (path / RUN_FILE).is_file() or find_holders(path) or any(path.glob("node-*/logs")):
+        if _is_run(path):
             return path
     known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
     missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
@@ -60,6 +69,15 @@ def find_run(name: str, runs: Path) -> Path:
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
     raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / RUN_FILE).is_file() or bool(find_holders(path)) or any(path.glob("node-*/logs"))
+    except PermissionError as error:
+        raise LaunchError(
+            f"{path} cannot be read by user {os.getuid()}: {error.strerror}. Type this as its owner."
+        ) from None
 
 
 def sleep(seconds: float) -> bool:
@@ -83,7 +101,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
         for beat in read_beats(folder.parent, sorted(ranks)).values():
             with suppress(FileNotFoundError):  # another attempt may just begin
-                ages.append(max(0.0, time.time() - (folder / f"rank-{beat.rank}.json").stat().st_mtime))
+                ages.append(max(0.0, time.time() - heartbeat_file(folder.parent, beat.rank).stat().st_mtime))
                 beats.append(beat)
     return Status(
         path,

@@ -10,12 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from slipway.launch.rundir import read_json, write_json
+from slipway.launch.rundir import STOP_FILE, read_json, write_json
 
 STOP_WORDS = {signal.SIGTERM: "stopped", signal.SIGUSR1: "stopped", signal.SIGINT: "cancelled"}
-STOP_FILE = (
-    "stop"  # in the run directory, for all nodes; each node's own flag for its workers has the same name and form
-)
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between looks at the clock and at files
 

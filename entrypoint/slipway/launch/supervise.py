@@ -1,6 +1,6 @@
 """See one attempt through on this node: pass its output on, hand stops to those they are meant for, notice a hang.
 
-torchrun runs in a session of its own and ignores the signals that reach everybody (see agent.py). Slipway's workloads
+torchrun runs in a session of its own and ignores the signals that reach everybody (see child.py). Slipway's workloads
 get the stop flag, a user's script gets the signal itself; after the grace everything below us is killed.
 """
 
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from slipway.launch.child import Child
 from slipway.launch.ending import Facts, count_ooms
 from slipway.launch.family import adopt_orphans, catches, descendants, end_all, ignores, send, state
-from slipway.launch.heartbeat import HEARTBEATS, Pulse, read_beats
+from slipway.launch.heartbeat import Pulse, read_beats
 from slipway.launch.plan import Plan, flight_recorder
 from slipway.launch.relay import Relay
-from slipway.launch.rundir import Run, newest_step, write_json
+from slipway.launch.rundir import HEARTBEATS, HONOURS_STOP, Run, newest_step, write_json
 from slipway.launch.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.verdict_block import utc
 
@@ -82,9 +82,8 @@ class Attempt:
         self.selector.unregister(ended)
         os.close(ended)
         self._finish(child, relay)
-        if (
-            self.facts.still and not self.facts.lost and (news := lost())
-        ):  # its workers may have ended before it woke up
+        # Its workers may have ended before it woke up, and so before it looked.
+        if self.facts.still and not self.facts.lost and (news := lost()):
             self.facts.lost = news.text
         self.facts.ooms = count_ooms() - ooms
         return self.facts
@@ -137,6 +136,8 @@ class Attempt:
             self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
 
     def _look_at_pulse(self, now: float) -> None:
+        # A script's heartbeats, where it writes any, say nothing of what it does outside of `fit`: one that only opens a
+        # context beats once, in `setup`, and works on for days.
         if not self.plan.workload.own:
             return
         self.pulse.look(read_beats(self.node_dir, self.ranks), now)
@@ -171,7 +172,7 @@ class Attempt:
             self.facts.numbers = (*self.facts.numbers, stop.number)
             if disk := raise_flag(self.node_dir, stop):
                 self.facts.disk, self.deadline = disk, time.monotonic()
-        if not self.plan.workload.honours_stop and not (self.node_dir / "honours-stop").exists():
+        if not self.plan.workload.own and not (self.node_dir / HONOURS_STOP).exists():
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
             send(ready, stop.number)

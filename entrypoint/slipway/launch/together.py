@@ -15,9 +15,9 @@ from slipway.launch.holder import Hold, holder_file
 from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
-from slipway.launch.rundir import WAITING_FILE, write_json
+from slipway.launch.rundir import STOP_FILE, WAITING_FILE, write_json
 from slipway.launch.schedulers import SLURM
-from slipway.launch.stops import STOP_FILE, Stop, Stops
+from slipway.launch.stops import Stop, Stops
 from slipway.launch.supervise import Elsewhere
 from slipway.launch.verdict import Outcome, Verdict, judge
 from slipway.launch.verdict_block import block
@@ -112,7 +112,7 @@ def is_replaced(job: Job) -> bool:
     Not where the workload has to be told on every node, or may not be started again.
     """
     topology, workload = job.plan.topology, job.plan.workload
-    return topology.replaces and not topology.elastic and workload.honours_stop and restart_limit(job) > 0
+    return topology.replaces and not topology.elastic and workload.own and restart_limit(job) > 0
 
 
 def was_stopped(stops: Stops) -> bool:

@@ -13,7 +13,7 @@ from slipway.launch.errors import LaunchError
 from slipway.launch.host import Host
 from slipway.launch.placement import choose_backend, choose_threads, place_processes
 from slipway.launch.processes import HOOK_FORMULAS, Process, find_process
-from slipway.launch.schedulers import BEFORE_PLAIN, INDEXED_JOB, Reading, read_schedulers
+from slipway.launch.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
 from slipway.launch.settings import BY_NAME, Claim, Sources, parse_claim
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
@@ -126,7 +126,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
         broken = next((reading.broken for reading in readings if reading.broken), "")
-        raise LaunchError(broken or _master_missing(nodes, readings))
+        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
@@ -238,7 +238,7 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
             plain = sources.variable(name) or next(iter(sources.from_file(*setting.aliases)), None)
             if plain is None or theirs is None or decided:
                 continue
-            hook = HOOK_FORMULAS[name] if reading.scheduler == "Slurm" else ""
+            hook = HOOK_FORMULAS[name] if reading.scheduler == SLURM.name else ""
             injected = Claim(sources.environ.get(hook, ""), hook)
             if plain.value not in (theirs.value, injected.value):
                 also = f" and {hook} (what a container hook writes) {injected.value}" if injected.value else ""
@@ -248,12 +248,18 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
                 )
 
 
-def _master_missing(nodes: int, readings: tuple[Reading, ...]) -> str:
+def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str]) -> str:
     hint = "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST"
-    if any(reading.scheduler == "Kubernetes" for reading in readings):
+    schedulers = {reading.scheduler for reading in readings}
+    if INDEXED_JOB.name in schedulers:
         hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
-    elif any(reading.scheduler == "Open MPI" for reading in readings):
+    elif OPEN_MPI.name in schedulers:
         hint = "add -x MASTER_ADDR=HOST to mpirun"
+    elif endpoint := environ.get("PET_RDZV_ENDPOINT"):
+        hint = (
+            f"PET_RDZV_ENDPOINT={endpoint} is passed over, since ranks are static here. Set PET_MASTER_ADDR to the host of "
+            "node 0, and PET_NODE_RANK on each node"
+        )
     return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."
 
 

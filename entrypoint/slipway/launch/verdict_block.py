@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.launch.attempts import Course
@@ -49,22 +50,28 @@ def place(outcome: Outcome) -> str:
 
 
 def _attempts(course: Course) -> list[str]:
-    if course.made < 2:
-        return [f"  restarts    none: {course.why}"] if course.why else []
     lines = [
         f"  attempt {attempt.number:<4}{place(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
         for attempt in course.tries[:-1]
     ]
-    return [*lines, f"  restarts    {course.made - 1}{f': {course.why}' if course.why else ''}"]
+    restarts = max(0, course.made - 1)
+    if not (lines or restarts or course.why):
+        return []
+    return [*lines, f"  restarts    {restarts or 'none'}{f': {course.why}' if course.why else ''}"]
 
 
-def as_json(verdict: Verdict, node_rank: int, course: Course = Course()) -> dict[str, Any]:  # noqa: B008  # frozen
-    """The content of `outcome.json` on one node."""
+def as_json(
+    verdict: Verdict,
+    node_rank: int,
+    course: Course = Course(),  # noqa: B008  # frozen
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The content of `outcome.json` on one node; `earlier` attempts are those of other starts of the run, as they stood there."""
     return {
         "code": verdict.code(node_rank),
         **dataclasses.asdict(verdict),
         "attempt": course.number,
-        "attempts": [dataclasses.asdict(attempt) for attempt in course.tries],
+        "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
         "no_restart": course.why,
     }
 

@@ -16,7 +16,7 @@ OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
 WIDTH = 110  # columns of the table at most
 NARROWEST = 60  # and at least
-MANY = 24  # columns of the first text; a longer one pushes its row to the right
+LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to the right
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
     """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
-    column = min(MANY, max((len(finding.what) for finding in findings), default=0))
+    column = min(LONGEST_WHAT, max((len(finding.what) for finding in findings), default=0))
     return [line for finding in findings for line in _row(finding, column, colour, width)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.devices import Devices, cgroup_folders
+from slipway.launch.devices import Devices, cgroup_folders, read_text
 from slipway.launch.health.finding import Finding, ok, sick, warning
 from slipway.launch.surroundings import SMALL_SHM, shm_remedy
 
@@ -78,7 +78,7 @@ def _limit(folder: Path) -> tuple[int, int] | None:
     ):
         most, used = _number(folder / limit), _number(folder / usage)
         if most is not None and used is not None:
-            rows = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            rows = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
             return most, used - int(rows.get(cache, 0))
     return None
 
@@ -142,15 +142,8 @@ def _pids(folder: Path) -> tuple[int | None, int]:
 
 
 def _number(file: Path) -> int | None:
-    text = _read(file)
+    text = read_text(file)
     return int(text) if text.isdigit() else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
 
 
 def amount(limit: int) -> str:

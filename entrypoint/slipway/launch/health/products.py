@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -12,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.launch.devices import Devices
+from slipway.launch.family import signal_name
 from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
 
 MODULE = "slipway.train.health"
-SECONDS = (
-    120.0  # a first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute
-)
+# A first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute.
+SECONDS = 120.0
 LAST_SECONDS = 5.0  # for a child that was killed
 BUSY = "OutOfMemoryError"
 
@@ -92,9 +91,5 @@ def judge_product(what: str, ending: Ending, seconds: float) -> Finding:
     said = str(ending.report.get("failed") or ending.said)
     if BUSY in said:
         return warning(what, "no memory is free on it for a product", "nvidia-smi shows who holds it")
-    end = "failed" if ending.status >= 0 else _name(-ending.status)
+    end = "failed" if ending.status >= 0 else signal_name(-ending.status)
     return sick(what, f"{end}{f': {said}' if said else ''}", advice)
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -41,12 +41,12 @@ class Part:
 
 def write_archive(target: Path, parts: Iterable[Part], clean: Callable[[str], str], now: float) -> None:
     """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten."""
-    if target.exists():
-        raise LaunchError(
-            f"{target} exists already, and nothing is overwritten. Name another: --bundle FILE{NAME_ENDS}."
-        )
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if target.exists():
+            raise LaunchError(
+                f"{target} exists already, and nothing is overwritten. Name another: --bundle FILE{NAME_ENDS}."
+            )
         with temporary.open("wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
                 for part in parts:
@@ -61,7 +61,8 @@ def write_archive(target: Path, parts: Iterable[Part], clean: Callable[[str], st
         message = f"The archive cannot be written to {target.absolute().parent}: {error.strerror or error}."
         raise LaunchError(f"{message} Name another place: --bundle FILE{NAME_ENDS}.", code_of(error)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or cannot be
+            temporary.unlink()
 
 
 def find_files(run: Path) -> list[Path]:

@@ -30,9 +30,8 @@ PARENTS = MappingProxyType(
 
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 _HEADER = re.compile(rb"--- attempt (\d{1,9})(?:, (.*))? ---")
-_CONTROL = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f])"
-)  # colours go, the rest is shown as odd
+# Colours go, the rest is shown as odd.
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f])")
 
 
 class Line(NamedTuple):

@@ -22,9 +22,8 @@ HELLO_SECONDS = 10.0  # from connecting to a complete hello
 PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 NOTES = 20  # different lines about strangers and newcomers
-Rule = Callable[
-    [Verdict, tuple[int, ...]], wire.Ending
-]  # from a verdict, and who leaves a job that goes on, to what follows
+# From a verdict, and who leaves a job that goes on, to what follows.
+Rule = Callable[[Verdict, tuple[int, ...]], wire.Ending]
 
 
 class Host:

@@ -60,10 +60,10 @@ class Muster:
 
         `least` of the `nodes` are enough (by default all), once `window` seconds have brought no more; `replaced`: somebody
         starts another launcher for one that is told to go, so that the others need not stop for good; `heartbeat` is how
-        many seconds of silence make a node a lost one, where this is node 0. `address` and `port` are MASTER_ADDR and MASTER_PORT; `timeout` (seconds) is how long launchers wait for each
-        other; `patience` (seconds) how long the verdict waits for the other nodes once one has failed: at least the
-        grace for stopping workers. `folder` holds the runs; `say` prints a line, from any thread; `token` is
-        SLIPWAY_TOKEN or empty.
+        many seconds of silence make a node a lost one, where this is node 0. `address` and `port` are MASTER_ADDR and
+        MASTER_PORT; `timeout` (seconds) is how long launchers wait for each other; `patience` (seconds) how long the
+        verdict waits for the other nodes once one has failed: at least the grace for stopping workers. `folder` holds the
+        runs; `say` prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty.
         """
         self._node_rank, self._nodes, self._address, self._port = node_rank, nodes, address, port
         self._least, self._window, self._heartbeat = least or nodes, window, heartbeat
@@ -74,7 +74,7 @@ class Muster:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:
-        """Listen (on node 0) and start the thread. LaunchError (78) where MASTER_PORT is in use."""
+        """Listen (on node 0) and start the thread. LaunchError: 78 where MASTER_PORT is in use, 1 where nothing can be opened."""
         self._socket = None
         if self._node_rank == 0:
             self._socket = listen(self._port, loopback=is_loopback(self._address))
@@ -154,7 +154,14 @@ class Muster:
     def _run(self) -> None:
         import asyncio
 
-        asyncio.run(self._serve())
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except OSError as error:
+            if self._ready.done():
+                raise
+            text = f"This launcher cannot talk to the others: {error}. Is its limit of open files too low (ulimit -n)?"
+            self._ready.set_exception(LaunchError(text, FAILED))
 
     async def _serve(self) -> None:
         """The thread's life: the door on node 0, this launcher's own membership, until `__exit__`."""
