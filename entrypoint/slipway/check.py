@@ -76,18 +76,18 @@ def as_list(reports: Sequence["Report"]) -> str:
 
 
 def as_text(reports: Sequence["Report"], own: "Report") -> str:
-    """The table: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
+    """The table, coloured: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
     from slipway.launch.health.finding import ERROR, WARNING, exit_code, findings_lines, summary, terminal_width
     from slipway.launch.health.reports import EXCHANGE
 
-    lines, colour = [], sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    lines = []
     for report in reports:
         rows = report.findings
         if report is not own:
             rows = tuple(row for row in rows if row.level in (ERROR, WARNING) or row.what == EXCHANGE)
         here = " (this node)" if len(reports) > 1 and report is own else ""
         lines.append(f"node {report.node_rank}, {report.host}{here}: {summary(report.findings)}")
-        lines += findings_lines(rows, colour, terminal_width())
+        lines += findings_lines(rows, colour=True, width=terminal_width())
     ill = [str(report.node_rank) for report in reports if report is not own and exit_code(report.findings)]
     others = f", but not all others are (node {', '.join(ill)})" if ill else ""
     code = exit_code(own.findings)
@@ -105,6 +105,6 @@ check = click.Command(
     callback=run_check,
     params=[JSON, LOCAL, *(option for option in launcher_options() if option.name != "SLIPWAY_CHECK")],
     help=run_check.__doc__,
-    epilog="Example: slipway check --local",
+    epilog="\b\nExample: slipway check --local",
     context_settings=CONTEXT,
 )

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,11 +21,15 @@ from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
 from slipway.launch.surroundings import require_writable, results_folder
-from slipway.launching import CONTEXT, WORDS, Launching, launcher_options
+from slipway.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Commands beside `run` and `plan`: their modules are imported when they are typed, so that a start need not wait for them.
 BESIDE = {
     "check": "slipway.check:check",
+    "completion": "slipway.reports:completion",
     "data": "slipway.data:data",
     "eval": "slipway.results:evaluate",
     "export": "slipway.results:export",
@@ -64,8 +68,20 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant, also where a shell asks what may follow a workload or a script."""
+        return super().resolve_command(ctx, with_run(args))
 
-@click.group(cls=Commands, context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}")
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        """What may stand first: a workload, a script, a command."""
+        return [*complete_program(ctx, None, incomplete), *super().shell_complete(ctx, incomplete)]
+
+
+@click.group(
+    cls=Commands, context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}\n\n\b\nExample: slipway gpt --steps 200"
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Print the version."
 )
@@ -118,7 +134,7 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
         click.echo("\n".join(plan_lines(made, values, options_lines(made))))
 
 
-_EXAMPLE = "Example: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"
+_EXAMPLE = "\b\nExample: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"
 _command("run", run, [], _EXAMPLE)
 JSON = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print JSON: topology, values and options with their sources, torchrun."
@@ -126,16 +142,21 @@ JSON = click.Option(
 _command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
 
 
+def with_run(words: list[str]) -> list[str]:
+    """Return the words with `run` in front where the first means a workload or a program of the user's."""
+    known = words[0] in slipway.commands or words[0] in BESIDE
+    return ["run", *words] if not known and (words[0] in WORKLOADS or is_program(words[0])) else words
+
+
 def understand(words: list[str]) -> list[str]:
-    """Return the words with `run` in front where the first means a workload or a program of the user's.
+    """Return the words, which begin with a command or an option.
 
     An executable is exec'ed here and now. Raises LaunchError (78) for a first word that means nothing.
     """
+    words = with_run(words) if words else words
     known = {*slipway.commands, *BESIDE}
-    if not words or words[0] in known or (words[0].startswith("-") and words[0] != "-m"):
+    if not words or words[0] in known or words[0].startswith("-"):
         return words
-    if words[0] in WORKLOADS or is_program(words[0]):
-        return ["run", *words]
     if program := shutil.which(words[0]):
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
     raise unknown_name(words[0], [*known, *WORKLOADS])
@@ -145,7 +166,9 @@ def main() -> None:
     """Entry point of the console script; ends with an exit code of the table in launch/errors.py, and tells the pod."""
     open_streams()
     try:
-        sys.exit(slipway.main(understand(sys.argv[1:]) or ["--help"], prog_name="slipway", standalone_mode=False))
+        words = understand(sys.argv[1:]) or ["--help"]
+        colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
+        sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
     except click.ClickException as error:
         code, said, show = error.exit_code, error.format_message(), error.show
     except click.Abort:
@@ -162,7 +185,7 @@ def main() -> None:
 
 
 # What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
-SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval"}
+SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval", "completion"}
 
 
 def _tell_pod(code: int, said: str) -> None:

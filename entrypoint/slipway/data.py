@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,14 +17,14 @@ from slipway.launch.host import read_host
 from slipway.launch.rundir import code_of
 
 
-@click.group(epilog="Example: slipway data prepare notes.txt --out tokens")
+@click.group(epilog="\b\nExample: slipway data prepare notes.txt --out tokens")
 def data() -> None:
     """Prepare and fetch data."""
 
 
 @data.command(
-    epilog="Example: slipway data prepare corpus/ --out tokens/ --tokenizer tokenizer.json, then slipway gpt --dataset "
-    "tokens:tokens/. What was interrupted goes on with the same command."
+    epilog="What was interrupted goes on with the same command.\n\n"
+    "\b\nExample: slipway data prepare corpus --out tokens && slipway gpt --dataset tokens:tokens"
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where the tokens go.")
@@ -77,14 +79,17 @@ def prepare(
     click.echo(f"train on them: slipway gpt --dataset tokens:{out}")
 
 
-@data.command(epilog="Example: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors")
+@data.command(
+    epilog="\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors"
+)
 @click.argument("repo", metavar="REPO[@REVISION]")
 @click.option("--revision", help="A branch, a tag or a commit; by default the main branch as it is now.")
 @click.option(
     "--include", multiple=True, metavar="GLOB", help="Only files with such names; may be given several times."
 )
 @click.option("--kind", type=click.Choice(["model", "dataset"]), default="model", show_default=True, help="What it is.")
-def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: repo with its commit, kind, folder, bytes of files.")
+def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str, as_json: bool) -> None:
     """Fetch a model or a data set from the Hub into the cache that all workloads share.
 
     The cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from the file
@@ -93,12 +98,17 @@ def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str) 
     from slipway.train import hub
 
     with told("Nothing half-written is kept; the same command goes on once that is mended."):
-        folder = hub.fetch(repo, revision=revision, kind=kind, include=include)
-    files = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    for path, size in files.items():
-        click.echo(f"{size / 1e6:12,.3f} MB  {path.relative_to(folder)}")
-    click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, in {folder}")
+        say = partial(click.echo, err=as_json)
+        folder = hub.fetch(repo, revision=revision, kind=kind, include=include, say=say)
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     pinned = f"{hub.read_source(repo)[0]}@{folder.name}"
+    if as_json:
+        about = {"repo": pinned, "kind": kind, "folder": str(folder), "files": files}
+        click.echo(json.dumps(about, indent=1))
+        return
+    for name, size in files.items():
+        click.echo(f"{size / 1e6:12,.3f} MB  {name}")
+    click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, in {folder}")
     use = f"slipway gpt --dataset hub:{pinned}" if kind == "dataset" else f"slipway finetune --model {pinned}"
     click.echo(f"use it: {use}")
 

@@ -3,14 +3,20 @@
 They are understood before a workload's name and behind it; behind a user's own program everything is that program's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from slipway.launch.catalog import WORKLOADS
 from slipway.launch.errors import LaunchError
-from slipway.launch.settings import SETTINGS
+from slipway.launch.settings import BY_NAME, SETTINGS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 RDZV = {
     "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
@@ -26,6 +32,7 @@ def hyphens(name: str) -> str:
 
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens, "max_content_width": 110}
+PATHS = {"DIR": "dir", "PATH": "file"}  # of a setting's metavar, and what a shell calls it
 
 
 def launcher_options() -> list[click.Parameter]:
@@ -33,20 +40,44 @@ def launcher_options() -> list[click.Parameter]:
     options: list[click.Parameter] = []
     for setting in SETTINGS:
         if setting.option:
-            kind: dict[str, Any] = {"metavar": setting.metavar}
+            kind: dict[str, Any] = {"metavar": setting.metavar, "shell_complete": complete_setting}
             if setting.flag:
                 kind = {"is_flag": True, "flag_value": "1"}
             text = f"{setting.help}  [{setting.name}, default {setting.default or 'none'}]"
             options.append(click.Option([setting.option, setting.name], default=None, help=text, **kind))
     options += [
         click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
-        click.Option(["--env-file"], metavar="FILE", help="Read this file instead of ./.env."),
+        click.Option(["--env-file"], metavar="FILE", type=click.Path(), help="Read this file instead of ./.env."),
     ]
     return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
 
 
+def complete_setting(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """What a shell offers for a setting's value: the words among its values, and paths where it takes them."""
+    from click.shell_completion import CompletionItem
+
+    setting = BY_NAME[option.name or ""]
+    paths = [CompletionItem(typed, kind) for word, kind in PATHS.items() if word in setting.metavar.split("|")]
+    return paths + [CompletionItem(word) for word in setting.words if word.startswith(typed)]
+
+
+def complete_program(context: click.Context, option: click.Parameter | None, typed: str) -> list[CompletionItem]:
+    """What a shell offers for what is to be trained: a workload, or a file; behind a user's own program files alone."""
+    from click.shell_completion import CompletionItem
+
+    workloads = {} if context.params.get("words") else WORKLOADS
+    names = [
+        CompletionItem(name, help=workload.summary) for name, workload in workloads.items() if name.startswith(typed)
+    ]
+    return [CompletionItem(typed, "file"), *names]  # in this order: bash offers files only where no name fits
+
+
 WORDS = click.Argument(
-    ["words"], nargs=-1, type=click.UNPROCESSED, metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]"
+    ["words"],
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]",
+    shell_complete=complete_program,
 )
 
 
@@ -71,6 +102,25 @@ class Launching(click.Command):
                 break  # the program; what follows is its own
             before = word
         return super().parse_args(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context. Where a shell asks what may follow one of our workloads, that of the workload with our options."""
+        context = super().make_context(info_name, args, parent, **extra)
+        words = context.params.get("words")
+        if not (context.resilient_parsing and words and words[0] in WORKLOADS):
+            return context
+        from slipway.train.options import WORKLOADS as KINDS  # torch-free
+        from slipway.train.options.command import click_command
+
+        own = click_command(KINDS[words[0]])
+        own.params += [option for option in self.params if option is not WORDS]
+        return own.make_context(words[0], list(words[1:]), parent, **extra)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Our options; none behind a user's own program, whose options nobody knows."""
+        return [] if ctx.params.get("words") else super().shell_complete(ctx, incomplete)
 
 
 def take_options(

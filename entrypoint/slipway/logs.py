@@ -18,7 +18,7 @@ import click
 from slipway.launch.job import shown
 from slipway.launch.settings import read_env_file
 from slipway.launch.status import read_status
-from slipway.runs import RUNS, named_run
+from slipway.runs import RUNS, complete_run, named_run
 
 if TYPE_CHECKING:
     from slipway.launch.logs.collapse import Shared
@@ -56,10 +56,10 @@ def _pattern(context: click.Context, option: click.Parameter, value: str | None)
 
 
 @click.command(
-    epilog="Examples: slipway logs gpt-20260101-120000 --rank 0,3-5 --tail 50; slipway logs -f; "
-    "slipway logs gpt-20260101-120000 --bundle"
+    epilog="\b\nExample: slipway logs --follow\nExample: slipway logs gpt-20260101-120000 --rank 0,3-5 --tail 50\n"
+    "Example: slipway logs gpt-20260101-120000 --bundle"
 )
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_run)
 @RUNS
 @click.option("--rank", "ranks", callback=_numbers, metavar="LIST", help="Only these ranks, as 0,3-5.")
 @click.option("--node", "nodes", callback=_numbers, metavar="LIST", help="Only these nodes.")

@@ -1,8 +1,10 @@
-"""Commands that tell what there is: `slipway workloads`, and `slipway report`, a page about one or several runs."""
+"""Commands that tell what there is: `slipway workloads`, `slipway completion` for the shell, and `slipway report`, a page about
+one or several runs."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +18,16 @@ from slipway.launch.rundir import code_of
 from slipway.launch.status import Status, read_status
 from slipway.launch.verdict import GOOD
 from slipway.launch.verdict_block import ENDINGS, utc
-from slipway.runs import RUNS, named_run
+from slipway.runs import RUNS, complete_run, named_run
 
 if TYPE_CHECKING:
     from slipway.train.report import Ending, Tried
 
 NO_DATA, NONE = "none", "–"
+SHELLS = ("bash", "zsh", "fish")  # that click can complete in
 
 
-@click.command(epilog="Example: slipway workloads --json")
+@click.command(epilog="\b\nExample: slipway workloads --json")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: name, summary, data and help of each.")
 def workloads(as_json: bool) -> None:
     """List the workloads: what each trains, and on which data."""
@@ -43,8 +46,33 @@ def workloads(as_json: bool) -> None:
     )
 
 
-@click.command(epilog="Example: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html")
-@click.argument("names", nargs=-1, metavar="[RUN]...")
+def own_shell() -> str:
+    """The shell of this user, where there is a script for it; else bash."""
+    name = Path(os.environ.get("SHELL", "")).name
+    return name if name in SHELLS else SHELLS[0]
+
+
+@click.command(
+    epilog='\b\nExample: eval "$(slipway completion bash)"\n'
+    "Example: slipway completion fish > ~/.config/fish/completions/slipway.fish"
+)
+@click.argument("shell", type=click.Choice(SHELLS), default=own_shell, metavar="[bash|zsh|fish]")
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script by which the Tab key completes commands, workloads, options, their values, and names of runs.
+
+    By default it is for the shell in SHELL. The line with eval loads it: put it into ~/.bashrc, or for zsh into ~/.zshrc,
+    behind compinit.
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind  # click has those of SHELLS
+    click.echo(kind(context.find_root().command, {}, "slipway", "_SLIPWAY_COMPLETE").source())
+
+
+@click.command(epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html")
+@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @RUNS
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The page to write.  [RUN/report.html]")
 def report(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:

@@ -167,7 +167,6 @@ def test_a_wrong_option_is_2_and_names_the_nearest(slipway: Slipway, words: list
         ["gpt", "--preset", "huge"],
         ["linear", "stray"],
         ["sample"],
-        ["sample", "absent"],
         ["--no-such-option"],
     ],
 )

@@ -62,6 +62,13 @@ def test_the_json_form_is_as_documented(slipway: Slipway, environ: dict[str, str
     assert isinstance(made["torchrun"]["env"], dict)
 
 
+def test_a_script_named_like_a_workload_keeps_its_own_options(slipway: Slipway) -> None:
+    Path("gpt.py").touch()
+    argv = read_plan(slipway, "gpt.py", "--foo", "1")["torchrun"]["argv"]
+    assert isinstance(argv, list)
+    assert argv[-3:] == ["gpt.py", "--foo", "1"]
+
+
 def test_types_in_json_are_numbers_where_numbers_are_meant(slipway: Slipway) -> None:
     topology = read_plan(slipway, "linear", **PLAIN)["topology"]
     numbers = ("nodes", "node_rank", "processes_per_node", "master_port")

@@ -21,6 +21,10 @@ DIGEST = f"@sha256:{'0' * 64}"
         ("registry:5000/slipway:1", "registry:5000#slipway:1"),
         ("localhost/slipway:1", "localhost#slipway:1"),
         ("docker.io/team/slipway:1", "registry-1.docker.io#team/slipway:1"),
+        (f"registry.example/team/slipway{DIGEST}", f"registry.example#team/slipway:{DIGEST[1:]}"),
+        (f"registry.example#team/slipway:1{DIGEST}", f"registry.example#team/slipway:{DIGEST[1:]}"),
+        (f"registry:5000/slipway:latest{DIGEST}", f"registry:5000#slipway:{DIGEST[1:]}"),
+        (f"docker.io/team/slipway{DIGEST}", f"registry-1.docker.io#team/slipway:{DIGEST[1:]}"),
     ],
 )
 def test_an_image_gets_the_name_that_enroot_needs(image: str, name: str) -> None:
@@ -38,7 +42,9 @@ def test_an_image_gets_the_name_that_enroot_needs(image: str, name: str) -> None
         ("dockerd://slipway:latest", "Name a version"),
         ("slipway:dev", "dockerd://slipway:dev"),
         ("team/slipway:1", "docker.io/team/slipway:1"),
-        (f"registry.example/slipway{DIGEST}", "digest"),
+        (f"slipway{DIGEST}", "docker.io/slipway@sha256"),
+        (f"dockerd://slipway{DIGEST}", "no digest from a Docker Engine"),
+        ("registry.example/slipway@sha256:0123", "no name of an image"),
         ("images/slipway.sqsh", "absolute path"),
         ("./slipway.sqsh", "absolute path"),
         ("/shared/slipway.tar.zst", "slurm/import.sh"),

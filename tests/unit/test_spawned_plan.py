@@ -64,7 +64,7 @@ def test_the_number_of_processes_is_told_with_its_source(
 @pytest.mark.parametrize(
     ("words", "environ", "code", "says"),
     [
-        (["--world-size", "2"], {}, 2, "type --nproc-per-node 2"),
+        (["--world-size", "2"], {}, 78, "type --nproc-per-node 2"),
         (["--launcher", "spawn", "--world-size", "2", "--nproc-per-node", "2"], {}, 2, "type one of them"),
         (["--launcher", "spawn", "--nnodes", "2", "--master-addr", "n0"], {}, 78, "on one machine only"),
         (["--launcher", "spawn"], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "n0"}, 78, "from the environment"),

@@ -7,7 +7,7 @@ from slipway.render.kubernetes import COMMANDS
 from slipway.render.slurm import slurm
 
 
-@click.group(epilog="Example: slipway render slurm --nodes 2 gpt --preset small > job.sbatch, then sbatch job.sbatch")
+@click.group(epilog="\b\nExample: slipway render slurm --nodes 2 gpt --preset small > job.sbatch && sbatch job.sbatch")
 def render() -> None:
     """Print the file that a scheduler is given for a job, with the words and options of `slipway run`."""
 

@@ -34,7 +34,7 @@ def make_command(name: str, options: Sequence[click.Parameter], show: Print, tex
         callback=callback,
         params=[WORDS, *params],
         help=text,
-        epilog=f"Example: slipway render {name} {example}",
+        epilog=f"\b\nExample: slipway render {name} {example}",
         context_settings={**CONTEXT, "allow_interspersed_args": False},
     )
 

@@ -77,5 +77,5 @@ compose = make_command(
     "Print a compose file that trains this on one machine, with TensorBoard under its profile.\n\nIt says what "
     "compose/compose.yaml does, which compose/README.md explains. The settings that are given, on the command line, in the "
     "environment or in .env, become part of the file; secrets do not.",
-    "--gpus 2 gpt --preset small > compose.yaml, then docker compose up.",
+    "--gpus 2 gpt --preset small > compose.yaml && docker compose up",
 )

@@ -162,7 +162,7 @@ COMMANDS = (
         "Print manifests that train this as a plain Kubernetes Job, which needs no operator.\n\nWithout options they are "
         "k8s/job.yaml, which k8s/README.md explains. Settings that are given, on the command line, in the environment or in "
         ".env, become part of them; secrets do not.",
-        "--nodes 4 --gpus 8 --image registry.example/team/slipway:0.2.1 --with pvc gpt --preset small | kubectl apply -f -",
+        "--nodes 4 --image registry.example/slipway:0.2.1 gpt | kubectl apply -f -",
     ),
     _make_command(
         "jobset",

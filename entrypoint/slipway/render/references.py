@@ -40,32 +40,35 @@ def pinned(image: str) -> str:
 def name_for_enroot(image: str) -> str:
     """Return how `srun --container-image` has to be told this image. Raises LaunchError (78) where that is not certain.
 
-    Allowed are the absolute path of a .sqsh file, REGISTRY#NAME:TAG, Docker's REGISTRY/NAME:TAG and dockerd://NAME:TAG.
+    Allowed are the absolute path of a .sqsh file, REGISTRY#NAME:TAG, Docker's REGISTRY/NAME:TAG, where a digest may follow or
+    replace the tag, and dockerd://NAME:TAG.
     """
     if image.endswith(SQUASHED) or image.startswith(("/", ".")):
         return _path(image)
     engine = image.startswith(ENGINE)
     match = _REFERENCE.fullmatch(image.removeprefix(ENGINE).removeprefix("docker://"))
-    if "@sha256:" in image:
-        raise LaunchError(
-            f"--image {image}: not every enroot takes a digest. Name the image by its tag, or make a {SQUASHED} file of it "
-            "(slurm/import.sh) and give its absolute path."
-        )
     if not match:
         raise LaunchError(f"--image {image} is no name of an image. {_FORMS}")
-    registry, mark, path, tag = match.group("registry", "mark", "path", "tag")
-    _require_version(image, tag)
+    registry, mark, path, tag, digest = match.group("registry", "mark", "path", "tag", "digest")
+    if engine and digest:
+        raise LaunchError(f"--image {image}: enroot takes no digest from a Docker Engine. Type {ENGINE}NAME:TAG.")
+    if not digest:
+        _require_version(image, tag)
     if engine:
         return image
+    # enroot 4 knows Docker's @sha256:…, enroot 3 does not. Both take what stands behind a colon for what to ask the registry
+    # for, and a registry takes a digest there, too (docker.sh). The digest decides, as it does for Docker.
+    tag = digest.removeprefix("@") if digest else tag
     if mark == "#":
         return f"{registry}#{path}:{tag}"
     if registry in ("docker.io", "index.docker.io"):
         return f"{DOCKER_HUB}#{path}:{tag}"
     if registry and _is_registry(registry):
         return f"{registry}#{path}:{tag}"
+    here = "" if digest else f"--image {ENGINE}{image} for the Docker Engine of each node, "
     raise LaunchError(
-        f"--image {image} names no registry. Type --image docker.io/{image} for Docker Hub, --image {ENGINE}{image} for the "
-        f"Docker Engine of each node, or the absolute path of a {SQUASHED} file (slurm/import.sh makes it)."
+        f"--image {image} names no registry. Type --image docker.io/{image} for Docker Hub, {here}or the absolute path of a "
+        f"{SQUASHED} file (slurm/import.sh makes it)."
     )
 
 
@@ -84,7 +87,10 @@ def _is_registry(first: str) -> bool:
     return bool(re.search(r"[.:]", first)) or first == "localhost"
 
 
-_FORMS = f"Type REGISTRY/NAME:TAG, REGISTRY#NAME:TAG, {ENGINE}NAME:TAG, or the absolute path of a {SQUASHED} file."
+_FORMS = (
+    f"Type REGISTRY/NAME:TAG or REGISTRY#NAME:TAG, with @sha256:… behind or instead of the tag, {ENGINE}NAME:TAG, or the absolute "
+    f"path of a {SQUASHED} file."
+)
 
 
 def _path(image: str) -> str:

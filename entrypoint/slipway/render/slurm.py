@@ -84,39 +84,49 @@ FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all 
 
 
 def _options() -> list[click.Parameter]:
-    rows: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    rows: tuple[tuple[tuple[str, ...], str, dict[str, Any], str], ...] = (
         (
-            "--gpus",
+            ("--gpus",),
             "N",
             {"type": click.IntRange(1, 1024)},
             "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
         ),
         (
-            "--cpus-per-gpu",
+            ("--cpus-per-gpu",),
             "N",
             {"type": click.IntRange(1, 4096)},
             f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
         ),
         (
-            "--mem-per-gpu",
+            ("--mem-per-gpu",),
             "SIZE",
             {"callback": SIZE},
             f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
         ),
         (
-            "--image",
+            ("--image",),
             "IMAGE",
             {},
-            "REGISTRY/NAME:TAG, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which slurm/import.sh makes.  "
-            "[default $SHARED/images/slipway.sqsh]",
+            "REGISTRY/NAME:TAG, or with @sha256:DIGEST, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which "
+            "slurm/import.sh makes.  [default $SHARED/images/slipway.sqsh]",
         ),
-        ("--venv", "DIR", {"callback": FOLDER}, "Train in this virtual environment, without a container."),
-        ("--time", "TIME", {"callback": checked(read_time)}, f"Time limit: {TIME_FORMS}.  [default 04:00:00]"),
-        ("--partition", "NAME", {"callback": NAMES}, "The partition, or several with commas.  [default the cluster's]"),
-        ("--account", "NAME", {"callback": NAME}, "Whom the job is charged to.  [default the user's]"),
-        ("--job-name", "NAME", {"callback": NAME}, "What the job and its output are called.  [default slipway]"),
+        (("--venv",), "DIR", {"callback": FOLDER}, "Train in this virtual environment, without a container."),
+        (("--time",), "TIME", {"callback": checked(read_time)}, f"Time limit: {TIME_FORMS}.  [default 04:00:00]"),
+        (
+            ("--partition",),
+            "NAME",
+            {"callback": NAMES},
+            "The partition, or several with commas.  [default the cluster's]",
+        ),
+        (("--account",), "NAME", {"callback": NAME}, "Whom the job is charged to.  [default the user's]"),
+        (
+            ("--name", "--job-name", "job_name"),
+            "NAME",
+            {"callback": NAME},
+            "What the job and its output are called.  [default slipway]",
+        ),
     )
-    return [click.Option([name], metavar=metavar, help=text, **kind) for name, metavar, kind, text in rows]
+    return [click.Option([*names], metavar=metavar, help=text, **kind) for names, metavar, kind, text in rows]
 
 
 slurm = make_command(
@@ -124,8 +134,8 @@ slurm = make_command(
     _options(),
     _show,
     "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it is "
-    "slurm/train.sbatch, which slurm/README.md explains. The settings that are given, on the command line, in the "
-    "environment or in .env, become part of the file; secrets do not.",
-    "--nodes 4 --gpus 8 --time 1-00 --image registry.example/team/slipway:0.2.1 gpt --preset small > job.sbatch, then sbatch "
-    "job.sbatch. Words behind the file's name are added to those within.",
+    "slurm/train.sbatch, which slurm/README.md explains. Words behind the file's name, as in `sbatch job.sbatch --steps 500`, are "
+    "added to those within. The settings that are given, on the command line, in the environment or in .env, become part of the "
+    "file; secrets do not.",
+    "--nodes 4 --gpus 8 --time 1-00 gpt > job.sbatch && sbatch job.sbatch",
 )

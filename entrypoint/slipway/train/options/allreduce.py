@@ -45,6 +45,7 @@ class AllreduceOptions(Options):
     """Measure collectives over message sizes: latency, bandwidth, whether they are right, and who is slow."""
 
     workload: ClassVar[str] = "allreduce"
+    example: ClassVar[str] = "--nproc-per-node 2 --max-bytes 1M"
 
     collectives: str = option(",".join(BUS_FACTORS), Collectives(), "What to measure, with commas between the names.")
     min_bytes: int = option(1024, Size(), "The smallest message: 8, 64K, 16M.")

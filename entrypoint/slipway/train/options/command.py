@@ -45,8 +45,14 @@ def click_command(kind: type[Options]) -> click.Command:
             )
         )
     # Users mix hyphens and underscores; torchrun takes both as well.
-    settings = {"token_normalize_func": lambda token: token.replace("_", "-"), "max_content_width": 120}
+    settings = {
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+        "max_content_width": 120,
+    }
     epilog = "The launcher's options, such as --nproc-per-node and --resume, may stand among these: slipway run --help"
+    if kind.example:
+        epilog += f"\n\n\b\nExample: slipway {kind.workload} {kind.example}"
     return click.Command(kind.workload, params=parameters, help=kind.__doc__, epilog=epilog, context_settings=settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +19,16 @@ FILE = click.Path(exists=True, dir_okay=False)
 
 # Where an option's value came from, if not from a line of the --config file.
 DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
+FILE_LINE = re.compile(r" line \d+$")  # how the source of a value from that file ends, behind the file's name
 
 
 class ConfigurationError(Exception):
     """A mistake of the user's outside the command line; the message says what to type instead."""
+
+
+def is_given(source: str) -> bool:
+    """Whether a value from `source` is the user's own: typed, or in a file, which may be called default.yaml."""
+    return source == COMMAND_LINE or FILE_LINE.search(source) is not None
 
 
 def option(default: Any, kind: click.ParamType[Any] | None, text: str) -> Any:
@@ -34,6 +41,7 @@ class Options:
     """What was asked of a workload. `sources` says of each option where its value came from."""
 
     workload: ClassVar[str]
+    example: ClassVar[str] = ""  # what may stand behind the name; --help shows it
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     # Of these only one may be given; the stronger source wins (the command line over a file over a preset).
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -44,7 +52,7 @@ class Options:
     @property
     def given(self) -> frozenset[str]:
         """The options that the user gave, on the command line or in a file."""
-        return frozenset(name for name, source in self.sources.items() if not source.startswith((DEFAULT, PRESET)))
+        return frozenset(name for name, source in self.sources.items() if is_given(source))
 
     def values(self) -> dict[str, Any]:
         """The value of each option, by name."""

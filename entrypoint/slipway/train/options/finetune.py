@@ -19,6 +19,7 @@ class FinetuneOptions(TextOptions):
     """Train a pretrained GPT-2 checkpoint on, and compare its perplexity before and after."""
 
     workload: ClassVar[str] = "finetune"
+    example: ClassVar[str] = "--steps 50 --export my-model"
     # Rate and clipping as transformers' Trainer has them. A tiny checkpoint made on the fly learns with `TINY_LR`.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {

@@ -68,6 +68,7 @@ class GptOptions(TextOptions):
     """Train a GPT-2 style transformer on text."""
 
     workload: ClassVar[str] = "gpt"
+    example: ClassVar[str] = "--preset tiny --steps 200"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     tokenizer: str | None = option(

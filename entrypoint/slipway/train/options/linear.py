@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.train.options.common import COUNT, Common, option
+from slipway.train.options.common import COUNT, Common, ConfigurationError, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,7 @@ class LinearOptions(Common):
     """Train one linear layer on synthetic binary labels: the smallest data-parallel job."""
 
     workload: ClassVar[str] = "linear"
+    example: ClassVar[str] = "--compare"
     # fp32, so that any number of processes ends with the same weights; one small layer gains nothing from less.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"epochs": 10, "batch_size": 32, "lr": 0.1, "precision": "fp32"}
@@ -32,10 +33,10 @@ class LinearOptions(Common):
     )
 
     def check(self) -> None:
-        """Raise click.UsageError where values contradict each other."""
+        """Raise click.UsageError where values contradict each other, ConfigurationError for --world-size with torchrun."""
         super().check()
         if self.world_size and self.launcher != "spawn":
-            raise click.UsageError(
+            raise ConfigurationError(
                 f"--world-size {self.world_size} counts processes and belongs to --launcher spawn. With torchrun type "
                 f"--nproc-per-node {self.world_size} (processes on each node), and --nnodes N for several nodes."
             )

@@ -20,6 +20,7 @@ class PipelineOptions(GptOptions):
     """Train the transformer of `gpt`, split into stages over several processes, as often as these allow."""
 
     workload: ClassVar[str] = "pipeline"
+    example: ClassVar[str] = "--stages 2 --nproc-per-node 2 --steps 50"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {**preset, "accumulate": max(PARTS, preset["accumulate"])} for name, preset in PRESETS.items()
     }
