@@ -6,12 +6,13 @@ different sizes, can take turns within seconds.
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from slipway.launch.reach import free_port
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Job:
         """Start them, with their files in `folder`; the first question waits until each has made its trainings."""
         os.environ["OMP_NUM_THREADS"] = "1"  # which a process reads while it imports torch
         spawn = multiprocessing.get_context("spawn")
-        port = free_port()
+        port = free_port(0)
         self._ends: list[Any] = []
         self._processes = []
         for rank in range(processes):
@@ -81,10 +82,3 @@ def begin(*values: Any) -> None:
 def mean(blocks: Sequence[Block], cpu: bool = False) -> float:
     """Seconds of a block, or CPU seconds, over all processes."""
     return fmean(block.cpu if cpu else block.wall for block in blocks)
-
-
-def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

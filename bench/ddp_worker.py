@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -10,8 +9,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
 
 import torch
 import torch.distributed as dist

@@ -126,15 +126,14 @@ def row(measured: Measured, name: str) -> list[str]:
     costs, tokens = measured.costs[name], measured.plan.size.tokens
     speed = Spread.of([1e-3 * tokens / cost.wall for cost in costs])
     cpu = 1e3 * Spread.of([cost.cpu for cost in costs]).median
-    shown = f"{speed.median:.1f} k ({speed.least:.1f} to {speed.most:.1f})"
-    return [name, shown, f"{cpu:.1f}", f"{measured.losses[name]:.4f}"]
+    return [name, speed.told(1, " k"), f"{cpu:.1f}", f"{measured.losses[name]:.4f}"]
 
 
 def floor(measured: Measured, name: str) -> list[str]:
     """What no side can do without, beside our step and nanoGPT's."""
     step = Spread.of([1e3 * cost.wall for cost in measured.costs[name]])
-    shown = f"{step.median:.1f} ({step.least:.1f} to {step.most:.1f})"
-    return [name, shown, f"{measured.times(name).median:.0%}", f"{measured.times(NANOGPT, name).median:.2f}"]
+    share, longer = measured.times(name).median, measured.times(NANOGPT, name).median
+    return [name, step.told(1), f"{share:.0%}", f"{longer:.2f}"]
 
 
 def explain(measured: Measured, name: str) -> str:

@@ -24,13 +24,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
-
 from slipway.launch.muster import link
 from slipway.launch.muster.card import Card
+from slipway.launch.muster.codec import encode, parse
 from slipway.launch.muster.messages import Ending
-from slipway.launch.muster.muster import Muster, Outcome
+from slipway.launch.muster.muster import Muster
 from slipway.launch.reach import free_port
+from slipway.launch.verdict import Outcome
 
 TARGETS = {16: 0.2, 256: 2.0}  # seconds to agreement
 SECONDS = 120  # for one round, whatever happens
@@ -69,7 +69,6 @@ def wait_for_start() -> float:
 def count_bytes() -> dict[str, int]:
     """Count the messages' bytes in this process from now on."""
     counts = {"in": 0, "out": 0}
-    encode, parse = link.encode, link.parse
 
     def counting_encode(message: Any) -> bytes:
         line = encode(message)
@@ -80,7 +79,7 @@ def count_bytes() -> dict[str, int]:
         counts["in"] += len(line)
         return parse(line)
 
-    link.encode, link.parse = counting_encode, counting_parse
+    vars(link).update(encode=counting_encode, parse=counting_parse)
     return counts
 
 

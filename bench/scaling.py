@@ -63,8 +63,7 @@ def measure(jobs: dict[int, Job], name: str, samples: int, steps: int, report: R
         gains = [speed / single for speed, single in zip(speeds, singles, strict=True)]
         loss = fmean(job.ask("loss", name))
         speed, gain, cost = (Spread.of(values) for values in (speeds, gains, costs))
-        whole = f"{speed.median:.0f} ({speed.least:.0f} to {speed.most:.0f})"
-        rows.append([f"{count}", whole, str(gain), str(cost), f"{loss:.3f}"])
+        rows.append([f"{count}", speed.told(0), str(gain), str(cost), f"{loss:.3f}"])
     columns = ["processes", "samples/s, all together", "times one process", "CPU ms per sample", "loss"]
     report.table(f"{name}: {steps} steps a block", columns, rows)
 

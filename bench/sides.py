@@ -34,9 +34,13 @@ class Spread:
         """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
+    def told(self, digits: int, unit: str = "") -> str:
+        """As a table shows it: with so many digits behind the point, and a unit behind the median."""
+        return f"{self.median:.{digits}f}{unit} ({self.least:.{digits}f} to {self.most:.{digits}f})"
+
     def __str__(self) -> str:
-        """As a table shows it."""
-        return f"{self.median:.3f} ({self.least:.3f} to {self.most:.3f})"
+        """With three digits."""
+        return self.told(3)
 
 
 def run(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Cost:

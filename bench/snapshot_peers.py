@@ -6,13 +6,10 @@ None of them has checksums of its own that are compared with what the disk gives
 
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
 
 import torch
 from safetensors.torch import save_file

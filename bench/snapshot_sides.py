@@ -4,15 +4,12 @@ import contextlib
 import hashlib
 import io
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread, get_native_id
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "entrypoint"))
 
 import torch
 from snapshot_peers import remove

@@ -126,12 +126,11 @@ def tell(report: Report, precision: str, costs: Costs, judged: Judged) -> None:
     for name, each in costs.items():
         step = Spread.of([1e3 * cost.wall for cost in each])
         cpu = 1e3 * Spread.of([cost.cpu for cost in each]).median
-        bounds.append([name, f"{step.median:.1f} ({step.least:.1f} to {step.most:.1f})", f"{cpu:.1f}",
-                       f"{ratio(each, costs[SLIPWAY]).median:.0%}"])  # fmt: skip
+        bounds.append([name, step.told(1), f"{cpu:.1f}", f"{ratio(each, costs[SLIPWAY]).median:.0%}"])
         if name in judged:
             speed = Spread.of([1e-3 * BATCH / cost.wall for cost in each])
             accuracy, loss = (f"{judged[name][word]:.4f}" for word in ("accuracy", "val_loss"))
-            rows.append([name, f"{speed.median:.2f} k ({speed.least:.2f} to {speed.most:.2f})", accuracy, loss])
+            rows.append([name, speed.told(2, " k"), accuracy, loss])
     report.table(
         f"slipway in {precision}, the tutorial in fp32", ["way", "pictures a second", "accuracy", "loss"], rows
     )

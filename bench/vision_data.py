@@ -122,7 +122,7 @@ def side(name: str, stream: Callable[[], Batch], smoke: bool) -> Side:
 def thousands(costs: list[Cost]) -> str:
     """Pictures a second, and their spread."""
     speed = Spread.of([1e-3 / cost.wall for cost in costs])
-    return f"{speed.median:.1f} k ({speed.least:.1f} to {speed.most:.1f})"
+    return speed.told(1, " k")
 
 
 if __name__ == "__main__":

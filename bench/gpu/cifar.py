@@ -13,7 +13,6 @@ import argparse
 import copy
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where report.py and sides.py are
@@ -28,9 +27,7 @@ from sides import ratio, take_turns
 from stand_ins import in_place
 
 from slipway.train.models.cnn import build
-from slipway.train.options import VisionOptions
 from slipway.train.pictures.glyphs import DEVIATION, MEAN
-from slipway.train.step import learning_rate
 
 OURS, COMPILED = "slipway", "slipway --compile"
 PEER, PEER_COMPILED, ALIKE = "airbench94's way", "airbench94's way, compiled", "airbench94's way under autocast"
@@ -87,21 +84,13 @@ def make_sides(
     dtype = torch.float16 if options.device.type == "cuda" else torch.float32
     begin = build("resnet9", 10, 32)
     begin.load_state_dict(ours[OURS].training.task.model.state_dict())
-    rate = partial(rate_of, ours[OURS])
 
     def peer(half: bool, compiled: bool) -> Airbench:
         epochs = Epochs(pictures, labels, MEAN, DEVIATION, SHIFT, batch, options.device, dtype)
         network = copy.deepcopy(begin).to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Airbench(network, epochs, rate, DECAY, SMOOTHING, half, compiled, options.device)
+        return Airbench(network, epochs, ours[OURS].rate, DECAY, SMOOTHING, half, compiled, options.device)
 
     return {**ours, PEER: peer(True, False), PEER_COMPILED: peer(True, True), ALIKE: peer(False, False)}
-
-
-def rate_of(ours: Loop, step: int) -> float:
-    """The learning rate of all sides."""
-    options = ours.training.options
-    assert isinstance(options, VisionOptions)
-    return learning_rate(options, step, ours.training.total)
 
 
 if __name__ == "__main__":

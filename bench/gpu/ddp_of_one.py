@@ -13,22 +13,16 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where report.py and sides.py are
 
-import numpy as np
-import numpy.typing as npt
-import torch
-import torch.distributed as dist
 from gpt_sides import Size, choose_size, make_text, slipway
 from ground import blocks, describe, differ, read_ground, rows, warmed
-from loops import Loop
+from loops import Loop, group_of_one
 from report import Report
 from sides import ratio, take_turns
-
-from slipway.train.group import leave_group
-from slipway.train.parallel import DataParallel, average_gradients
 
 ALONE, DEFAULT = "without DDP", "DDP, Slipway's defaults"
 MORE = {"DDP, buckets of 100 MB": ["--bucket-mb", "100"], "DDP, static graph": ["--static-graph"]}
@@ -47,31 +41,18 @@ def main() -> int:
         f"{describe(options.device)}; {size.batch} × {size.context} tokens a step, one exchange a step.",
         options,
     )
-    cuda = options.device.type == "cuda"
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(
-            "nccl" if cuda else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1,
-            device_id=options.device if cuda else None,
-        )  # fmt: skip
-        try:
-            measure(report, size, Path(folder))
-        finally:
-            leave_group()
+    with tempfile.TemporaryDirectory() as folder, group_of_one(options.device, Path(folder)):
+        measure(report, size, Path(folder))
     return report.close()
 
 
 def measure(report: Report, size: Size, folder: Path) -> None:
     """Train all in turn, and compare."""
     device, steps = report.options.device, 1 if report.options.smoke else STEPS
-    text = make_text(folder, size)
-    sides = {
-        ALONE: slipway(size, text, device, folder, log(steps)),
-        **{
-            name: averaged(size, text, device, folder, [*log(steps), *words])
-            for name, words in {DEFAULT: [], **MORE}.items()
-        },
-    }
-    turns = blocks(device, {name: side.take for name, side in sides.items()}, steps)
+    text, log = make_text(folder, size), ["--log-every", str(steps)]  # a line of progress at the end of each block
+    ways = {ALONE: [], DEFAULT: [], **MORE}
+    sides = {name: slipway(size, text, device, folder, [*log, *words]) for name, words in ways.items()}
+    turns = blocks(device, {name: partial(take, side, name != ALONE) for name, side in sides.items()}, steps)
     costs = take_turns(warmed(turns, report, list(MORE)), report.options.rounds)
     losses = {name: sides[name].loss for name in costs}
     columns = ["side", "tokens a second", "CPU s of a turn", "loss in the end"]
@@ -82,19 +63,11 @@ def measure(report: Report, size: Size, folder: Path) -> None:
     report.target("losses, apart by", differ(losses), CLOSE, f"of that {ALONE}", at_most=True)
 
 
-def averaged(size: Size, text: npt.NDArray[np.uint16], device: torch.device, folder: Path, words: list[str]) -> Loop:
-    """Slipway's loop with its DDP around the model, as several processes have it."""
-    loop = slipway(size, text, device, folder, words)
-    parallel, training = loop.training.parallel, loop.training
-    assert isinstance(parallel, DataParallel)
-    parallel.model = average_gradients(parallel.judged, training.options, training.context)
-    parallel.settle(training.loader.example)
-    return loop
-
-
-def log(steps: int) -> list[str]:
-    """A line of progress at the end of each block."""
-    return ["--log-every", str(steps)]
+def take(loop: Loop, averaged: bool, steps: int) -> None:
+    """Take steps. In the first turn DDP is put in place before them: with some of its options a compiler may fail."""
+    if averaged and not loop.training.step:
+        loop.average()
+    loop.take(steps)
 
 
 if __name__ == "__main__":

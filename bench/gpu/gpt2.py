@@ -31,7 +31,6 @@ from sides import Cost, ratio, take_turns
 from slipway.train.flops import utilisation
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.precision import read_precision
-from slipway.train.step import learning_rate
 
 OURS, PEER, ALIKE = "slipway", "nanoGPT", "slipway's model in nanoGPT's loop"
 PRESET = "slipway, vocabulary 50257"
@@ -77,14 +76,13 @@ def make_sides(options: argparse.Namespace, size: Size, folder: Path) -> dict[st
     dtype = DTYPES[read_precision("auto", device).name]
     ours = slipway(size, text, device, folder, log(options))
     unpadded = slipway(replace(size, vocabulary=size.text), text, device, folder, log(options))
-    rate = partial(rate_of, ours)
     shape = Shape(size.layers, size.heads, size.embed, size.context, size.vocabulary)
     torch.manual_seed(0)
     theirs = NanoGpt(shape).to(device)
     alike = Gpt(GptConfig(size.layers, size.heads, size.embed, size.context, size.vocabulary)).to(device)
     alike.load_state_dict(ours.training.task.model.state_dict())
     peers = {
-        name: Training(model, text, size.context, size.batch, size.parts, rate, device, dtype)
+        name: Training(model, text, size.context, size.batch, size.parts, ours.rate, device, dtype)
         for name, model in ((PEER, theirs), (ALIKE, alike))
     }
     return {OURS: ours, **peers, PRESET: unpadded}
@@ -93,11 +91,6 @@ def make_sides(options: argparse.Namespace, size: Size, folder: Path) -> dict[st
 def log(options: argparse.Namespace) -> list[str]:
     """A line of progress at the end of each block, where nanoGPT reads its loss, too."""
     return ["--log-every", "1" if options.smoke else str(STEPS)]
-
-
-def rate_of(ours: Loop, step: int) -> float:
-    """The learning rate of Slipway's preset."""
-    return learning_rate(ours.training.options, step, ours.training.total)
 
 
 def explain(report: Report, ours: Loop, steps: int) -> str:

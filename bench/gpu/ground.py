@@ -1,8 +1,9 @@
-"""Where the benches of this folder are measured: on a GPU; with `--smoke --device cpu` it is seen that they still run."""
+"""Where the benches of this folder are measured: on a GPU; with `--smoke` and none at hand it is seen on a CPU that they still run."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,6 +13,10 @@ from sides import Cost, Side, Spread
 
 NONE = "skipped: no GPU answers"
 DTYPES: Mapping[str, torch.dtype | None] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
+# What tells a program where its GPU, its libraries and this checkout are.
+KEPT = (
+    "PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 def read_ground(
@@ -22,13 +27,20 @@ def read_ground(
     `more` adds options of the bench's own. On a CPU nothing is compiled: it would take a minute, and says nothing about a GPU.
     """
     parser = options_parser(about)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="cuda, or cpu with --smoke")
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=torch.device("cuda"),
+        help="cuda; with --smoke the CPU where there is none",
+    )
     more(parser)
     options = read_options(parser)
-    if options.device.type == "cuda":
-        if not torch.cuda.is_available():
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        if not options.smoke:
             print(NONE)
             return None
+        options.device = torch.device("cpu")
+    if options.device.type == "cuda":
         options.device = torch.device("cuda", options.device.index or 0)
         torch.cuda.set_device(options.device)
     else:
@@ -37,6 +49,11 @@ def read_ground(
         torch.set_num_threads(1)
         torch.compiler.set_stance("force_eager")
     return options
+
+
+def bare_environment() -> dict[str, str]:
+    """The environment of a program of its own: what it needs of ours, and nothing of a job that this may be part of."""
+    return {name: os.environ[name] for name in KEPT if name in os.environ}
 
 
 def describe(device: torch.device) -> str:
@@ -93,14 +110,9 @@ def speed(costs: Sequence[Cost], units: float) -> Spread:
 def rows(costs: Mapping[str, Sequence[Cost]], units: float, losses: Mapping[str, float]) -> list[list[str]]:
     """For each side its speed, the host's CPU seconds of a turn, and its loss in the end."""
     return [
-        [name, thousands(speed(side, units)), f"{Spread.of([cost.cpu for cost in side]).median:.3f}", f"{losses[name]:.4f}"]
+        [name, speed(side, units / 1e3).told(2, " k"), f"{Spread.of([cost.cpu for cost in side]).median:.3f}", f"{losses[name]:.4f}"]
         for name, side in costs.items()
     ]  # fmt: skip
-
-
-def thousands(value: Spread) -> str:
-    """A speed as tables show it."""
-    return f"{value.median / 1e3:.2f} k ({value.least / 1e3:.2f} to {value.most / 1e3:.2f})"
 
 
 def differ(losses: Mapping[str, float]) -> Spread:

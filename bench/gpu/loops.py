@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from types import FunctionType, MethodType
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from slipway.train.context import Context
+from slipway.train.group import leave_group
 from slipway.train.heartbeat import Heartbeat
 from slipway.train.loop import mind, next_word, report
 from slipway.train.metrics import MetricsFile, Progress
 from slipway.train.options import WORKLOADS, Common, parse
+from slipway.train.parallel import DataParallel, average_gradients
 from slipway.train.place import read_place
-from slipway.train.step import take_step
+from slipway.train.step import learning_rate, take_step
 from slipway.train.task import Task
 from slipway.train.training import Training, prepare
+
+COPIES = count(1)  # of the code of `forward`
 
 
 class Quiet(Context):
@@ -51,13 +58,27 @@ def stand_apart(model: nn.Module) -> None:
     """See to it that a model is compiled by itself, although others of its class are in this process.
 
     Dynamo keeps what it compiles with the code of `forward`, for all models of a class, and what it compiled without DDP
-    would do for one with DDP, whose own is cut where gradients leave. So this one gets a copy of the code.
+    would do for one with DDP, whose own is cut where gradients leave. By file, line and name of that code it also remembers
+    the shapes of what came in, and once they differ it compiles for all shapes. So this one gets a copy with another name.
     """
     forward = type(model).forward
-    copy = FunctionType(
-        forward.__code__.replace(), forward.__globals__, "forward", forward.__defaults__, forward.__closure__
-    )
+    code = forward.__code__.replace(co_name=f"forward_{next(COPIES)}")
+    copy = FunctionType(code, forward.__globals__, "forward", forward.__defaults__, forward.__closure__)
     model.forward = MethodType(copy, model)
+
+
+@contextmanager
+def group_of_one(device: torch.device, folder: Path) -> Iterator[None]:
+    """A process group of this process alone, over NCCL on a GPU, with its store in `folder`.
+
+    What averages gradients in it must be gone when the block ends (see `leave_group`).
+    """
+    backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1, device_id=own)
+    try:
+        yield
+    finally:
+        leave_group()
 
 
 class LastLine(MetricsFile):
@@ -65,7 +86,7 @@ class LastLine(MetricsFile):
 
     def __init__(self) -> None:
         """Nothing is written to a file."""
-        super().__init__(None)
+        super().__init__(None, None)
         self.values: dict[str, float] = {}
 
     def write(self, step: int, **values: float) -> None:
@@ -85,6 +106,13 @@ class Loop:
         training.loader.start(training.position)
         training.parallel.settle(training.loader.example)
 
+    def average(self) -> None:
+        """From here on average gradients over the process group, as several processes do. Before the first step."""
+        training, parallel = self.training, self.training.parallel
+        assert isinstance(parallel, DataParallel)
+        parallel.model = average_gradients(parallel.judged, training.options, training.context)
+        parallel.settle(training.loader.example)
+
     def take(self, steps: int) -> None:
         """Take so many steps. The host waits for the device only where a line of progress is due."""
         training = self.training
@@ -96,6 +124,10 @@ class Loop:
             self._progress.advance()
             if training.step % training.options.log_every == 0:
                 report(training, rate, self._metrics, self._progress, ended_epoch=False)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, for sides that shall have the same."""
+        return learning_rate(self.training.options, step, self.training.total)
 
     @property
     def loss(self) -> float:

@@ -13,7 +13,6 @@ import argparse
 import copy
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where report.py and sides.py are
@@ -29,8 +28,6 @@ from stand_ins import in_place
 
 from slipway.train.pictures.collection import Normaliser
 from slipway.train.pictures.glyphs import DEVIATION, MEAN
-from slipway.train.step import learning_rate
-from slipway.train.training import Training
 
 OURS, COMPILED, SOUGHT = "slipway", "slipway --compile", "slipway, cudnn.benchmark"
 PEER, ALIKE = "torchvision's loop, --amp", "torchvision's loop, bf16 and channels_last"
@@ -89,19 +86,13 @@ def make_sides(
     def peer(precision: torch.dtype | None, layout: torch.memory_format) -> Reference:
         network = copy.deepcopy(begin).to(device, memory_format=layout)  # type: ignore[call-overload]
         batches = ready_batches(normalise, lying, known, batch, layout)
-        return Reference(network, batches, rate, DECAY, SMOOTHING, precision, device)
+        return Reference(network, batches, ours.rate, DECAY, SMOOTHING, precision, device)
 
-    rate = partial(rate_of, training)
     return {
         OURS: ours, COMPILED: compiled, SOUGHT: Sought(sought),
         PEER: peer(torch.float16 if device.type == "cuda" else None, torch.contiguous_format),
         ALIKE: peer(DTYPES[training.precision.name], torch.channels_last),
     }  # fmt: skip
-
-
-def rate_of(training: Training, step: int) -> float:
-    """The learning rate of all sides."""
-    return learning_rate(training.options, step, training.total)
 
 
 def fresh(model: torch.nn.Module) -> torch.nn.Module:

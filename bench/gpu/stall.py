@@ -10,7 +10,6 @@ on its stream waits for the copies. The first snapshot is told apart, for it nee
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -26,9 +25,10 @@ from ground import describe, read_ground, timed, wait
 from loops import Loop
 from report import Report
 from sides import Cost, Spread, ratio
+from snapshot_peers import save_with_torch
+from snapshot_sides import tensors
 
 from slipway.train.saving import save, wait_for_writers
-from slipway.train.training import Training
 
 STALL = 0.060  # s
 SHARE, SLOWDOWN = 0.01, 1.10  # of the time between two snapshots; of a step's time, while one is written
@@ -38,13 +38,13 @@ ALONE, BESIDE = "a step", "a step beside the writing"
 
 
 def main() -> int:
-    """Print the table; 1 where a target is missed without a reason."""
+    """Print the table; 1 where the target is missed without a reason."""
     if (options := read_ground(__doc__, more=add_folder)) is None:
         return 0
     size = choose_size(options.device, options.smoke)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         loop = make_loop(replace(size, batch=min(BATCH, size.batch), parts=1), options.device, Path(name))
-        held = sum(part.numel() * part.element_size() for part in state(loop.training)) / 1e9
+        held = sum(part.nbytes for part in tensors(loop.training)) / 1e9
         report = Report("Snapshot on one GPU", f"{describe(options.device)}; {held:.2f} GB of state.", options)
         first = measure(loop, Path(name))
         turns = [measure(loop, Path(name)) for _ in range(options.rounds)]
@@ -69,16 +69,10 @@ def make_loop(size: Size, device: torch.device, folder: Path) -> Loop:
     return loop
 
 
-def state(training: Training) -> list[torch.Tensor]:
-    """The tensors of model and optimizer."""
-    moments = [part for entries in training.task.optimizer.state.values() for part in entries.values()]
-    return [*training.task.model.state_dict().values(), *moments]
-
-
 def measure(loop: Loop, folder: Path) -> dict[str, Cost]:
     """A round."""
     training, device = loop.training, loop.training.context.device
-    plain = timed(device, lambda: save_plainly(training, folder / "plain.pt"))
+    plain = timed(device, lambda: save_with_torch(training, folder / "plain.pt"))
     ours = timed(device, lambda: save(training))
     beside = []
     while training.writer.wait(0):
@@ -86,15 +80,6 @@ def measure(loop: Loop, folder: Path) -> dict[str, Cost]:
     wait_for_writers(training)
     alone = [timed(device, lambda: loop.take(1)) for _ in range(max(3, len(beside)))]
     return {PLAIN: plain, OURS: ours, ALONE: middle(alone), BESIDE: middle(beside or alone)}
-
-
-def save_plainly(training: Training, path: Path) -> None:
-    """What most training scripts do, made durable."""
-    with path.open("wb") as file:
-        model, optimizer = training.task.model.state_dict(), training.task.optimizer.state_dict()
-        torch.save({"model": model, "optimizer": optimizer}, file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def middle(costs: Sequence[Cost]) -> Cost:
@@ -131,7 +116,7 @@ def judge(report: Report, costs: Mapping[str, Sequence[Cost]], every: int, why: 
     spent = (
         f"beside the writing the host spends {busier:.3f} CPU seconds a step, of which checksums and disk are a part"
     )
-    report.target("a step while a snapshot is written / alone", slower, SLOWDOWN, at_most=True, reason=spent)
+    report.target("a step while a snapshot is written, of one alone", slower, SLOWDOWN, at_most=True, reason=spent)
     report.note(f"The stall is {ratio(costs[OURS], costs[PLAIN])} of torch.save and fsync.")
 
 

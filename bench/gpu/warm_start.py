@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where report.py and sides.py are
 
-from ground import describe, read_ground
+from ground import bare_environment, describe, read_ground
 from report import Report
 from sides import Cost, Side, Spread, ratio, take_turns
 
@@ -71,7 +71,6 @@ def start(options: argparse.Namespace, folder: Path, words: Sequence[str]) -> Si
     """A side: the command in a folder of its own, of which the cold side keeps nothing."""
     trains = [*(TINY if options.smoke else TRAINS), *words]
     command = [sys.executable, "-m", "slipway", "run", "--nproc-per-node=1", f"--runs={folder / 'runs'}", *trains]
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
 
     def once() -> Cost:
         if folder.name == "cold":
@@ -79,7 +78,8 @@ def start(options: argparse.Namespace, folder: Path, words: Sequence[str]) -> Si
         shutil.rmtree(folder / "runs", ignore_errors=True)
         folder.mkdir(exist_ok=True)
         caches = {name: str(folder / part) for name, part in CACHES.items()}
-        return until_first_step(command, folder, {**kept, **caches, "CUDA_VISIBLE_DEVICES": visible(options)})
+        environ = {**bare_environment(), **caches, "CUDA_VISIBLE_DEVICES": visible(options)}
+        return until_first_step(command, folder, environ)
 
     return once
 

@@ -1,9 +1,8 @@
 """nanoGPT's way (https://github.com/karpathy/nanoGPT, train.py) on a CPU, in our own words.
 
 Windows out of a memory-mapped file (its own are random; here they are those that all sides read), stacked one by one, the
-next batch while the loss is under way; AdamW as torch
-chooses it (nanoGPT asks for the fused one on GPUs alone); fp32, as its autocast does nothing on a CPU; DDP's switch turned by
-hand. Its README has torch.compile off on a CPU.
+next batch while the loss is under way; AdamW as torch chooses it (nanoGPT asks for the fused one on GPUs alone); fp32, as
+its autocast does nothing on a CPU; DDP's switch turned by hand. Its README has torch.compile off on a CPU.
 """
 
 from __future__ import annotations

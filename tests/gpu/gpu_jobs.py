@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ground import bare_environment
 
 PATIENCE = 280  # s, which is less than a test may take; a cold compiler needs more than one
-# What tells a process where its GPU and its libraries are.
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,11 @@ class Ended:
 
 def run_slipway(folder: Path, words: Sequence[str], device: torch.device, variables: Mapping[str, str]) -> Ended:
     """Run `slipway` in a folder to its end."""
-    environ = {name: os.environ[name] for name in KEPT if name in os.environ}
-    environ |= {
-        "PYTHONWARNINGS": "ignore",
-        **({"CUDA_VISIBLE_DEVICES": ""} if device.type == "cpu" else {}),
-        **variables,
-    }
-    command = [sys.executable, "-m", "slipway", *words]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device.type == "cpu" else {}
     job = subprocess.run(
-        command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", timeout=PATIENCE, check=False,
+        [sys.executable, "-m", "slipway", *words],
+        cwd=folder, env={**bare_environment(), "PYTHONWARNINGS": "ignore", **hidden, **variables},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        timeout=PATIENCE, check=False,
     )  # fmt: skip
     return Ended(job.returncode, job.stdout, folder)

@@ -11,6 +11,7 @@ import torch
 from gpu_kernels import names_of_kernels
 from gpu_tokens import from_disk
 from loops import Loop
+from shares import best_product
 from stand_ins import in_place
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -110,6 +111,9 @@ def test_finite_tensors_are_told_from_others(
     assert are_finite(tensors) is finite
 
 
-def test_the_share_of_the_peak_is_told_where_it_is_known(gpu: torch.device) -> None:
-    share = utilisation(1e12, gpu)
-    assert 0 <= share < 1
+def test_no_product_is_faster_than_the_peak_that_is_known_of_this_gpu(gpu: torch.device) -> None:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(read_precision("auto", gpu).name)
+    if dtype is None or not utilisation(1e12, gpu):
+        pytest.skip(f"no peak is known of {torch.cuda.get_device_name(gpu)}")
+    share = utilisation(best_product(gpu, dtype).median, gpu)
+    assert 0 < share < 1.1  # some run a little faster than their data sheet says

@@ -37,6 +37,6 @@ def test_a_compile_cache_that_was_kept_is_used(slipway: Slipway, gpu: torch.devi
     for number in (1, 2):
         job = slipway("run", "--nproc-per-node=1", f"--run-dir=runs/{number}", *words, **caches)
         assert job.code == 0, job.text
-        made.append({path for folder in caches.values() for path in Path(folder).rglob("*.cubin")})
-    assert made[0], "nothing was compiled for the GPU"
+        made.append({path for kind in ("**/*.cubin", "inductor/fxgraph/*/*") for path in tmp_path.glob(kind)})
+    assert {path.suffix for path in made[0]} == {".cubin", ""}, "nothing was compiled for the GPU, or nothing kept"
     assert len(made[1] - made[0]) <= len(made[0]) // 10, "the second start compiled again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,11 +21,9 @@ LINEAR = ("linear", "--batch-size", 16, "--dataset-size", 150, "--steps", 20, "-
 
 
 @pytest.fixture(autouse=True)
-def _one_order() -> Iterator[None]:
-    """Let no kernel add in an order of chance, as flash attention's backward does by default."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+def _one_order() -> None:
+    """Let no kernel add in an order of chance, as attention's backward does by default; a mere warning would leave it so."""
+    torch.use_deterministic_algorithms(True)
 
 
 def state(training: Training) -> dict[str, torch.Tensor]:
@@ -35,7 +33,6 @@ def state(training: Training) -> dict[str, torch.Tensor]:
     return tensors | {"numbers": training.numbers.state()}
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.parametrize("words", [GPT, (*GPT, "--precision", "fp32"), (*GPT, "--workers", 2), LINEAR])
 def test_it_goes_on_bit_for_bit(train: Train, words: tuple[object, ...]) -> None:
     whole = train(*words, folder="whole")
@@ -56,7 +53,6 @@ def test_it_goes_on_bit_for_bit(train: Train, words: tuple[object, ...]) -> None
         loop.training.loader.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 def test_steps_that_follow_do_not_reach_into_a_snapshot_that_is_still_written(train: Train) -> None:
     loop = train(*GPT)
     loop.take(5)
