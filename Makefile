@@ -6,6 +6,7 @@ SHELL := bash
 
 ARGS ?=
 PYTEST := .venv/bin/python -m pytest
+TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 
 # Prints a section's name and, at its end, how long it took.
 define section
@@ -32,7 +33,11 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests
+test: lint test-unit test-muster test-launch test-train test-docs faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests, in an hour on two cores
+
+.PHONY: test-quick
+test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
+	$(call section,quick,$(PYTEST) $(TWO_AT_ONCE) tests/docs/test_options.py tests/docs/test_troubleshooting.py tests/launch/test_early.py tests/launch/test_several_nodes.py tests/train/test_exact_resume.py $(ARGS))
 
 .PHONY: test-unit
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
@@ -44,15 +49,15 @@ test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no 
 
 .PHONY: test-launch
 test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, several launchers
-	$(call section,launch,$(PYTEST) tests/launch $(ARGS))
+	$(call section,launch,$(PYTEST) $(TWO_AT_ONCE) tests/launch $(ARGS))
 
 .PHONY: test-train
 test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
-	$(call section,train,$(PYTEST) tests/train $(ARGS))
+	$(call section,train,$(PYTEST) $(TWO_AT_ONCE) tests/train $(ARGS))
 
 .PHONY: faults
 faults: .venv/.dev .venv/.train engine image ## Harm real jobs in every way that we know, and print what each of them ended with
-	$(call section,faults,$(PYTEST) tests/faults $(ARGS))
+	$(call section,faults,$(PYTEST) $(TWO_AT_ONCE) tests/faults $(ARGS))
 
 .PHONY: test-image
 test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes
@@ -148,7 +153,7 @@ docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or bro
 
 .PHONY: test-docs
 test-docs: .venv/.dev .venv/.train docs ## Build the site, and run every shell block of the documentation
-	$(call section,docs,$(PYTEST) tests/docs $(ARGS))
+	$(call section,docs,$(PYTEST) tests/docs --durations=0 --durations-min=1 $(ARGS))
 
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory

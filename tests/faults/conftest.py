@@ -15,7 +15,7 @@ from nodes import Nodes  # noqa: E402
 from scene import Scene  # noqa: E402
 from table import Fault, Parting  # noqa: E402
 
-ROWS = pytest.StashKey[list[tuple[str, ...]]]()
+ROW = "a row of the table of faults"
 WIDTHS = (44, 7, 64, 8, 30)
 
 
@@ -67,18 +67,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[Fault | Parting, str, str, float], None]:
     """Note a row of the table."""
-    rows = request.config.stash.setdefault(ROWS, [])
 
     def note(fault: Fault | Parting, code: str, line: str, seconds: float) -> None:
         told = re.sub(r"node 0 \([^)]*\)(, |: )", "", line)  # on every line, and always the same
-        rows.append((fault.name, code, told, f"{seconds:.1f}/{fault.bound:.0f}", fault.resume.text))
+        row = (fault.name, code, told, f"{seconds:.1f}/{fault.bound:.0f}", fault.resume.text)
+        request.node.user_properties.append((ROW, row))
 
     return note
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table."""
-    rows = config.stash.get(ROWS, [])
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table, of what the tests' reports bring along."""
+    told = [report for reports in terminalreporter.stats.values() for report in reports]
+    rows = [row for report in told for name, row in getattr(report, "user_properties", []) if name == ROW]
     if not rows:
         return
     terminalreporter.section("faults")
