@@ -41,7 +41,7 @@ if [[ ! -x .venv/bin/pip ]]; then
     "$python" -m venv .venv
 fi
 if ((needed_gb > 1)); then
-    echo "setup: fetching about 3.5 GB of packages (torch and CUDA 12); .venv takes about 8 GB, $free_gb GB are free." \
+    echo "setup: fetching about 4.2 GB of packages (torch and CUDA 12); .venv takes about 8 GB, $free_gb GB are free." \
         "This happens once."
 fi
 mkdir -p .tmp # pip unpacks here, not in a /tmp that may be small

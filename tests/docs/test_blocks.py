@@ -1,27 +1,50 @@
-"""Every shell block of the documentation runs as printed, in an empty folder, page by page."""
+"""Every shell block of the documentation runs as printed, page by page, in a folder that holds the examples alone.
+
+One page at a time: jobs of two nodes that pages rehearse meet at the same port.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from blocks import read_blocks
+from blocks import PAGES, ROOT, read_blocks
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(sys.executable).parent
-PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if any(not block.needs for block in read_blocks(page)))
+
+
+def run(command: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(
+        command, cwd=folder, env=environ, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=590,
+    )  # fmt: skip
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.alone for block in read_blocks(page))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    script = "\n".join(block.script() for block in read_blocks(page) if not block.needs)
-    environ = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-x", "-c", script], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=590,
-    )  # fmt: skip
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    script = "\n".join(block.script() for block in read_blocks(page) if block.alone)
+    done = run(["bash", "-euo", "pipefail", "-x", "-c", script], tmp_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.timeout(600)
+def test_the_first_command_of_the_readme_trains_without_a_docker_engine(tmp_path: Path) -> None:
+    [block] = [block for block in read_blocks(ROOT / "README.md") if block.test == "tests/docs/test_blocks.py"]
+    words = block.text.partition("#")[0].split()
+    less = "ARGS=--steps 60 --eval-samples 64 --sample-tokens 40"
+    elsewhere = {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock", "SLIPWAY_RUNS": str(tmp_path)}
+    done = run([*words, less], ROOT, HOME=os.environ["HOME"], **elsewhere)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "no Docker Engine answers" in done.stdout
+    assert done.stdout.count("next: ") == 3, done.stdout[-4000:]
