@@ -58,7 +58,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         _require_mpi()
     if topology.rank == 0:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
-    data = _hash_stdlib if workload.embedded_text else None
+    data = _hash_stdlib if chosen and _reads_stdlib(chosen) else None
     return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data, host)
 
 
@@ -160,8 +160,15 @@ def options_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _reads_stdlib(options: "Options") -> bool:
+    """Whether the data are Python's own library, which differs between versions of Python."""
+    from slipway.train.options.dataset import STDLIB
+
+    return options.values().get("dataset") == STDLIB
+
+
 def _hash_stdlib() -> str:
-    """The hash of the text that gpt is trained on, for the other nodes to compare."""
+    """The hash of that text, for the other nodes to compare."""
     from slipway.train.text import read_stdlib
 
     return read_stdlib().sha256

@@ -39,6 +39,18 @@ def test_of_two_that_exclude_each_other_the_stronger_source_wins(file: Path) -> 
     assert parse(LinearOptions, ["--config", str(file)]).epochs == 3
 
 
+@pytest.mark.parametrize("name", ["default.yaml", "defaults/train.yaml", "preset small.yaml"])
+def test_what_stands_in_a_file_is_given_whatever_the_file_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text("vocab_size: 300\n")
+    options = parse(GptOptions, ["--config", name])
+    assert options.sources["vocab_size"] == f"{name} line 1"
+    assert options.given == {"config", "vocab_size"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -28,6 +28,7 @@ from slipway.train.language import cut_samples
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.options import ConfigurationError
 from slipway.train.place import read_place
+from slipway.train.prepared import MAKING
 from slipway.train.sample import sample
 from slipway.train.text import Text
 from slipway.train.tokenizer import open_tokenizer
@@ -332,6 +333,24 @@ def test_text_is_written_in_the_runs_own_tokens(folder: Path, train: Start) -> N
         sample(run.folder, "sea", 1, 0.0, 0)
 
 
+def test_what_a_killed_preparation_leaves_in_the_cache_is_removed_some_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+
+    def be_killed(inputs: object, out: Path, *_: object) -> None:
+        left.extend(path.name for path in out.parent.iterdir())
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr("slipway.train.corpus.prepare", be_killed)
+    (tmp_path / "book.txt").write_text("the sea\n")
+    with pytest.raises(RuntimeError, match="killed"):
+        open_corpus(f"file:{tmp_path / 'book.txt'}", None, make_context(tmp_path))
+    assert len(left) == 2
+    # The folder is called so for `temporary_folder` to know it, and what lies beside it must be known as well.
+    assert all(re.fullmatch(rf"\.[0-9a-f]{{32}}\.{MAKING}\..+", name) for name in left), left
+
+
 def test_a_run_keeps_to_its_tokenizer(folder: Path, train: Start, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("\n".join(documents(300)))
@@ -342,6 +361,17 @@ def test_a_run_keeps_to_its_tokenizer(folder: Path, train: Start, tmp_path: Path
     assert "holds the work of another tokenizer than other.json" in message(run)
     run = train(*words, "--dataset", f"file:{book}", resume="auto")
     assert "holds the work of another tokenizer than bytes" in message(run)
+
+
+def test_a_run_of_bytes_keeps_to_them(train: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(documents(300)))
+    words = ("gpt", *MODEL, "--dataset", f"file:{book}", "--steps")
+    train(*words, 2)
+    other = write_tokenizer(tmp_path / "other.json", 301)
+    run = train(*words, 3, "--tokenizer", other, resume="auto")
+    assert "holds the work of another tokenizer than other.json" in message(run)
+    assert train(*words, 3, resume="auto").exit_code == 0, "nothing of the other tokenizer was left in the run"
 
 
 def test_the_operations_for_each_token_are_those_of_palms_formula() -> None:

@@ -256,6 +256,12 @@ def test_offline_what_is_missing_is_told(
     assert hub.requests == []
 
 
+def test_offline_a_name_that_none_can_have_is_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_offline(hub, monkeypatch)
+    with pytest.raises(ConfigurationError, match="'acme/ti--ny' is no name of the Hub's: type owner/name"):
+        fetch("acme/ti--ny")
+
+
 def test_what_is_in_the_cache_does_where_the_hub_is_out_of_order(hub: HubServer) -> None:
     commit = hub.add("acme/tiny", FILES)
     folder = fetch("acme/tiny")

@@ -16,7 +16,7 @@ from training_jobs import PATIENCE, Job, Run, raise_stop_flag
 
 from slipway.train import comparison
 from slipway.train.comparison import Comparison, explanation, table
-from slipway.train.options import LinearOptions, parse
+from slipway.train.options import ConfigurationError, LinearOptions, parse
 
 Start = Callable[..., Run]
 SMALL = ("--dataset-size", 512, "--epochs", 2, "--compare")
@@ -136,9 +136,9 @@ def test_the_table_says_what_was_found() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(args: list[str], message: str) -> None:
-    with pytest.raises(click.UsageError) as caught:
+    with pytest.raises((click.UsageError, ConfigurationError)) as caught:
         parse(LinearOptions, args)
-    assert re.search(message, caught.value.format_message())
+    assert re.search(message, str(caught.value))
 
 
 def test_the_weights_of_large_layers_are_summed_up(train: Start) -> None:

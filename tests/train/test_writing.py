@@ -99,7 +99,6 @@ def test_what_is_written_is_what_was_there_when_it_began(tmp_path: Path, gate: t
         gate.clear()
     for step in (1, 2):
         assert load_snapshot(tmp_path / f"step-{step:08d}").tensors["model"]["a"].eq(step).all()
-    assert writer.newest == "step-00000002"
     assert writer.written > 0
 
 

@@ -11,6 +11,7 @@ import pytest
 from environments import ENROOT_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import Slipway, make_devices
 
+from slipway.arguments import read_job
 from slipway.launch.settings import SETTINGS
 
 TOPOLOGY = {
@@ -67,6 +68,13 @@ def test_a_script_named_like_a_workload_keeps_its_own_options(slipway: Slipway) 
     argv = read_plan(slipway, "gpt.py", "--foo", "1")["torchrun"]["argv"]
     assert isinstance(argv, list)
     assert argv[-3:] == ["gpt.py", "--foo", "1"]
+
+
+def test_only_jobs_that_read_pythons_own_library_compare_it(slipway: Slipway) -> None:
+    Path("book.txt").write_text("the sea\n")
+    assert read_job(["gpt"], {}).data
+    assert not read_job(["gpt", "--dataset", "file:book.txt"], {}).data
+    assert not read_job(["linear"], {}).data
 
 
 def test_types_in_json_are_numbers_where_numbers_are_meant(slipway: Slipway) -> None:

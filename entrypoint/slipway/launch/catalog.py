@@ -26,7 +26,6 @@ class Workload:
     summary: str
     command: tuple[str, ...]
     own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
-    embedded_text: bool = False
     next: tuple[str, ...] = ()
     data: str = ""  # its data sets, in a line
     resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more
@@ -55,7 +54,6 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "gpt",
                 "a GPT-2 style transformer on text, from a tiny one to 1.5 billion parameters",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
-                embedded_text=True,
                 next=(
                     'slipway sample {run} --prompt "def "',
                     "slipway gpt --run-dir {run} --resume auto{longer}",
@@ -66,7 +64,6 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "finetune",
                 "a pretrained GPT-2 checkpoint, trained on, with its perplexity before and after",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
-                embedded_text=True,
                 next=(
                     'slipway sample {run} --prompt "def "',
                     "slipway data fetch --help",
@@ -78,7 +75,6 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "the transformer of gpt split into stages over several processes, and that as often as there are more",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 staged=True,
-                embedded_text=True,
                 next=(
                     'slipway sample {run} --prompt "def "',
                     "slipway plan pipeline --stages 4 --nproc-per-node 8",

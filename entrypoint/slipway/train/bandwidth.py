@@ -64,9 +64,7 @@ class Measurement:
 
 def measure(collective: str, size: int, seconds: Sequence[float]) -> Measurement:
     """The measurement that each rank's seconds per call make."""
-    return Measurement(
-        collective, size, len(seconds), sum(seconds) / len(seconds), min(seconds), max(seconds)
-    )  # fmt: skip
+    return Measurement(collective, size, len(seconds), sum(seconds) / len(seconds), min(seconds), max(seconds))
 
 
 def message_sizes(least: int, largest: int, factor: int) -> list[int]:

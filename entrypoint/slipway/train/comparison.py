@@ -13,6 +13,7 @@ import torch
 from slipway.train.context import Context
 from slipway.train.durable import replace_file
 from slipway.train.loop import fit
+from slipway.train.metrics import METRICS
 from slipway.train.options import Common
 from slipway.train.resume import SNAPSHOTS
 from slipway.train.side_by_side import comparison_rows
@@ -40,7 +41,8 @@ class Comparison:
     """Two trainings from the same start through the same batches, first the one with DDP, then the one without.
 
     `seconds` count the steps, not evaluations and snapshots. `weights` holds the first ones of each tensor with their
-    names, `others` how many more there are and how much these differ at most.
+    names, `others` how many more there are and how much these differ at most; `largest` is the largest weight of all,
+    without its sign, and `difference` the largest difference.
     """
 
     processes: int
@@ -70,7 +72,7 @@ def begins_anew(context: Context) -> bool:
 
 
 def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kind, context: Context) -> None:
-    """Once `task` is trained, train another in rank 0 alone, without DDP; show, write down and judge the difference.
+    """Once `task` is trained, train another in rank 0 alone, without DDP; show and write down the difference.
 
     The other ranks wait for it. Raises DifferenceError, on all ranks.
     """
@@ -80,7 +82,7 @@ def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kin
         replace_file(context.place.run_dir / FILE, json.dumps(record, indent=1))
         context.say("\n".join(["", *table(made), "", *explanation(made)]))
     context.wait_for_all()
-    judge(record, context)
+    require_equal(record, context)
 
 
 def recall(context: Context) -> None:
@@ -90,10 +92,10 @@ def recall(context: Context) -> None:
     if context.place.rank == 0 and file.exists():
         record = json.loads(file.read_text())
         context.say(f"When it began, the largest difference was {record['difference']:.1e} ({FILE}).")
-    judge(record, context)
+    require_equal(record, context)
 
 
-def judge(record: Mapping[str, Any], context: Context) -> None:
+def require_equal(record: Mapping[str, Any], context: Context) -> None:
     """Raise DifferenceError, on all ranks, where rank 0 has the record of a comparison that found a difference."""
     if any(context.total(not record.get("equal", True))):
         values = "{difference:.1e}, and rounding explains {tolerance:.1e}".format_map(record) if record else "too much"
@@ -121,7 +123,7 @@ def train_alone(
 def training_seconds(run: Path, task: Task, batch_size: int) -> float:
     """The seconds that a run spent in its steps, from the throughput in its metrics."""
     seconds, before = 0.0, 0
-    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+    for line in map(json.loads, (run / METRICS).read_text().splitlines()):
         if speed := line.get(f"{task.unit}_per_second"):
             seconds += (line["step"] - before) * batch_size * task.units_per_sample / speed
             before = line["step"]

@@ -30,7 +30,8 @@ from slipway.train.place import Place, read_place
 from slipway.train.stop import StopFlag
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-PIECE = 2**26  # bytes that are broadcast at once
+OUTCOMES = "outcome"  # the folder of the outcome files, in that of the node
+PIECE = 2**26  # bytes that are sent at once
 
 
 class Context:
@@ -108,9 +109,9 @@ class Context:
         return totals.tolist()
 
     def share(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
-        """Overwrite a contiguous CPU tensor with rank `source`'s, in pieces, so that no message is very large."""
+        """Overwrite a contiguous CPU tensor with rank `source`'s."""
         if self.side is not None:
-            for piece in torch.split(tensor.view(-1).view(torch.uint8), PIECE):
+            for piece in pieces_of(tensor):
                 dist.broadcast(piece, source, group=self.side)
         return tensor
 
@@ -145,6 +146,11 @@ class Context:
             dist.barrier(group=self.side)
 
 
+def pieces_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The memory of a contiguous CPU tensor as uint8 tensors, none so large that a message with it would be."""
+    return torch.split(tensor.view(-1).view(torch.uint8), PIECE)
+
+
 @contextmanager
 def outside_job() -> Iterator[Context]:
     """A context outside any job, on this machine's best device; its folder is gone afterwards."""
@@ -170,6 +176,19 @@ def _pass_over_stops() -> dict[signal.Signals, Any]:
     return deadly
 
 
+def _tell_failure(error: BaseException, place: Place, so_far: Outcome) -> None:
+    """Print what went wrong, in full where nothing is known about it, and write it down."""
+    outcome = describe_failure(error, so_far.step, so_far.snapshot)
+    if outcome.outcome == "failed" and not isinstance(error, HubError):
+        traceback.print_exception(error)
+    elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
+        print(outcome.message, file=sys.stderr, flush=True)
+    try:
+        write_outcome(place.node_dir / OUTCOMES, place.rank, outcome)
+    except OSError as full:
+        print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
@@ -178,7 +197,6 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
     """
     place = read_place(environ)
-    outcomes = place.node_dir / "outcome"
     (place.node_dir / "honours-stop").touch()
     heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
     heartbeat.beat("setup", 0, None)
@@ -194,22 +212,13 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
                 raise
             left = True
         context.close()
-        write_outcome(outcomes, place.rank, context.outcome)
+        write_outcome(place.node_dir / OUTCOMES, place.rank, context.outcome)
         leave_group()
     except click.exceptions.Exit:  # after --help
         leave_group()
-        write_outcome(outcomes, place.rank, Outcome("finished", "printed its help"))
+        write_outcome(place.node_dir / OUTCOMES, place.rank, Outcome("finished", "printed its help"))
     except BaseException as error:
-        so_far = context.outcome if context else Outcome("failed", "")
-        outcome = describe_failure(error, so_far.step, so_far.snapshot)
-        if outcome.outcome == "failed" and not isinstance(error, HubError):
-            traceback.print_exception(error)
-        elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
-            print(outcome.message, file=sys.stderr, flush=True)
-        try:
-            write_outcome(outcomes, place.rank, outcome)
-        except OSError as full:
-            print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
+        _tell_failure(error, place, context.outcome if context else Outcome("failed", ""))
         chain: BaseException | None = error
         while chain is not None:
             traceback.clear_frames(chain.__traceback__)  # they hold the model

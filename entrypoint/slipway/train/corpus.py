@@ -96,11 +96,6 @@ class Corpus:
     identity: str
     bytes_per_token: float
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of different tokens."""
-        return self.tokenizer.size
-
 
 def open_corpus(dataset: str, tokenizer: Tokenizer | None, context: Context, column: str = "text") -> Corpus:
     """What `dataset` means, in tokens of `tokenizer`; without one in the data's own, or in bytes. By every rank.
@@ -157,7 +152,8 @@ def prepare_together(
 
     def make(folder: Path, tick: Callable[[], None]) -> None:
         processes = len(os.sched_getaffinity(0))
-        with TemporaryDirectory(dir=folder.parent) as scratch:
+        # Named after the folder that is made, for what a killed process leaves there to be removed some day as well.
+        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             prepare([find(Path(scratch))], folder, tokenizer, settings, processes, context.say, tick)
 
     name = hashlib.sha256(json.dumps([key, tokenizer.identity]).encode()).hexdigest()[:32]

@@ -42,9 +42,7 @@ def repeat(square: Square, times: int, dtype: torch.dtype, device: torch.device)
 
 def kinds(device: torch.device) -> dict[str, tuple[torch.dtype, bool]]:
     """The arithmetics of a device by name: type, and whether fp32 may be rounded to TF32, for the tensor cores."""
-    if device.type == "cpu":
-        return {"fp32": (torch.float32, False)}
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0):
         return {"fp32": (torch.float32, False)}
     return {"fp32": (torch.float32, False), "tf32": (torch.float32, True), "bf16": (torch.bfloat16, False)}
 

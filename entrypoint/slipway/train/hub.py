@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.train.hub_causes import HubError, explain, missing_offline, nothing_matches
-from slipway.train.hub_files import Bytes, Listed, download, verify
+from slipway.train.hub_files import ByteProgress, Listed, download, verify
 from slipway.train.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def read_source(source: str, revision: str | None = None) -> tuple[str, str | No
     """`owner/name@revision` in two; `revision` is meant where there is none. Raises ConfigurationError for both."""
     repo, mark, pinned = source.partition("@")
     if mark and revision and pinned != revision:
-        raise ConfigurationError(f"{source} names a revision, and so does {revision}; type one of them.")
+        raise ConfigurationError(f"{source} names one revision, and --revision {revision} another; type one of them.")
     return repo, pinned or revision
 
 
@@ -63,7 +63,7 @@ def fetch(
     wanted = choose(files, include) or nothing_matches(repo, include, files)
     if commit != revision:
         say(f"{repo} at {revision or 'its main revision'} is commit {commit}")
-    progress = Bytes(repo, sum(file.size for file in wanted.values()), say)
+    progress = ByteProgress(repo, sum(file.size for file in wanted.values()), say)
     try:
         folder = download(repo, revision, kind, include, tick, progress)
     except Exception as error:
@@ -74,9 +74,7 @@ def fetch(
     return folder
 
 
-def fetch_together(
-    context: Context, repo: str, *, revision: str | None = None, kind: str = "model", include: Sequence[str] = ()
-) -> Path:
+def fetch_together(context: Context, repo: str, *, kind: str = "model", include: Sequence[str] = ()) -> Path:
     """`fetch`, by one process of each node while all wait; by every rank. Returns the folder on this rank's node.
 
     Raises what `fetch` raises, PeerError on the other ranks, and HubError where nodes came by different commits.
@@ -85,9 +83,7 @@ def fetch_together(
 
     fetched: list[Path] = []
     act_together(
-        context,
-        f"fetch {repo}",
-        lambda tick: fetched.append(fetch(repo, revision=revision, kind=kind, include=include, tick=tick)),
+        context, f"fetch {repo}", lambda tick: fetched.append(fetch(repo, kind=kind, include=include, tick=tick))
     )
     commit = context.share_text(fetched[0].name if fetched else "")
     folder = find_cached(read_source(repo)[0], commit, kind, include)
@@ -120,9 +116,12 @@ def choose(files: Mapping[str, Listed], include: Sequence[str]) -> dict[str, Lis
 
 
 def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[str]) -> Path | None:
-    """The folder of files fetched before, None where any are missing, as far as the cache knows."""
+    """The folder of files fetched before, None where any are missing, as far as the cache knows.
+
+    Raises ConfigurationError for what is no name of a repo.
+    """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(
@@ -132,4 +131,6 @@ def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[st
         )
     except LocalEntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise explain(error, repo, revision, kind) from None
     return folder if any(folder.iterdir()) else None

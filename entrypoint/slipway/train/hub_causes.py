@@ -86,7 +86,7 @@ def explain_answer(error: HfHubHTTPError, repo: str, revision: str | None, kind:
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    code, what = error.response.status_code, KINDS.get(kind, kind)
+    code, what = error.response.status_code, KINDS[kind]
     token = "the token in use" if get_token() else "no token: set HF_TOKEN, or HF_TOKEN_PATH to a file that holds it"
     if isinstance(error, RevisionNotFoundError):
         return ConfigurationError(f"The {what} {repo} has no revision {revision}. {revisions(repo, revision, kind)}")
@@ -178,7 +178,7 @@ def missing_offline(repo: str, revision: str | None, kind: str, include: Sequenc
     words = [repo, *(["--revision", revision] if revision else []), *(["--kind", kind] if kind != "model" else [])]
     words += [word for glob in include for word in ("--include", f"'{glob}'")]
     raise ConfigurationError(
-        f"HF_HUB_OFFLINE is set, and the cache {constants.HF_HUB_CACHE} does not hold all of the {KINDS.get(kind, kind)} "
+        f"HF_HUB_OFFLINE is set, and the cache {constants.HF_HUB_CACHE} does not hold all of the {KINDS[kind]} "
         f"{repo} at {revision or 'its main revision'}. Unset it, or type where there is a network: slipway data fetch "
         f"{' '.join(words)}"
     )

@@ -32,7 +32,7 @@ class Listed:
 
 
 def download(
-    repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: Bytes
+    repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: ByteProgress
 ) -> Path:
     """Fetch what is not in the cache yet. Raises what the library raises."""
     from huggingface_hub import snapshot_download
@@ -59,8 +59,8 @@ def download(
     return Path(folder)
 
 
-class Bytes:
-    """How much of a download is here: a bar on a terminal, otherwise a line now and then."""
+class ByteProgress:
+    """How much of a download, or of other work, is done: a bar on a terminal, otherwise a line now and then."""
 
     def __init__(self, name: str, total: int, say: Callable[[str], None]) -> None:
         """`total` in bytes."""
@@ -72,7 +72,7 @@ class Bytes:
         self._bar = tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False) if shown else None
 
     def add(self, count: int) -> None:
-        """`count` more bytes are here."""
+        """`count` more bytes are done."""
         self._done += count
         if self._bar is not None:
             self._bar.update(count)

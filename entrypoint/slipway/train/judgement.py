@@ -20,7 +20,7 @@ from slipway.train.context import Context
 from slipway.train.corpus import open_corpus
 from slipway.train.evaluation import judge
 from slipway.train.export import read_export
-from slipway.train.language import cut_samples, described_config, kept_tokenizer
+from slipway.train.language import LANGUAGE, cut_samples, described_config, kept_tokenizer
 from slipway.train.models.gpt import Gpt
 from slipway.train.options import WORKLOADS, ConfigurationError, FinetuneOptions, Options, parse
 from slipway.train.options.gpt import TextOptions
@@ -31,8 +31,6 @@ from slipway.train.state import load_model
 from slipway.train.task import Validation
 from slipway.train.trained import ELSEWHERE, MODEL, OPTIONS, Trained, read_run, without_folders
 from slipway.train.workloads.finetune import add_perplexity
-
-LANGUAGE = frozenset({"gpt", "pipeline", "finetune"})  # whatever split or began them: a Gpt that reads a corpus
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ from slipway.train.corpus import Corpus, Tokens
 from slipway.train.models.gpt import GptConfig
 from slipway.train.options import ConfigurationError
 from slipway.train.options.gpt import GptOptions
+from slipway.train.resume import SNAPSHOTS
+from slipway.train.snapshot import list_snapshots
 from slipway.train.task import Batch, Validation
 from slipway.train.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
 from slipway.train.tokens.streams import hash_file
 
+# Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.
+LANGUAGE = ("gpt", "finetune", "pipeline")
 JUDGED_TOKENS = 8192  # in one batch of an evaluation
 LARGEST = 700.0  # nats; e to the power of more is no float
 
@@ -62,12 +66,7 @@ def cut(tokens: Tokens, indices: torch.Tensor, length: int, stride: int) -> Batc
     return windows[:, :-1], windows[:, 1:]
 
 
-def cut_samples(
-    corpus: Corpus,
-    length: int,
-    eval_samples: int,
-    sums: Callable[[nn.Module, Batch], torch.Tensor] = sums,
-) -> Samples:
+def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
     """Samples of `length` tokens, side by side; up to `eval_samples` for validation, spread over the whole of it.
 
     Raises ConfigurationError where a part of the corpus is too short.
@@ -137,7 +136,12 @@ def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
     run = context.place.run_dir
     if not context.place.keeps_snapshots:
         return
-    if (run / FILE).exists() and hash_file(run / FILE) != tokenizer.identity:
+    kept = tokenizer.identity
+    if (run / FILE).exists():
+        kept = hash_file(run / FILE)
+    elif list_snapshots(run / SNAPSHOTS):
+        kept = BYTES  # which need no file
+    if kept != tokenizer.identity:
         raise ConfigurationError(
             f"{run} holds the work of another tokenizer than {tokenizer.name}. Type its --tokenizer, or another --run-dir."
         )

@@ -37,7 +37,11 @@ class Loader:
         device: torch.device,
         workers: int,
     ) -> None:
-        """`batch_size` counts all processes, `share` is (rank, world size), `make` turns indices and keys into a batch."""
+        """`batch_size` counts all processes, `make` turns indices and keys into a batch.
+
+        `share` is (number, shares): which part of each batch is this process's. These are rank and world size, or number
+        and count of the pipelines.
+        """
         self._make, self._sampler, self._device = make, sampler, device
         self._batch_size, self._parts, self._share, self._workers = batch_size, parts, share, workers
         self._ahead: deque[Future[Batch]] = deque()
@@ -100,13 +104,11 @@ class Loader:
         self._jobs.put((future, next(self._upcoming)))
 
     def _jobs_from(self, position: int) -> Iterator[Callable[[], Batch]]:
-        rank, world_size = self._share
+        number, shares = self._share
         while True:
             indices = self._sampler.indices(position, STEPS * self._batch_size)
             keys = self._sampler.keys(position, indices)
-            mine = (
-                torch.from_numpy(all_).view(STEPS * self._parts, world_size, -1)[:, rank] for all_ in (indices, keys)
-            )
+            mine = (torch.from_numpy(all_).view(STEPS * self._parts, shares, -1)[:, number] for all_ in (indices, keys))
             for part in zip(*mine, strict=True):
                 yield partial(self._make_part, *part)
             position += STEPS * self._batch_size

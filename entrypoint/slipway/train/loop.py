@@ -14,7 +14,7 @@ from slipway.train.context import Context
 from slipway.train.durable import replace_file
 from slipway.train.evaluation import judge
 from slipway.train.flops import utilisation
-from slipway.train.metrics import MetricsFile, Progress, has_evaluation, keep_metrics, peak_memory
+from slipway.train.metrics import METRICS, MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
 from slipway.train.nonfinite import NonFiniteError
 from slipway.train.options import Common
 from slipway.train.saving import resume, save, wait_for_writers
@@ -81,7 +81,7 @@ def run(training: Training, phase: str) -> str:
     `phase` is what the first step is called to the launcher.
     """
     context, task = training.context, training.task
-    first, file = context.place.rank == 0, context.place.run_dir / "metrics.jsonl"
+    first, file = context.place.rank == 0, context.place.run_dir / METRICS
     if first:
         keep_metrics(file, training.step)
         write_options(training)
@@ -150,9 +150,8 @@ def next_word(training: Training) -> str | None:
 def mind(training: Training, left_out: int) -> None:
     """Raise NonFiniteError, on all ranks, where more steps in a row were left out than the user allows."""
     if left_out > training.options.nonfinite_budget:
-        raise NonFiniteError(
-            f"loss or gradient were not finite in {left_out} steps in a row, up to step {training.step}"
-        )
+        steps = "1 step" if left_out == 1 else f"{left_out} steps in a row"
+        raise NonFiniteError(f"loss or gradient were not finite in {steps}, up to step {training.step}")
 
 
 def report(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
@@ -169,7 +168,7 @@ def report(training: Training, rate: float, metrics: MetricsFile, progress: Prog
     if ended_epoch:
         text = f"epoch {int(epochs)} done  {text}"
     if skipped:
-        text += f"  {skipped} steps left out: not finite"
+        text += f"  {skipped} step{'s' if skipped > 1 else ''} left out: not finite"
     speed = progress.speed(training.step)
     values = {"epoch": round(epochs, 4), "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
     if share := utilisation(task.flops_per_unit * speed / context.place.world_size, context.device):
@@ -194,9 +193,10 @@ def is_due(training: Training) -> bool:
 
 def is_evaluated(training: Training) -> bool:
     """Whether nothing is left to judge at this step: a stop may have come between its snapshot and its evaluation."""
-    file = training.context.place.run_dir / "metrics.jsonl"
-    done = not is_due(training) or (training.context.place.rank == 0 and has_evaluation(file, training.step))
-    return bool(training.context.share(torch.tensor([done])))
+    context, step = training.context, training.step
+    file = context.place.run_dir / METRICS
+    done = not is_due(training) or (context.place.rank == 0 and read_evaluation(file, step).get("step") == step)
+    return bool(context.share(torch.tensor([done])))
 
 
 def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
@@ -225,7 +225,7 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
         training.sample = task.sample()
         metrics.write_text(training.step, "sample", training.sample)
     if place.rank == 0:
-        for name, picture in (training.task.pictures() if training.task.pictures else {}).items():
+        for name, picture in (task.pictures() if task.pictures else {}).items():
             metrics.write_picture(training.step, name, picture)
     return None
 

@@ -15,6 +15,8 @@ from tqdm import tqdm
 from slipway.train.charts import Charts
 from slipway.train.durable import replace_file
 
+METRICS = "metrics.jsonl"  # in the run directory
+
 
 def keep_metrics(path: Path, step: int) -> None:
     """Drop from a metrics file what lies after `step`, where training goes on: those steps will be taken again."""
@@ -30,22 +32,23 @@ def keep_metrics(path: Path, step: int) -> None:
     replace_file(path, "".join(f"{line}\n" for line in kept))
 
 
-def has_evaluation(path: Path, step: int) -> bool:
-    """Whether a metrics file holds the evaluation at `step`."""
+def read_evaluation(path: Path, step: int) -> dict[str, float]:
+    """The newest results in a metrics file up to `step`, with the `step` they belong to; empty without any."""
+    newest: dict[str, float] = {}
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             values = json.loads(line)
         except ValueError:
             continue  # torn by a crash while it was written
-        if "val_loss" in values and values["step"] == step:
-            return True
-    return False
+        if "val_loss" in values and newest.get("step", 0) <= values["step"] <= step:
+            newest = {name: value for name, value in values.items() if name != "time"}
+    return newest
 
 
 class MetricsFile:
     """JSON lines, each with `time` (Unix seconds) and `step`, and the same in `charts`; nothing where they are None."""
 
-    def __init__(self, path: Path | None, charts: Charts | None = None) -> None:
+    def __init__(self, path: Path | None, charts: Charts | None) -> None:
         """Append to `path`. Raises OSError."""
         self._file: TextIO | None = path.open("a", buffering=1) if path else None
         self._charts = charts

@@ -29,8 +29,10 @@ class Parallel(Protocol):
     judged: nn.Module  # the whole model, for evaluation; in a pipeline only the last stage gets its output
 
     def backward(self, parts: Iterable[Batch], weigh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Add the gradients of the parts of a step, averaged over the processes. `weigh` turns a part's loss into its
-        share of the mean; the sum of these is returned."""  # fmt: skip
+        """Add the gradients of the parts of a step, averaged over the processes.
+
+        `weigh` turns a part's loss into its share of the mean; the sum of these is returned.
+        """
 
     def agree(self, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss, and norm of the whole model's gradient: the same on all stages of a pipeline, scalars on the device."""

@@ -130,13 +130,14 @@ class PipelineParallel:
             for name, parameter in self._task.model.named_parameters():
                 if split.peers is not None:
                     dist.broadcast(parameter, split.stage, group=split.peers)
-                if split.ends is not None and name in split.tied and (split.first or split.last):
+                if split.ends is not None and name in split.tied:
                     dist.broadcast(parameter, split.rank(0), group=split.ends)
         self.align()
 
     def _make_schedule(self, inputs: torch.Tensor) -> PipelineScheduleSingle:
         """The schedule for parts like `inputs`. Shapes are told, or the stages would pickle them to each other."""
-        # Loaded by pipelines alone: FSDP and sympy come with it, though torch's optimizers load the most of that as well.
+        # Loaded here, for torch._dynamo comes with it. Every optimizer loads that as well, so a training gains nothing; but
+        # `slipway sample` and `slipway export` import this module and have none.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         split = self._split
@@ -170,6 +171,6 @@ class PipelineParallel:
             pieces = torch.split(flat.float(), [gradient.numel() for gradient in gradients])
             for gradient, piece in zip(gradients, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
-        if split.ends is not None and (split.first or split.last):
+        if split.ends is not None:
             for name in sorted(split.tied):
                 dist.all_reduce(parameters[name].grad, group=split.ends)

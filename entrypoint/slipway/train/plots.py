@@ -145,11 +145,11 @@ def clean(chart: Any, colours: Sequence[int]) -> str:
     return text
 
 
-def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
-    """At most `limit` points that keep what the eye would see: the least and the largest of each stretch, in order."""
-    if len(points) <= limit:
+def thin(points: Sequence[Point]) -> list[Point]:
+    """At most POINTS of them, which keep what the eye sees: the least and the largest of each stretch, in order."""
+    if len(points) <= POINTS:
         return list(points)
-    stretches = limit // 2 - 1
+    stretches = POINTS // 2 - 1
     kept = [points[0]]
     for number in range(stretches):
         part = points[1:-1][number * (len(points) - 2) // stretches : (number + 1) * (len(points) - 2) // stretches]

@@ -99,12 +99,11 @@ def choose(reports: Sequence[tuple[int, int]]) -> int | None:
     return None
 
 
-def share_snapshot(
-    context: Context, resume: str, wants: Callable[[str, str], bool] = lambda stem, name: True
-) -> tuple[Snapshot | None, bool]:
+def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bool]) -> tuple[Snapshot | None, bool]:
     """The snapshot that `resume` (none, auto or a path) means, and whether this rank's run directory holds it already.
 
-    The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises ConfigurationError and SnapshotError, on all ranks.
+    The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises
+    ConfigurationError and SnapshotError, on all ranks.
     """
     place = context.place
     context.beat("load")

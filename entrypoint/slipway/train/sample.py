@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import torch
 
-from slipway.train.language import described_config, kept_tokenizer
+from slipway.train.language import LANGUAGE, described_config, kept_tokenizer
 from slipway.train.models.gpt import Gpt
 from slipway.train.models.stages import StagedGpt
 from slipway.train.options import ConfigurationError
 from slipway.train.resume import SNAPSHOTS
 from slipway.train.snapshot import load_newest
 from slipway.train.tokenizer import Tokenizer
+from slipway.train.trained import MODEL, tell
 
 # Control characters but tab and line ends: a model that knows little writes them, and one of somebody else's may mean to.
 STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-WRITERS = ("gpt", "finetune", "pipeline")
 
 
 def continue_prompt(
@@ -54,13 +53,14 @@ def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -
 
     Raises ConfigurationError where `run` holds none, or none that writes text.
     """
-    found = load_newest(run / SNAPSHOTS, lambda text: print(text, file=sys.stderr))
+    found = load_newest(run / SNAPSHOTS, tell, [MODEL])
     if found is None:
         raise ConfigurationError(f"{run} holds no snapshot that can be loaded; train one with: slipway gpt")
     path, snapshot = found
     workload = snapshot.state.get("workload")
-    if workload not in WRITERS:
-        raise ConfigurationError(f"{path} was saved by the workload {workload}; only {', '.join(WRITERS)} write text.")
+    if workload not in LANGUAGE:
+        by = f"the workload {workload}" if workload else "a script with a loop of its own"
+        raise ConfigurationError(f"{path} was saved by {by}; only {', '.join(LANGUAGE)} write text.")
     model = Gpt(described_config(snapshot.state["model"]))
-    model.load_state_dict(snapshot.tensors["model"])
+    model.load_state_dict(snapshot.tensors[MODEL])
     return continue_prompt(model, kept_tokenizer(run, snapshot.state["model"]), prompt, tokens, temperature, seed)

@@ -2,7 +2,8 @@
 
 `snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `ranks.safetensors` (what differs from rank
 to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). Of
-a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one model. A snapshot is written under a temporary name, fsynced and renamed. Nothing is pickled.
+a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one model. A snapshot is
+written under a temporary name, fsynced and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations

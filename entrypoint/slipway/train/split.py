@@ -52,7 +52,7 @@ class Split:
         return self.last and name in self.tied
 
 
-def join_pipelines(context: Context, stages: int, schedule: str, width: int, tied: Sequence[str] = ()) -> Split:
+def join_pipelines(context: Context, stages: int, schedule: str, width: int, tied: Sequence[str]) -> Split:
     """The split of this process; by all ranks. Raises ConfigurationError where `stages` do not divide their number."""
     world_size = context.place.world_size
     if stages < 2 or world_size % stages:
@@ -63,11 +63,9 @@ def join_pipelines(context: Context, stages: int, schedule: str, width: int, tie
     pipelines = world_size // stages
     groups = [[first + number for number in range(stages)] for first in range(0, world_size, stages)]
     rows = [open_one_of(groups, context), open_one_of([list(row) for row in zip(*groups, strict=True)], context)]
-    ends = open_one_of([[group[0], group[-1]] for group in groups], context) if tied else None
+    ends = open_one_of([[group[0], group[-1]] for group in groups], context)
     assert rows[0] is not None
-    return Split(
-        stages, stage, pipelines, pipeline, schedule, width, frozenset(tied), rows[0], rows[1], ends
-    )  # fmt: skip
+    return Split(stages, stage, pipelines, pipeline, schedule, width, frozenset(tied), rows[0], rows[1], ends)
 
 
 def open_one_of(groups: Sequence[Sequence[int]], context: Context) -> dist.ProcessGroup | None:

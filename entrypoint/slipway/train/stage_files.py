@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipway.train.context import PIECE, Context
+from slipway.train.context import Context, pieces_of
 from slipway.train.resume import describe, make_empty
 from slipway.train.split import Split
 
@@ -70,15 +70,15 @@ def receive_shard(source: int, context: Context) -> tuple[dict[str, dict[str, to
 
 
 def send(tensor: torch.Tensor, target: int, context: Context) -> None:
-    """Send a tensor over the side group, in pieces, so that no message is very large."""
-    for piece in torch.split(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), PIECE):
+    """Send a tensor over the side group."""
+    for piece in pieces_of(tensor.detach().cpu().contiguous()):
         dist.send(piece, target, group=context.side)
         context.beat("save")
 
 
 def receive(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
     """Overwrite a contiguous CPU tensor by what `send` sends."""
-    for piece in torch.split(tensor.view(-1).view(torch.uint8), PIECE):
+    for piece in pieces_of(tensor):
         dist.recv(piece, source, group=context.side)
         context.beat("save")
     return tensor

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from slipway.train.metrics import METRICS, read_evaluation
 from slipway.train.options import ConfigurationError
 from slipway.train.resume import SNAPSHOTS
 from slipway.train.snapshot import MANIFEST, Snapshot, load_newest, load_snapshot, snapshot_name
 
 MODEL = "model"  # the part of a snapshot that is needed here
 OPTIONS = "options.json"
-METRICS = "metrics.jsonl"
 # What a run directory says about its job, in the launcher's own file; absent where no launcher started it.
 RUN = "run.json"
 # Options that say where files lay on this machine, or what is done with the result.
@@ -106,19 +106,6 @@ def find_snapshot(run: Path, step: int | None) -> tuple[Path, Snapshot]:
 def tell(text: str) -> None:
     """Say what was skipped."""
     print(text, file=sys.stderr)
-
-
-def read_evaluation(file: Path, step: int) -> dict[str, float]:
-    """The newest results in a metrics file up to `step`, with the `step` they belong to; empty without any."""
-    newest: dict[str, float] = {}
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue  # torn by a crash while it was written
-        if "val_loss" in values and newest.get("step", 0) <= values["step"] <= step:
-            newest = {name: value for name, value in values.items() if name != "time"}
-    return newest
 
 
 def read_object(file: Path) -> dict[str, Any]:

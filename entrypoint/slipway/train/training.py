@@ -1,4 +1,4 @@
-"""A task under way: what it consists of, and how it is made, brought to a snapshot's step, and saved."""
+"""A task under way: what it consists of, and how it is made."""
 
 from __future__ import annotations
 
@@ -77,9 +77,11 @@ def prepare(task: Task, options: Common, context: Context) -> Training:
         parallel.share, torch.device("cpu") if task.on_host else context.device, options.workers,
     )  # fmt: skip
     return Training(
-        task, options, context, precision, batch_size, total, parallel, scaler, loader,
-        Writer(context.place.run_dir / SNAPSHOTS, options.keep), Numbers(context.device),
-        torch.zeros((), device=context.device), dict(task.model.named_parameters()), list(task.model.buffers()),
+        task=task, options=options, context=context, precision=precision, batch_size=batch_size, total=total,
+        parallel=parallel, scaler=scaler, loader=loader,
+        writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep), numbers=Numbers(context.device),
+        gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
+        buffers=list(task.model.buffers()),
     )  # fmt: skip
 
 

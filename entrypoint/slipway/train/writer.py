@@ -27,14 +27,13 @@ class Writer:
         """Nothing is allocated before the first copy."""
         self.folder = folder
         self.written = 0  # bytes so far, for whoever waits
-        self.newest: str | None = None  # name of the last snapshot that was written and verified
         self._keep = keep
         self._aside: dict[tuple[str, str], torch.Tensor] = {}
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, snapshot: Snapshot, copy: bool) -> None:
-        """Begin to write. Without `copy` the tensors must not change before `busy` ends; it needs no more memory."""
+        """Begin to write. Without `copy` the tensors must not change before `wait` is False; it needs no more memory."""
         ready: Callable[[], None] = lambda: None  # noqa: E731
         if copy:
             snapshot, ready = self._copy(snapshot)
@@ -65,7 +64,7 @@ class Writer:
                 with suppress(OSError):  # a sandbox may forbid it, and that is no reason to lose a snapshot
                     os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
             ready()
-            self.newest = save_snapshot(self.folder, snapshot, self._keep, self._note).name
+            save_snapshot(self.folder, snapshot, self._keep, self._note)
         except BaseException as error:
             self._error = error
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway import __version__
 from slipway.train.options.command import shown
-from slipway.train.options.common import DEFAULT, PRESET
+from slipway.train.options.common import DEFAULT, is_given
 from slipway.train.options.dataset import HUB, read_hub
 from slipway.train.trained import Trained
 
@@ -154,7 +154,7 @@ def command(trained: Trained) -> str:
     words = ["slipway", "run", *(["--nnodes", str(trained.nodes)] if trained.nodes > 1 else [])]
     words += ["--nproc-per-node", str(trained.processes_per_node), trained.workload]
     for name, value in trained.options.items():
-        if not trained.sources.get(name, DEFAULT).startswith((DEFAULT, PRESET)) and value is not None:
+        if is_given(trained.sources.get(name, DEFAULT)) and value is not None:
             words += typed(name.replace("_", "-"), value)
     return shlex.join(words)
 

@@ -22,6 +22,7 @@ from slipway.train.context import Context
 from slipway.train.durable import sync_folder, sync_tree
 from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
+from slipway.train.language import LANGUAGE
 from slipway.train.loop import Result
 from slipway.train.options import ConfigurationError
 from slipway.train.options.common import Exportable
@@ -43,9 +44,7 @@ class Form:
 
 TRANSFORMERS = Form(gpt.write_files, gpt.read_tensors, gpt.ABOUT)
 HUB_MIXIN = Form(vision.write_files, vision.read_tensors, vision.ABOUT)
-FORMS: Mapping[str, Form] = MappingProxyType(
-    {**dict.fromkeys(("gpt", "pipeline", "finetune"), TRANSFORMERS), "vision": HUB_MIXIN}
-)
+FORMS: Mapping[str, Form] = MappingProxyType({**dict.fromkeys(LANGUAGE, TRANSFORMERS), "vision": HUB_MIXIN})
 
 
 def export_run(run: Path, folder: Path, step: int | None = None, name: str = "", aside: bool = False) -> bool:

@@ -14,12 +14,11 @@ FIELD = 12  # bits of a key for each decision
 
 @dataclass(frozen=True)
 class Variation:
-    """`shift`: pixels up to which pictures are moved; `flip`: half of them are mirrored; `cutout`: side of a square that is
-    painted over, 0 for none."""  # fmt: skip
+    """How pictures are varied for training."""
 
-    shift: int
-    flip: bool
-    cutout: int
+    shift: int  # pixels up to which pictures are moved
+    flip: bool  # whether half of them are mirrored
+    cutout: int  # side of a square that is painted over, 0 for none
 
 
 def choose(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:

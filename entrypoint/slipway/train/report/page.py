@@ -60,9 +60,7 @@ def make_page(runs: Sequence[Record]) -> str:
 def tell_apart(runs: Sequence[Record]) -> list[Record]:
     """The runs with the folder they lie in before their names, where several have the same."""
     count = Counter(run.name for run in runs)
-    return [
-        replace(run, name=f"{run.path.parent.name}/{run.name}") if count[run.name] > 1 else run for run in runs
-    ]  # fmt: skip
+    return [replace(run, name=f"{run.path.parent.name}/{run.name}") if count[run.name] > 1 else run for run in runs]
 
 
 def curves(runs: Sequence[Record]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.train.durable import make_folder, replace_file
-from slipway.train.hub_files import Bytes
+from slipway.train.hub_files import ByteProgress
 from slipway.train.options import ConfigurationError
 from slipway.train.options.dataset import MANIFEST
 from slipway.train.tokenizer import BYTES, Tokenizer
@@ -64,7 +64,7 @@ def prepare(
     plan = begin(out, tokenizer, settings, sources)
     work, sizes = out / WORK, [sum(span.size for span in spans) for spans in plan.pieces]
     todo = [number for number in range(len(plan.pieces)) if not is_finished(work, plan, number, tick)]
-    with closing(Bytes("tokenising", sum(sizes), say)) as progress:
+    with closing(ByteProgress("tokenising", sum(sizes), say)) as progress:
         if len(todo) < len(plan.pieces):
             say(f"going on: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
             progress.add(sum(sizes) - sum(sizes[number] for number in todo))

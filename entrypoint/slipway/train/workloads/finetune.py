@@ -20,6 +20,7 @@ from slipway.train.export import export_result
 from slipway.train.flops import flops_per_token
 from slipway.train.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
 from slipway.train.loop import fit
+from slipway.train.metrics import METRICS, read_evaluation
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.options import ConfigurationError, FinetuneOptions, parse
 from slipway.train.options.common import DEFAULT
@@ -27,7 +28,6 @@ from slipway.train.options.finetune import TINY_LR
 from slipway.train.prepared import cache_folder, make_together
 from slipway.train.sample import continue_prompt
 from slipway.train.task import Task
-from slipway.train.trained import read_evaluation
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:
@@ -120,7 +120,7 @@ def train(context: Context, args: list[str]) -> None:
         return
     if result.sample:
         context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    before = read_evaluation(context.place.run_dir / "metrics.jsonl", 0)
+    before = read_evaluation(context.place.run_dir / METRICS, 0)
     context.say(tell(before, result.evaluation, result.step))
 
 

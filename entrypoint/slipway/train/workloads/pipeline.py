@@ -33,9 +33,7 @@ def make_task(options: PipelineOptions, context: Context) -> Task:
     """This process's part of the task; by every rank. Raises ConfigurationError."""
     if options.stages == 1:
         return gpt.make_task(options, context)
-    split = join_pipelines(
-        context, options.stages, options.pipeline_schedule, options.embed, [TIED]
-    )  # fmt: skip
+    split = join_pipelines(context, options.stages, options.pipeline_schedule, options.embed, [TIED])
 
     def divide(whole: Gpt) -> tuple[GptStage, StagedGpt]:
         stage = GptStage(whole, split.stage, split.stages)
