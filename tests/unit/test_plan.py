@@ -97,6 +97,11 @@ def test_names_that_torchrun_would_misread_are_removed(environ: dict[str, str]) 
     assert set(made.unset) <= set(environ)
 
 
+def test_the_launchers_secret_does_not_reach_the_workers() -> None:
+    secret = {"SLIPWAY_TOKEN": "0123456789abcdef"}
+    assert "SLIPWAY_TOKEN" not in plan_for(environ=secret).environment(secret)
+
+
 def test_the_users_own_threads_stay() -> None:
     environ = {"OMP_NUM_THREADS": "3"}
     made = plan_for(environ=environ)

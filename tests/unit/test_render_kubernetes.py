@@ -269,6 +269,7 @@ REFUSED = [
     (["--gpus", "0", "--cpus-per-gpu", "4"], {}, 2, "--gpus N"),
     (["--mem-per-gpu", "4Gi"], {}, 2, "--gpus N"),
     (["--gpus", "2", "--mem-per-gpu", "4 GB"], {}, 2, "64Gi"),
+    (["--gpus", "2", "--mem-per-gpu", "64K"], {}, 2, "64Gi"),
     (["--gpus", "2", "--nproc-per-node", "4"], {}, 78, "--oversubscribe"),
     (["--nproc-per-node", "5"], {}, 78, "--gpus 4"),
     (["--image", "slipway"], {}, 78, "no tag"),

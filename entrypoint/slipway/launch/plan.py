@@ -75,8 +75,11 @@ def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
 
 
-# These would reach the workers with another meaning than torchrun's own; it sets them for each worker.
-_OURS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"})
+# These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
+# secret is none of theirs.
+_OURS = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
+)
 
 
 def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[str]) -> tuple[str, ...]:

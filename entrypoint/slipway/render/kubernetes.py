@@ -117,7 +117,9 @@ def _read_seconds(time: str | None) -> int | None:
 
 # Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
 QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
-QUANTITY = matching(r"[1-9]\d{0,8}[KMGT]i?", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)")
+QUANTITY = matching(
+    r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
+)
 
 
 def _options() -> list[click.Parameter]:
