@@ -10,12 +10,12 @@ from pathlib import Path
 from launchers import Launcher
 
 Run = Callable[..., Launcher]
-SECRETS = {"SLIPWAY_TOKEN": "canary-of-the-job", "HF_TOKEN": "canary of the hub"}
+SECRETS = {"TRACKER_TOKEN": "canary-of-the-job", "HF_TOKEN": "canary of the hub"}
 PRINTS = """
 import os
 print("hello from all of us", flush=True)
 print("I am", os.environ["RANK"], flush=True)
-print("secrets:", os.environ["SLIPWAY_TOKEN"], os.environ["HF_TOKEN"], dict(os.environ), flush=True)
+print("secrets:", os.environ["TRACKER_TOKEN"], os.environ["HF_TOKEN"], dict(os.environ), flush=True)
 print("https://me:canary@host hf_canaryCANARY1234", flush=True)
 """
 
