@@ -33,7 +33,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train test-docs faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests, in an hour on two cores
+test: lint test-unit test-muster test-launch test-train test-docs faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests; 70 minutes on two cores
 
 .PHONY: test-quick
 test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
@@ -57,7 +57,7 @@ test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo proce
 
 .PHONY: faults
 faults: .venv/.dev .venv/.train engine image ## Harm real jobs in every way that we know, and print what each of them ended with
-	$(call section,faults,$(PYTEST) $(TWO_AT_ONCE) tests/faults $(ARGS))
+	$(call section,faults,$(PYTEST) tests/faults $(ARGS))
 
 .PHONY: test-image
 test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes
