@@ -33,7 +33,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train test-docs faults test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests; 70 minutes on two cores
+test: lint test-unit test-muster test-launch test-train faults test-docs test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests; 70 minutes on two cores
 
 .PHONY: test-quick
 test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
