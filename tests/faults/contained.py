@@ -1,6 +1,5 @@
 """Faults of a container, on a real engine: the job runs in the image, with its results in the scene's folder."""
 
-import json
 import os
 import shlex
 import signal
@@ -9,7 +8,7 @@ import threading
 import time
 
 from containers import Container, Containers, docker
-from scene import INSIDE, JOB, Scene
+from scene import INSIDE, JOB, Scene, faults
 
 
 class ContainerJob:
@@ -41,9 +40,9 @@ class ContainerJob:
         return int(self.container.state("ExitCode"))
 
 
-def start(scene: Scene, options: str, *faults: dict[str, object]) -> ContainerJob:
+def start(scene: Scene, options: str, *wanted: dict[str, object]) -> ContainerJob:
     """Start the job in a container with more of docker's options, and wait for the first of the faults."""
-    harm = json.dumps([{"rank": 0, "go": "/checkpoints/go", **fault} for fault in faults])
+    harm = faults("/checkpoints/run", "/checkpoints/go", *wanted)
     job = shlex.join(("run", "--run-dir", "/checkpoints/run", "--resume", "auto", "--max-restarts", "0", *JOB))
     volumes = f"--volume {scene.folder}:/checkpoints --volume {INSIDE}:/inside:ro"
     variables = f"--env PYTHONPATH=/inside --env NPROC_PER_NODE=2 --env {shlex.quote('FAULTS=' + harm)}"

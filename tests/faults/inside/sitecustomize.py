@@ -7,6 +7,7 @@ event   [name, pattern, n]: at the n-th audit event of that name with this regul
         (https://docs.python.org/3/library/audit_events.html)
 batch   [n]: while the n-th part of a batch is made
 go      a file that ends a hold
+saved   a snapshot that is waited for before anything happens: on a busy disk it comes some steps late
 """
 
 import errno
@@ -86,6 +87,8 @@ class Harm:
     def happens(self) -> None:
         self.left -= 1
         if self.left == 0:
+            while "saved" in self.fault and not os.path.exists(self.fault["saved"]):  # noqa: PTH110
+                time.sleep(0.02)
             os.write(1, f"fault: {self.fault['do']}\n".encode())  # in one piece, from whichever thread
             globals()[self.fault["do"]](self.fault)
 
