@@ -26,7 +26,7 @@ SMALL_DISK = "--shm-size 1g --tmpfs /checkpoints:size=1m,mode=1777"
         ),
         (78, "-e RANK=2 -e WORLD_SIZE=2 IMG linear", "RANK counts nodes"),
         (78, "IMG liner", "linear"),
-        (93, f"{WELL} IMG linear --epochs 1 --lr 1e38", "not finite"),
+        (93, f"{WELL} IMG linear --epochs 1 --lr 1e38 --nonfinite-budget 0", "not finite"),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
