@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv from a lock file: `entrypoint/setup.sh requirements.lock`. Called by make; may be called again at any time.
+#
+# The wheels stay in a cache that all checkouts share. .venv/wheels leads there: images/build.sh offers them to the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -7,7 +9,7 @@ lock="$1"
 needed_gb=1
 has_torch() { compgen -G ".venv/lib/python3.*/site-packages/torch/version.py" >/dev/null; }
 if [[ "$lock" == requirements.lock ]] && ! has_torch; then
-    needed_gb=12 # wheels, their unpacked files and .venv (8 GB) side by side
+    needed_gb=13 # the wheels beside .venv (8 GB), and as much again as the wheels while they are fetched
 fi
 
 # Debian's python3 comes without venv; a pyenv shim is found but does not start. So each is tried.
@@ -44,7 +46,11 @@ if ((needed_gb > 1)); then
     echo "setup: fetching about 4.2 GB of packages (torch and CUDA 12); .venv takes about 8 GB, $free_gb GB are free." \
         "This happens once."
 fi
-mkdir -p .tmp # pip unpacks here, not in a /tmp that may be small
-TMPDIR="$PWD/.tmp" .venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock"
+wheels="${XDG_CACHE_HOME:-${HOME:-$PWD/.venv}/.cache}/slipway/wheels"
+mkdir -p "$wheels" .tmp # pip fetches to .tmp, not to a /tmp that may be small
+ln -sfn "$wheels" .venv/wheels
+TMPDIR="$PWD/.tmp" .venv/bin/pip download --disable-pip-version-check --no-cache-dir --require-hashes \
+    --requirement "$lock" --dest "$wheels"
+.venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock" --no-index --find-links "$wheels"
 .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 rm -rf .tmp

@@ -26,6 +26,25 @@ ca="${CA:-/etc/ssl/certs/ca-certificates.crt}"
 if [[ -r "$ca" ]]; then secrets+=(--secret "id=ca,src=$ca"); fi
 if [[ -n "${PIP_CONF:-}" ]]; then secrets+=(--secret "id=pip,src=$PIP_CONF"); fi
 
+# What `make setup` has fetched is offered to the build, on the bridge that its containers hang on. The address is a secret,
+# too: the layers are the same with it and without. An engine elsewhere has no such bridge here; it fetches everything.
+offer_wheels() {
+    local gateway server work
+    gateway=$(docker network inspect bridge --format '{{with index .IPAM.Config 0}}{{or .Gateway .Subnet}}{{end}}') || return 0
+    if [[ "$gateway" == */* ]]; then gateway="${gateway%.*}.1"; fi # not every engine names it; it is the first address
+    work=$(mktemp --directory)
+    .venv/bin/python -u -m http.server --bind "$gateway" --directory .venv/wheels 0 >"$work/said" 2>/dev/null &
+    server=$!
+    # shellcheck disable=SC2064  # both are known now
+    trap "kill $server 2>/dev/null || true; rm --recursive '$work'" EXIT
+    until grep --only-matching 'http://[0-9.:]*' "$work/said" >"$work/address"; do
+        kill -0 "$server" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    secrets+=(--secret "id=wheels,src=$work/address")
+}
+if [[ -d .venv/wheels ]]; then offer_wheels; fi
+
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 revision=$(git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 say "building $image from $base; the first time this fetches about 4.2 GB and takes some minutes"

@@ -6,7 +6,9 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,3 +115,46 @@ def test_a_secret_in_the_env_file_of_the_tree_is_in_no_layer_no_history_and_no_l
     search = f"docker save {rebuilt.image} | grep --only-matching --text -e {rebuilt.canary} -e {MARKER}"
     found = subprocess.run(["bash", "-c", search], capture_output=True, text=True, timeout=PATIENCE)
     assert set(found.stdout.split()) == {MARKER}, found.stderr
+
+
+# As install.sh calls it, in a build of nothing else, which no cache answers.
+OFFERED = f"""
+ARG BASE
+FROM ${{BASE}}
+USER 0
+COPY images/cuda12/offered.py /
+RUN --mount=type=secret,id=wheels : {secrets.token_hex()} && mkdir /got && python /offered.py /got </run/secrets/wheels && ls /got
+"""
+
+
+def test_wheels_that_make_setup_fetched_are_offered_to_the_build(tmp_path: Path, undo: ExitStack) -> None:
+    for name in ("images/build.sh", "images/cuda12/offered.py", ".dockerignore", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    (tmp_path / "images/cuda12/Dockerfile").write_text(OFFERED)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    (tmp_path / ".venv/wheels").mkdir()
+    for tags in ("py3-none-any", "cp313-cp313-linux_x86_64", "cp311-cp311-linux_x86_64"):
+        (tmp_path / f".venv/wheels/a-1+cu12-{tags}.whl").write_bytes(bytes(20_000_000))
+    image = fresh_name()
+    undo.callback(docker, "image", "rm", "--force", image)
+    done = subprocess.run(
+        ["env", f"IMAGE={image}", f"BASE={IMAGE}", "BUILDKIT_PROGRESS=plain", tmp_path / "images/build.sh"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "wheels: 0.04 GB were on this machine already" in done.stdout
+    got = re.findall(r" (a-1\+cu12-\S+)\.whl$", done.stdout, re.MULTILINE)
+    assert sorted(set(got)) == ["a-1+cu12-cp313-cp313-linux_x86_64", "a-1+cu12-py3-none-any"], done.stdout
+
+
+def test_wheels_that_cannot_be_had_are_left_to_pip(tmp_path: Path) -> None:
+    script = ROOT / "images/cuda12/offered.py"
+    nobody = "http://127.0.0.1:9"
+    done = subprocess.run([sys.executable, script, tmp_path], input=nobody, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "this machine's own cannot be had" in done.stdout

@@ -69,5 +69,5 @@ def test_too_little_disk_is_told_before_anything_is_fetched(machine: Path) -> No
     add(machine, "df", "echo Avail; echo 2048")
     answer = set_up(machine)
     assert answer.returncode == 77
-    assert "12 GB of free disk are needed here, 2 GB are free" in answer.stderr
+    assert "13 GB of free disk are needed here, 2 GB are free" in answer.stderr
     assert not (machine / "checkout" / ".venv").exists()
