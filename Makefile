@@ -6,7 +6,11 @@ SHELL := bash
 
 ARGS ?=
 PYTEST := .venv/bin/python -m pytest
+# Tests at once: real jobs keep the processors busy, waiting does not.
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
+THREE_AT_ONCE := --numprocesses 3 --dist worksteal
+SIX_AT_ONCE := --numprocesses 6 --dist worksteal
+THREE_CLUSTERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Prints a section's name and, at its end, how long it took.
 define section
@@ -33,7 +37,10 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: lint test-unit test-muster test-launch test-train faults test-docs test-image test-compose test-release test-slurm test-k8s bench-smoke ## Run all checks and tests; 70 minutes on two cores
+test: .venv/.dev .venv/.train engine ## Run all checks and tests; an hour on two cores
+	@echo "== the image is built beside lint, unit and muster; each prints what it said when it is over"
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target image lint test-unit test-muster
+	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image test-compose test-release test-slurm test-k8s bench-smoke
 
 .PHONY: test-quick
 test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
@@ -45,7 +52,7 @@ test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
 
 .PHONY: test-muster
 test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
-	$(call section,muster,$(PYTEST) tests/muster $(ARGS))
+	$(call section,muster,$(PYTEST) $(SIX_AT_ONCE) tests/muster $(ARGS))
 
 .PHONY: test-launch
 test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, several launchers
@@ -57,11 +64,11 @@ test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo proce
 
 .PHONY: faults
 faults: .venv/.dev .venv/.train engine image ## Harm real jobs in every way that we know, and print what each of them ended with
-	$(call section,faults,$(PYTEST) tests/faults $(ARGS))
+	$(call section,faults,$(PYTEST) $(THREE_AT_ONCE) tests/faults $(ARGS))
 
 .PHONY: test-image
 test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes
-	$(call section,image,$(PYTEST) tests/image $(ARGS))
+	$(call section,image,$(PYTEST) $(TWO_AT_ONCE) tests/image $(ARGS))
 
 .PHONY: test-compose
 test-compose: .venv/.dev engine image ## Bring the compose files up for real, and look at TensorBoard in Chromium
@@ -69,15 +76,15 @@ test-compose: .venv/.dev engine image ## Bring the compose files up for real, an
 
 .PHONY: test-release
 test-release: .venv/.dev engine image ## Run what a release does: bill of materials, tags, push, archive, extending, workflows
-	$(call section,release,tests/release/tools.sh; $(PYTEST) tests/release $(ARGS))
+	$(call section,release,tests/release/tools.sh; $(PYTEST) $(TWO_AT_ONCE) tests/release $(ARGS))
 
 .PHONY: test-slurm
 test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
-	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) tests/slurm $(ARGS))
+	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) $(THREE_CLUSTERS) tests/slurm $(ARGS))
 
 .PHONY: test-k8s
 test-k8s: .venv/.dev .venv/.train engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
-	$(call section,k8s,tests/k8s/packages.sh; $(PYTEST) tests/k8s $(ARGS))
+	$(call section,k8s,tests/k8s/packages.sh; $(PYTEST) $(TWO_AT_ONCE) tests/k8s $(ARGS))
 
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started

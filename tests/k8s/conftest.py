@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 from kubectl import find_kubectl
-from rehearsing import cluster, list_fields  # noqa: F401  # a fixture
+from rehearsing import cluster, list_fields, noted  # noqa: F401  # a fixture
 from schemas import MINORS
 
-UNCHECKED = pytest.StashKey[set[tuple[str, str]]]()
+UNCHECKED = "a kind without a schema"
 
 
 @pytest.fixture(scope="session")
@@ -20,14 +20,13 @@ def kubectl() -> None:
 @pytest.fixture
 def note_unchecked(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Note a kind that has no schema, and whose it is."""
-    rows = request.config.stash.setdefault(UNCHECKED, set())
-    return lambda kind, operator: rows.add((kind, operator))
+    return lambda kind, operator: request.node.user_properties.append((UNCHECKED, (kind, operator)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what was not validated, and what not rehearsed, and why."""
     list_fields(terminalreporter)
-    rows = config.stash.get(UNCHECKED, set())
+    rows = noted(terminalreporter, UNCHECKED)
     if not rows:
         return
     terminalreporter.section(f"schemas of Kubernetes {MINORS[0]} to {MINORS[-1]}")

@@ -4,7 +4,7 @@ conftest.py takes `cluster` and `list_fields` from here.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +28,7 @@ SMALL = (
 )  # fmt: skip
 STEPS = 1500  # so many that there is time to harm the job
 LONG = (*SMALL, "--steps", str(STEPS), "--save-every", "20")
-PASSED_OVER = pytest.StashKey[dict[str, str]]()
+PASSED_OVER = "a field that is passed over"
 
 
 class Cluster:
@@ -61,14 +61,23 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(kubectl: None, image: str, undo: ExitStack, request: pytest.FixtureRequest) -> Cluster:
+def cluster(kubectl: None, image: str, undo: ExitStack, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An empty cluster."""
-    return Cluster(undo, request.config.stash.setdefault(PASSED_OVER, {}))
+    passed_over: dict[str, str] = {}
+    yield Cluster(undo, passed_over)
+    request.node.user_properties += [(PASSED_OVER, row) for row in passed_over.items()]
 
 
 def list_fields(terminalreporter: pytest.TerminalReporter) -> None:
     """For pytest_terminal_summary: the fields that the rehearsal could not honour."""
-    if passed_over := terminalreporter.config.stash.get(PASSED_OVER, {}):
+    if passed_over := dict(noted(terminalreporter, PASSED_OVER)):
         terminalreporter.section("fields that the rehearsal on Docker cannot honour")
-        for path, reason in passed_over.items():
+        for path, reason in sorted(passed_over.items()):
             terminalreporter.write_line(f"{path.removesuffix('.*'):<56}  {reason}")
+
+
+def noted(terminalreporter: pytest.TerminalReporter, name: str) -> set[tuple[str, str]]:
+    """What tests have noted under a name; it came with their reports, whichever of pytest's workers they ran in."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    properties = [entry for report in reports for entry in getattr(report, "user_properties", [])]
+    return {tuple(row) for found, row in properties if found == name}

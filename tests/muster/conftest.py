@@ -12,9 +12,13 @@ from slipway.launch.reach import free_port
 
 
 @pytest.fixture
-def port() -> int:
-    """A port that nothing listens on, nor on the next; below those that the kernel hands out to others meanwhile."""
-    for candidate in range(20_000 + 16 * random.randrange(500), 32_000, 2):
+def port(worker_id: str) -> int:
+    """A port that nothing listens on, nor on the next; below those that the kernel hands out to others meanwhile.
+
+    Each of pytest's workers looks among 1500 of its own: nobody else takes it between the look and the use.
+    """
+    least = 20_000 + 1500 * int(worker_id.removeprefix("gw").replace("master", "0"))
+    for candidate in range(least + 2 * random.randrange(500), least + 1500, 2):
         if free_port(candidate) == candidate and free_port(candidate + 1) == candidate + 1:
             return candidate
     raise AssertionError("no free port")

@@ -6,10 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Job, obstacle
-from jobs import FIVE_MINUTES, STEP, train
+from cluster import Cluster, obstacle
 
 TRACKING = ("linuxproc", "cgroup")  # the second is what production has
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of pytest's workers each takes whole files, on clusters of its own: first comes what takes minutes and mostly waits."""
+    items.sort(key=lambda item: item.path.name != "test_time_limit.py")
 
 
 @pytest.fixture(scope="session")
@@ -39,28 +43,6 @@ def cluster(clusters: Callable[[str], Cluster]) -> Cluster:
 def either(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Cluster:
     """Each cluster in turn: signals reach every process, or the task's first one alone."""
     return clusters(request.param)
-
-
-@pytest.fixture(scope="session")
-def five_minutes(cluster: Cluster) -> Job:
-    """A job that needs five minutes, in allocations of one."""
-    options = ("--partition=slow", "--time=1", "--signal=USR1@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
-
-
-@pytest.fixture(scope="session")
-def overtime(cluster: Cluster) -> Job:
-    """The same, but nobody tells it early that its minute is over."""
-    options = ("--partition=slow", "--time=1", "--signal=CONT@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _begin_early(request: pytest.FixtureRequest) -> None:
-    """What takes minutes runs on nodes of its own while the other cases do."""
-    for name in ("five_minutes", "overtime"):
-        if any(name in getattr(item, "fixturenames", ()) for item in request.session.items):
-            request.getfixturevalue(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

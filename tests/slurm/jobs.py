@@ -14,8 +14,6 @@ TRAIN = str(REPOSITORY / "slurm/train.sbatch")
 SLIPWAY = f"{VENV}/bin/slipway"
 PACED = str(REPOSITORY / "tests/slurm/paced.py")
 LINEAR = ("linear", "--dataset-size", "256", "--batch-size", "8", "--steps", "40")
-STEP = 0.25  # s
-FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", str(int(300 / STEP)))
 LONG = (PACED, "--batch-size", "8", "--save-every", "25", "--eval-every", "1000", "--log-every", "5")
 
 

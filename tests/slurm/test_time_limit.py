@@ -6,10 +6,27 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import Job
-from jobs import FIVE_MINUTES, SLIPWAY, newest_step, outcome, run_of, steps_made
+from cluster import Cluster, Job
+from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train
 
 from slipway.train.snapshot import list_snapshots
+
+STEP = 0.25  # s
+FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", str(int(300 / STEP)))
+
+
+@pytest.fixture(scope="module")
+def five_minutes(cluster: Cluster) -> Job:
+    """A job that needs five minutes, in allocations of one."""
+    options = ("--partition=slow", "--time=1", "--signal=USR1@1")
+    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
+
+
+@pytest.fixture(scope="module")
+def overtime(cluster: Cluster, five_minutes: Job) -> Job:
+    """The same, beside it, but nobody tells it early that its minute is over."""
+    options = ("--partition=slow", "--time=1", "--signal=CONT@1")
+    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
 
 
 def weights(run: Path) -> str:
