@@ -160,7 +160,7 @@ docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or bro
 
 .PHONY: test-docs
 test-docs: .venv/.dev .venv/.train docs ## Build the site, and run every shell block of the documentation
-	$(call section,docs,$(PYTEST) tests/docs --durations=0 --durations-min=1 $(ARGS))
+	$(call section,docs,$(PYTEST) $(TWO_AT_ONCE) tests/docs --durations=0 --durations-min=1 $(ARGS))
 
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
