@@ -40,7 +40,9 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 test: .venv/.dev .venv/.train engine ## Run all checks and tests; an hour on two cores
 	@echo "== the image is built beside lint, unit and muster; each prints what it said when it is over"
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target image lint test-unit test-muster
-	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image test-compose test-release test-slurm test-k8s bench-smoke
+	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image bench-smoke
+	@echo "== a job of Slurm's goes through its minutes beside compose, release and k8s; each prints what it said when it is over"
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slurm test-compose test-release test-k8s
 
 .PHONY: test-quick
 test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
