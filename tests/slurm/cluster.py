@@ -17,7 +17,6 @@ PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under loa
 GPUS = 4  # device nodes that look like GPUs, on each node
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 USER, UID = "trainer", 12_345
-SLOW = NODES[2:]  # the partition of jobs that take minutes
 # A requeued job waits until the credentials of its last start have expired, a second longer than cred_expire; 120 s by default.
 CONFIGURATION = """
 ClusterName=test
@@ -53,7 +52,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=node1,node2 Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=node1,node2 PriorityTier=10 PreemptMode=OFF
-PartitionName=slow Nodes={slow}
+PartitionName=slow Nodes=node3,node4
 """
 
 
@@ -206,7 +205,7 @@ class Cluster:
             for name in NODES
         )
         text = CONFIGURATION.format(
-            hub=f"{HUB}({ADDRESSES[HUB]})", folder=self.folder, tracking=self.tracking, nodes=nodes, slow=",".join(SLOW)
+            hub=f"{HUB}({ADDRESSES[HUB]})", folder=self.folder, tracking=self.tracking, nodes=nodes
         )
         (self.folder / "slurm.conf").write_text(text)
         devices = f"{self.folder}/dev/nvidia[0-{GPUS - 1}]"
@@ -223,9 +222,8 @@ class Cluster:
         self.wait((self.folder / "munge.socket").exists, "munge's socket")
 
     def start_slurmd(self, node: str) -> None:
-        """Start the daemon of a node. The nodes of long jobs go first: else those get nowhere in their minute beside others."""
-        first = ("nice", "--adjustment=-10") if node in SLOW else ()
-        self._daemon(node, *first, "slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
+        """Start the daemon of a node."""
+        self._daemon(node, "slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
 
     @contextmanager
     def without(self, node: str, lose: Callable[[], object]) -> Iterator[None]:
