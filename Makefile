@@ -189,5 +189,5 @@ lock: .venv/.dev ## Write the lock files anew from pyproject.toml
 	$(LOCK) --extra bench --no-deps --constraint requirements.lock --output-file requirements-bench.lock
 
 .PHONY: clean
-clean: ## Remove what make made, but never the runs
+clean: ## Remove what make made, but neither the runs nor the fetched wheels (~/.cache/slipway/wheels)
 	rm -rf .venv .tmp build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,7 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_
 
 python3 -m venv /opt/slipway
 pip=/opt/slipway/bin/pip
-if [[ -s /run/secrets/wheels ]]; then /opt/slipway/bin/python /build/offered.py /wheels </run/secrets/wheels; fi
+offered=/run/secrets/wheels
+if [[ -s "$offered" ]]; then /opt/slipway/bin/python /build/offered.py /build/requirements.lock /wheels <"$offered"; fi
 "$pip" download --quiet --require-hashes --requirement /build/requirements.lock --dest /wheels
 "$pip" install --quiet --require-hashes --requirement /build/requirements.lock --no-index --find-links /wheels \
     --no-compile --report /build/report.json

@@ -17,7 +17,7 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
     shutil.copy(ROOT / "entrypoint" / "setup.sh", tmp_path / "checkout" / "entrypoint")
     (tmp_path / "bin").mkdir()
-    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env"):
+    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     return tmp_path
 
@@ -29,10 +29,10 @@ def add(machine: Path, name: str, script: str) -> None:
     program.chmod(0o755)
 
 
-def set_up(machine: Path) -> subprocess.CompletedProcess[str]:
+def set_up(machine: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [machine / "checkout/entrypoint/setup.sh", "requirements.lock"],
-        env={"PATH": str(machine / "bin")},
+        env={"PATH": str(machine / "bin"), **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -71,3 +71,18 @@ def test_too_little_disk_is_told_before_anything_is_fetched(machine: Path) -> No
     assert answer.returncode == 77
     assert "13 GB of free disk are needed here, 2 GB are free" in answer.stderr
     assert not (machine / "checkout" / ".venv").exists()
+
+
+def test_wheels_are_fetched_into_a_cache_that_all_checkouts_share_and_installed_from_there(machine: Path) -> None:
+    add(machine, "pip", 'echo "pip: $*"')
+    makes = f"mkdir -p .venv/bin && cp '{machine}/bin/pip' .venv/bin"
+    add(machine, "python3", f'case "$1" in -m) {makes};; --version) echo "Python 3.12.1";; esac')
+    answer = set_up(machine, XDG_CACHE_HOME=str(machine / "cache"))
+    assert answer.returncode == 0, answer.stderr
+    wheels = machine / "cache/slipway/wheels"
+    fetch, install, ourselves = [line for line in answer.stdout.splitlines() if line.startswith("pip: ")]
+    assert fetch.startswith("pip: download ")
+    assert fetch.endswith(f" --require-hashes --requirement requirements.lock --dest {wheels}")
+    assert install.endswith(f" --require-hashes --requirement requirements.lock --no-index --find-links {wheels}")
+    assert ourselves.endswith(" --editable .")
+    assert (machine / "checkout/.venv/wheels").resolve() == wheels
