@@ -29,8 +29,8 @@ if [[ -n "${PIP_CONF:-}" ]]; then secrets+=(--secret "id=pip,src=$PIP_CONF"); fi
 # What `make setup` has fetched is offered to the build, on the bridge that its containers hang on. The address is a secret,
 # too: the layers are the same with it and without. An engine elsewhere has no such bridge here; it fetches everything.
 offer_wheels() {
-    local gateway server work
-    gateway=$(docker network inspect bridge --format '{{with index .IPAM.Config 0}}{{or .Gateway .Subnet}}{{end}}') || return 0
+    local format='{{with index .IPAM.Config 0}}{{or .Gateway .Subnet}}{{end}}' gateway server work
+    gateway=$(docker network inspect bridge --format "$format" 2>/dev/null) || return 0
     if [[ "$gateway" == */* ]]; then gateway="${gateway%.*}.1"; fi # not every engine names it; it is the first address
     work=$(mktemp --directory)
     .venv/bin/python -u -m http.server --bind "$gateway" --directory .venv/wheels 0 >"$work/said" 2>/dev/null &
