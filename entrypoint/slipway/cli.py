@@ -20,6 +20,7 @@ from slipway.launch.errors import EXITS, FAILED, LaunchError
 from slipway.launch.job import run_job, tell_pod
 from slipway.launch.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.rundir import AlreadyFinishedError, choose_run
+from slipway.launch.stops import turn_deaf
 from slipway.launch.surroundings import require_writable, results_folder
 from slipway.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
 
@@ -114,7 +115,9 @@ def run(words: tuple[str, ...], **options: Any) -> None:
 
         if code := check_first(job):
             sys.exit(code)
-    sys.exit(run_job(job))
+    code = run_job(job)
+    turn_deaf()
+    sys.exit(code)
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:

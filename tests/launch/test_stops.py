@@ -109,3 +109,24 @@ def _parent(folder: Path) -> int:
         return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return -1
+
+
+# In the launcher, when Python shuts down.
+LATE = """
+import atexit, os, signal, time
+def tell_to_end():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+if os.getppid() == int(os.environ["TESTER"]):
+    atexit.register(tell_to_end)
+"""
+
+
+def test_a_stop_that_comes_when_all_is_over_leaves_the_exit_code_as_it_is(
+    slipway: Run, script: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late/sitecustomize.py").write_text(LATE)
+    place = {"PYTHONPATH": str(tmp_path / "late"), "TESTER": str(os.getpid())}
+    job = slipway("run", str(script), "--then", "exit-3", NPROC_PER_NODE="1", **place)
+    assert job.process.returncode == 1, job.text

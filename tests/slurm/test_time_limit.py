@@ -12,6 +12,7 @@ from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train
 from slipway.train.snapshot import list_snapshots
 
 STEP = 0.25  # s
+ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported in each of the minutes
 FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", str(int(300 / STEP)))
 
 
@@ -19,14 +20,14 @@ FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", s
 def five_minutes(cluster: Cluster) -> Job:
     """A job that needs five minutes, in allocations of one."""
     options = ("--partition=slow", "--time=1", "--signal=USR1@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
+    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP), **ONE)
 
 
 @pytest.fixture(scope="module")
 def overtime(cluster: Cluster, five_minutes: Job) -> Job:
     """The same, beside it, but nobody tells it early that its minute is over."""
     options = ("--partition=slow", "--time=1", "--signal=CONT@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP))
+    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP), **ONE)
 
 
 def weights(run: Path) -> str:
@@ -47,7 +48,7 @@ def test_a_time_limit_that_nobody_foresaw_leaves_a_snapshot(overtime: Job) -> No
 def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_path: Path) -> None:
     words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *FIVE_MINUTES]
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
-    done = subprocess.run(words, cwd=tmp_path, env=kept, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=tmp_path, env=kept | ONE, capture_output=True, text=True)
     assert not done.returncode, done.stderr
 
     assert five_minutes.end(patience=900) == "COMPLETED", five_minutes.text

@@ -29,6 +29,12 @@ class Stop(NamedTuple):
     here: bool = True
 
 
+def turn_deaf() -> None:
+    """Ignore stops from here on: the job is over, and one that comes late must not turn its exit code into a signal's."""
+    for number in STOP_WORDS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Stops:
     """The requests that came, for a `with` block. Remembers only; whoever waits is woken through `reader`."""
 
