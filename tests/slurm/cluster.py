@@ -44,7 +44,7 @@ SlurmctldTimeout=10
 SlurmdTimeout=10
 ReturnToService=2
 MinJobAge=3600
-KillWait=10
+KillWait=30
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1
 {nodes}
