@@ -24,7 +24,7 @@ SlurmctldHost={hub}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=8
+AuthInfo=socket={folder}/munge.socket,cred_expire=12
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n

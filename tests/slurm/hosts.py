@@ -74,6 +74,9 @@ class Hosts:
             port = "port"
             self._ip(HUB, f"link add {host} type veth peer name {port} netns {self._inits[host]}")
             self._ip(HUB, f"link set {host} master bridge up")
+        # The same card whenever it is on, as a machine has: else the others send to the one before until they forget it.
+        card = ":".join(f"{int(part):02x}" for part in ADDRESSES[host].split("."))
+        self._ip(host, f"link set {port} address 02:00:{card}")
         self._ip(host, f"address add {ADDRESSES[host]}/24 dev {port}")
         self._ip(host, f"link set {port} up")
 
