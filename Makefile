@@ -10,7 +10,7 @@ PYTEST := .venv/bin/python -m pytest
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 THREE_AT_ONCE := --numprocesses 3 --dist worksteal
 SIX_AT_ONCE := --numprocesses 6 --dist worksteal
-THREE_CLUSTERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+TWO_CLUSTERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Prints a section's name and, at its end, how long it took.
 define section
@@ -82,7 +82,7 @@ test-release: .venv/.dev engine image ## Run what a release does: bill of materi
 
 .PHONY: test-slurm
 test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
-	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) $(THREE_CLUSTERS) tests/slurm $(ARGS))
+	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) $(TWO_CLUSTERS) tests/slurm $(ARGS))
 
 .PHONY: test-k8s
 test-k8s: .venv/.dev .venv/.train engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
