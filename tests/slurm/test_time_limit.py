@@ -44,14 +44,14 @@ def test_a_time_limit_that_nobody_foresaw_leaves_a_snapshot(overtime: Job) -> No
     assert overtime.fact("Restarts") == "0"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_path: Path) -> None:
     words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *FIVE_MINUTES]
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
     done = subprocess.run(words, cwd=tmp_path, env=kept | ONE, capture_output=True, text=True)
     assert not done.returncode, done.stderr
 
-    assert five_minutes.end(patience=900) == "COMPLETED", five_minutes.text
+    assert five_minutes.end(patience=1400) == "COMPLETED", five_minutes.text
     restarts = int(five_minutes.fact("Restarts"))
     assert restarts >= 4
     assert (
