@@ -86,7 +86,7 @@ def count_bytes() -> dict[str, int]:
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Node 0 with its real Muster; what it cost."""
     import slipway.launch.muster.conduct
-    import slipway.launch.muster.host
+    import slipway.launch.muster.door
     import slipway.launch.muster.member  # noqa: F401
 
     counts = count_bytes()

@@ -12,7 +12,7 @@ from typing import Any
 from slipway.launch.errors import LaunchError
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import encode, parse
-from slipway.launch.muster.host import Rule
+from slipway.launch.muster.door import Rule
 from slipway.launch.muster.messages import Ending, Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome, Verdict

@@ -21,7 +21,7 @@ EXAMPLES = (
     wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),
     wire.Waiting("waiting for nodes"),
-    wire.Probe(1, 2, "host2", None, 4242, "key", "file"),
+    wire.Probe(1, 2, None, 4242, "key", "file"),
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),

@@ -5,7 +5,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
 from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
-from slipway.launch.muster.host import Host
+from slipway.launch.muster.door import Door
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
 from slipway.launch.muster.trouble import explain_ring
@@ -36,7 +36,7 @@ class Conduct:
 
     def __init__(
         self,
-        host: Host,
+        door: Door,
         card: Card,
         *,
         port: int,
@@ -47,23 +47,23 @@ class Conduct:
         folder: Path,
     ) -> None:
         """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
-        self._host, self._port, self._timeout, self._patience, self._folder = host, port, timeout, patience, folder
+        self._door, self._port, self._timeout, self._patience, self._folder = door, port, timeout, patience, folder
         self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
         self._open_by = math.inf  # when neighbours must reach each other
         self._roster = Roster(
-            own=card, nodes=host.nodes, least=host.least, process=host.process, allow_uneven=allow_uneven
+            own=card, nodes=door.nodes, least=door.least, process=door.process, allow_uneven=allow_uneven
         )
 
     async def run(self) -> None:
         """Conduct the attempt to its verdict, or tell all launchers why it cannot start."""
-        host, loop = self._host, asyncio.get_running_loop()
+        door, loop = self._door, asyncio.get_running_loop()
         self._began = loop.time()
-        host.links.clear()
-        host.outcomes.clear()
-        host.stopping.clear()
-        host.running, host.odd_since, host.deadline = False, math.inf, self._began + self._timeout
-        host.roster = self._roster
-        host.wake()
+        door.links.clear()
+        door.outcomes.clear()
+        door.stopping.clear()
+        door.running, door.odd_since, door.deadline = False, math.inf, self._began + self._timeout
+        door.roster = self._roster
+        door.wake()
         try:
             start = None
             while start is None:
@@ -72,44 +72,44 @@ class Conduct:
                 if self._roster.enough:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
-                    host.odd_since = math.inf
-            host.running = True
+                    door.odd_since = math.inf
+            door.running = True
             for place, node_rank in enumerate(self._roster.ranks):
-                host.links[node_rank].send(replace(start, group_rank=place))
+                door.links[node_rank].send(replace(start, group_rank=place))
             await self._finish()
         except LaunchError as error:
-            host.roster = None
-            host.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+            door.roster = None
+            door.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
     async def _gather(self) -> None:
         """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
-        host, loop = self._host, asyncio.get_running_loop()
+        door, loop = self._door, asyncio.get_running_loop()
         line = self._began + FIRST_LINE_SECONDS
         while not self._settled():
             self._heed_stops()
-            if loop.time() >= host.deadline:
+            if loop.time() >= door.deadline:
                 raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
             if loop.time() >= line:
-                host.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
+                door.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
                 if hint := self._roster.hint():
-                    host.broadcast(wire.Waiting(hint))
+                    door.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
-            settles = (host.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
-            wake = min(line, host.deadline, *(max(moment, loop.time()) for moment in settles))
-            await host.until(lambda: self._settled() or bool(host.stopping), wake)
+            settles = (door.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
+            wake = min(line, door.deadline, *(max(moment, loop.time()) for moment in settles))
+            await door.until(lambda: self._settled() or bool(door.stopping), wake)
         self._heed_stops()
 
     def _heed_stops(self) -> None:
         """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
-        for stop in self._host.stopping.values():
+        for stop in self._door.stopping.values():
             raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
 
     def _settled(self) -> bool:
         """Whether there is nobody left to wait for before the cards are compared."""
-        since, now = self._host.odd_since, asyncio.get_running_loop().time()
+        since, now = self._door.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            stayed = bool(self._host.stayed) and self._host.stayed <= self._roster.seats.keys()
+            stayed = bool(self._door.stayed) and self._door.stayed <= self._roster.seats.keys()
             settled = stayed and self._roster.enough
             return self._roster.complete or settled or now >= self._enough_since + self._window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
@@ -138,14 +138,14 @@ class Conduct:
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, self._host.odd_since = self._host.links, math.inf
+        links, self._door.odd_since = self._door.links, math.inf
         for rank in links.keys() - {0} if 0 in odd else odd:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
                 lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
                 link.send(wire.End(misfit.code, lines))
-                self._host.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+                self._door.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if 0 in odd:
@@ -183,45 +183,56 @@ class Conduct:
         None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
         one where the network may still open itself.
         """
-        host, loop = self._host, asyncio.get_running_loop()
-        host.round += 1
-        changes, ranks = host.changes, self._roster.ranks
-        host.probed = {}
+        door, loop = self._door, asyncio.get_running_loop()
+        changes, ranks = door.changes, self._roster.ranks
 
         def changed() -> bool:
-            return host.changes != changes or bool(host.stopping)
+            return door.changes != changes or bool(door.stopping)
 
-        with self._shared_file() as name:
-            for node_rank, after in zip(ranks, (*ranks[1:], *ranks[:1]), strict=True):
-                link, seat = host.links[node_rank], self._roster.seats[after]
-                hello, neighbour = seat.hello, seat.card
-                link.send(
-                    wire.Probe(
-                        host.round, neighbour.node_rank, neighbour.host, seat.address, hello.port, hello.key, name
-                    )
-                )
-            await host.until(lambda: len(host.probed) == len(ranks) or changed(), loop.time() + 2 * PROBE_SECONDS)
+        await self._visit(ranks, changed)
         if not changed():
-            troubled = [rank for rank in ranks if self._answer(rank).trouble]
-            suspects = {rank for first in troubled for rank in (first, _after(first, ranks))}
-            await asyncio.gather(*(host.unseat_silent(rank) for rank in suspects))
+            suspects = {rank for first in self._troubled(ranks) for rank in (first, _after(first, ranks))}
+            await asyncio.gather(*(door.unseat_silent(rank) for rank in suspects))
         if changed():
             return None
-        if troubles := [self._trouble(rank, ranks) for rank in ranks if self._answer(rank).trouble]:
-            more = [f"… and {len(troubles) - TROUBLES} more"] if len(troubles) > TROUBLES else []
-            advice = explain_ring(self._roster.own.runtime)
-            trouble = LaunchError("\n".join((*troubles[:TROUBLES], *more, advice)), CONFIGURATION)
-            opening = OPENING.get(self._roster.own.runtime, 0.0)
-            self._open_by = min(self._open_by, loop.time() + opening)
-            if loop.time() >= self._open_by:
-                raise trouble
-            host.broadcast(wire.Waiting(f"{troubles[0]} Networks may need a while; trying for {opening:.0f} s."))
-            await host.until(changed, loop.time() + AGAIN_SECONDS)
-            return None
-        return self._start(notes)
+        troubled = self._troubled(ranks)  # some may have answered meanwhile
+        if not troubled:
+            return self._start(notes)
+        opening = OPENING.get(self._roster.own.runtime, 0.0)
+        self._open_by = min(self._open_by, loop.time() + opening)
+        if loop.time() >= self._open_by:
+            raise self._cut_off(troubled, ranks)
+        door.broadcast(
+            wire.Waiting(f"{self._trouble(troubled[0], ranks)} Networks may need a while; trying for {opening:.0f} s.")
+        )
+        await door.until(changed, loop.time() + AGAIN_SECONDS)
+        return None
+
+    async def _visit(self, ranks: tuple[int, ...], changed: Callable[[], bool]) -> None:
+        """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
+        door = self._door
+        door.round += 1
+        door.probed = {}
+        with self._shared_file() as name:
+            for rank in ranks:
+                there = self._roster.seats[_after(rank, ranks)]
+                door.links[rank].send(
+                    wire.Probe(door.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name)
+                )
+            deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
+            await door.until(lambda: len(door.probed) == len(ranks) or changed(), deadline)
+
+    def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
+        return [rank for rank in ranks if self._answer(rank).trouble]
+
+    def _cut_off(self, troubled: list[int], ranks: tuple[int, ...]) -> LaunchError:
+        """Which of the nodes cannot reach their neighbour, and what may be done about it."""
+        lines = [self._trouble(rank, ranks) for rank in troubled[:TROUBLES]]
+        more = [f"… and {len(troubled) - TROUBLES} more"] if len(troubled) > TROUBLES else []
+        return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
-        return self._host.probed.get(node_rank, wire.Probed(self._host.round, "its launcher did not answer", False))
+        return self._door.probed.get(node_rank, wire.Probed(self._door.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
         here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
@@ -266,25 +277,25 @@ class Conduct:
 
     async def _finish(self) -> None:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
-        host = self._host
-        await host.until(lambda: self._all_told() or self._failed(), math.inf)
-        await host.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
+        door = self._door
+        await door.until(lambda: self._all_told() or self._failed(), math.inf)
+        await door.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
         for rank, seat in self._roster.seats.items():
-            if rank not in host.outcomes:
+            if rank not in door.outcomes:
                 silence = "its launcher did not say in time how it ended"
-                host.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
-        verdict = judge(host.outcomes.values())
-        leaving = tuple(sorted({*host.stopping, *verdict.unhealthy}))
-        ending = host.rule(verdict, leaving if host.outlives(leaving) else ())
-        host.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
-        host.roster, host.running = None, False
-        host.broadcast(ending)
+                door.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
+        verdict = judge(door.outcomes.values())
+        leaving = tuple(sorted({*door.stopping, *verdict.unhealthy}))
+        ending = door.rule(verdict, leaving if door.outlives(leaving) else ())
+        door.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
+        door.roster, door.running = None, False
+        door.broadcast(ending)
 
     def _all_told(self) -> bool:
-        return len(self._host.outcomes) == len(self._roster.seats)
+        return len(self._door.outcomes) == len(self._roster.seats)
 
     def _failed(self) -> bool:
-        return any(not outcome.good for outcome in self._host.outcomes.values())
+        return any(not outcome.good for outcome in self._door.outcomes.values())
 
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:

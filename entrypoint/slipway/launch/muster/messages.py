@@ -70,7 +70,6 @@ class Probe:
 
     round: int
     node_rank: int
-    host: str
     address: str | None
     port: int
     key: str

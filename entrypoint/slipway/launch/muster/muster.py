@@ -24,7 +24,7 @@ from slipway.launch.verdict import Outcome, Verdict, judge
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.host import Host, Rule
+    from slipway.launch.muster.door import Door, Rule
     from slipway.launch.muster.member import Member
     from slipway.launch.muster.messages import Ending, Stopping
 
@@ -125,7 +125,7 @@ class Muster:
         """
         from slipway.launch.muster.messages import Ending
 
-        self._host.rule = rule
+        self._door.rule = rule
         told = self._wait(self._member.report(outcome), stopped) or judge((outcome,))
         return told if isinstance(told, Ending) else rule(told, ())
 
@@ -172,21 +172,21 @@ class Muster:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
         self._conducting: asyncio.Task[None] | None = None
-        self._member, self._host = self._make_member(), self._make_host()
+        self._member, self._door = self._make_member(), self._make_door()
         server = beating = None
         if self._socket:
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             server = await asyncio.start_server(
-                self._host.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
+                self._door.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
             )
-            beating = asyncio.create_task(self._host.beat())
+            beating = asyncio.create_task(self._door.beat())
         self._ready.set_result(None)
         await self._closing.wait()
         if server and beating:
             beating.cancel()
             server.close()
-            await asyncio.sleep(0.01)  # connections accepted this moment reach the host, which closes them
-        await self._host.close()
+            await asyncio.sleep(0.01)  # connections accepted this moment reach the door, which closes them
+        await self._door.close()
         await self._member.leave()
 
     async def _join(self, card: Card) -> Go:
@@ -196,7 +196,7 @@ class Muster:
             if self._conducting:
                 self._conducting.cancel()
             conduct = Conduct(
-                self._host,
+                self._door,
                 card,
                 port=self._port,
                 timeout=self._timeout,
@@ -232,10 +232,10 @@ class Muster:
             process=self._process,
         )
 
-    def _make_host(self) -> "Host":
-        from slipway.launch.muster.host import Host
+    def _make_door(self) -> "Door":
+        from slipway.launch.muster.door import Door
 
-        return Host(
+        return Door(
             nodes=self._nodes,
             least=self._least,
             replaced=self._replaced,

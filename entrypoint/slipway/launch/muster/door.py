@@ -26,7 +26,7 @@ NOTES = 20  # different lines about strangers and newcomers
 Rule = Callable[[Verdict, tuple[int, ...]], wire.Ending]
 
 
-class Host:
+class Door:
     """The state that connections share. The phases of an attempt (conduct.py) read and change it."""
 
     def __init__(
