@@ -75,6 +75,11 @@ def test_without_a_snapshot_there_is_nothing_to_go_back_to(train: Start) -> None
     assert run.snapshots == []
 
 
+def test_a_validation_loss_that_is_not_finite_is_told(train: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("linear", *OPTIONS, "--lr", 1e38, "--nonfinite-budget", 20).exit_code == 0
+    assert "the validation loss is not finite at step 20; type a smaller --lr" in capfd.readouterr().err
+
+
 def test_weights_that_are_not_finite_are_never_saved(train: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

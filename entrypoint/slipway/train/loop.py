@@ -221,6 +221,8 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
     metrics.write(training.step, **training.evaluation)
     if place.rank == 0:
         progress.say(f"step {training.step}/{training.total}  {headline(results)}")
+        if not math.isfinite(results["val_loss"]):
+            context.warn(f"the validation loss is not finite at step {training.step}; {NonFiniteError.advice}")
     if task.sample and parallel.share[0] == 0:
         training.sample = task.sample()
         metrics.write_text(training.step, "sample", training.sample)
