@@ -100,13 +100,8 @@ class Job:
 
     @property
     def codes(self) -> list[tuple[int, int]]:
-        """Index and exit code of every pod that has ended, in the order of their starts.
-
-        Once the Job has succeeded its other pods are told to end, which finds some of them on their way out: 143 is 0 there.
-        """
-        over = [pod for pod in self.pods if not pod.running]
-        late = any(each.type == "Complete" for each in self.conditions)
-        return [(pod.index, 0 if late and pod.told and pod.ended.code == 143 else pod.ended.code) for pod in over]
+        """Index and exit code of every pod that has ended, in the order of their starts."""
+        return [(pod.index, pod.ended.code) for pod in self.pods if not pod.running]
 
     def verdicts(self) -> list[dict[str, Any]]:
         """The termination message of the newest pod of each index."""
