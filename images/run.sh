@@ -33,7 +33,7 @@ if docker info --format '{{.SecurityOptions}}' | grep --quiet rootless; then use
 if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
 if [[ -e .env ]]; then options+=(--volume "$PWD/.env:/workspace/.env:ro"); fi
 command=(docker run --rm "${options[@]}" --user "$user" --shm-size 1g --stop-timeout 120 --cap-drop ALL
-    --security-opt no-new-privileges --volume "$PWD/runs:/checkpoints" "$image" "$@")
+    --security-opt no-new-privileges --volume "$PWD/runs:/checkpoints" --env "IMAGE=$image" "$image" "$@")
 say "${command[*]}"
 say "/checkpoints in there is $PWD/runs"
 exec "${command[@]}"

@@ -126,6 +126,13 @@ def test_a_command_to_try_next_is_one_for_the_place_where_people_type(
     assert typed("slipway gpt", asked) == shown
 
 
+def test_a_command_to_try_next_names_the_image_where_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
+    host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
+    asked = Job(plan_for(), make_sources({"IMAGE": "slipway:dev"}), make_devices(), {}, None, host)
+    assert typed("slipway gpt", asked) == f"docker run --rm {FLAGS} slipway:dev gpt"
+
+
 @pytest.mark.parametrize("user", [0, 4711])
 def test_results_belong_to_the_user_id_that_wrote_them(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
     monkeypatch.setattr("os.getuid", lambda: user)

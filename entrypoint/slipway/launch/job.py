@@ -172,13 +172,15 @@ def filled(command: str, run: Run, arguments: Sequence[str]) -> str:
 
 
 def typed(command: str, job: Job) -> str:
-    """A command as one types it here; what is run in the image is typed outside."""
+    """A command as one types it here; what is run in the image is typed outside, with its name where IMAGE tells it."""
     if job.host.image is None or job.host.runtime != "docker":
         return command
     gpus = " --gpus all" if job.plan.topology.device == "cuda" else ""
     user = "" if os.getuid() == IMAGE_USER else f" --user {os.getuid()}:0"
     flags = f'{gpus}{user} --shm-size 1g --stop-timeout 120 -v "$PWD/runs:{CHECKPOINTS}"'
-    return f"docker run --rm{flags} IMAGE {command.removeprefix('slipway ')}"
+    claim = job.sources.variable("IMAGE")
+    image = shlex.quote(claim.value) if claim else "IMAGE"
+    return f"docker run --rm{flags} {image} {command.removeprefix('slipway ')}"
 
 
 def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
