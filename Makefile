@@ -37,7 +37,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: .venv/.dev .venv/.train engine ## Run all checks and tests; an hour on two cores
+test: .venv/.dev .venv/.train engine ## Run all checks and tests; within an hour on two cores
 	@echo "== the image is built beside lint, unit and muster; each prints what it said when it is over"
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target image lint test-unit test-muster
 	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image bench-smoke
