@@ -41,6 +41,7 @@ test: .venv/.dev .venv/.train engine ## Run all checks and tests; within an hour
 	@echo "== the image is built beside lint, unit and muster; each prints what it said when it is over"
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target image lint test-unit test-muster
 	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image bench-smoke
+	@REHEARSE=1 $(MAKE) --no-print-directory test-gpu
 	@echo "== a job of Slurm's goes through its minutes beside compose, release and k8s; each prints what it said when it is over"
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slurm test-compose test-release test-k8s
 
@@ -153,7 +154,7 @@ bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.m
 	@.venv/bench/bin/python bench/results.py --gpu $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one they are skipped
+test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one they are skipped, or with REHEARSE=1 run on the CPU where that can be
 	$(call section,gpu,$(PYTEST) tests/gpu $(ARGS))
 
 .PHONY: docs

@@ -48,7 +48,8 @@ def test_with_ddp_it_learns_what_it_learns_without(
         pytest.skip("needs a GPU")
     with group_of_one(device, tmp_path):
         plain, averaged = (learn(train(*GPT, *WAYS[way], folder=name), name == "ddp") for name in ("plain", "ddp"))
-    assert averaged == pytest.approx(plain, rel=0.01)
+    # In bf16 a gradient has eight bits. Measured on a CPU, where all else is equal to the bit: the loss is 1.2 % lower then.
+    assert averaged == pytest.approx(plain, rel=0.03 if "--comm" in WAYS[way] else 0.01)
 
 
 def learn(loop: Loop, averaged: bool) -> float:

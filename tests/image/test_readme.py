@@ -1,10 +1,38 @@
 """The README's rehearsal of two nodes works as it stands, copied line by line."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def test_its_first_command_trains_in_a_container_and_tells_commands_that_can_be_pasted() -> None:
+    less = "ARGS=--steps 60 --eval-samples 64 --sample-tokens 40"
+    job = subprocess.run(
+        ["make", "run", less],
+        cwd=ROOT,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    shown = job.stdout + job.stderr
+    assert job.returncode == 0, shown
+    lies = re.search(r"the run lies in /checkpoints/(\S+)", shown)
+    assert lies, shown
+    try:
+        commands = re.findall(r"next: (docker run .*)", shown)
+        assert len(commands) == 3, shown
+        [sample] = [command for command in commands if " sample " in command]
+        done = subprocess.run(sample, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("def ")
+    finally:
+        shutil.rmtree(ROOT / "runs" / lies[1])
 
 
 def test_two_nodes_can_be_rehearsed_with_the_lines_of_the_readme() -> None:
