@@ -2,6 +2,7 @@
 
 import hmac
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,29 +18,12 @@ from slipway.launch.muster.messages import Ending, Hello, Here, Ping, Pong, Prob
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict import Outcome, Verdict
 
+# Here rather than in conftest.py: stub.py is a process of its own.
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from participants import make_card, make_outcome
+
 LOOPBACK = "127.0.0.1"
-
-
-def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
-    """A plausible launcher's card."""
-    fields: dict[str, Any] = {
-        "node_rank": node_rank,
-        "nodes": str(nodes),
-        "host": f"host{node_rank}",
-        "workload": "linear",
-        "arguments": ("--epochs", "2"),
-        "processes": 2,
-        "backend": "gloo",
-        "version": "0.1.0",
-        "torch": "2.10.0+cu128",
-        "run": f"linear-of-{node_rank}",
-    }
-    return Card(**fields | changes)
-
-
-def make_outcome(node_rank: int, word: str = "finished", **changes: Any) -> Outcome:
-    fields: dict[str, Any] = {"node_rank": node_rank, "host": f"host{node_rank}", "word": word, "time": time.time()}
-    return Outcome(**fields | changes)
 
 
 @dataclass

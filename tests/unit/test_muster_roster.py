@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from stage import make_card
+from participants import make_card
 
 from slipway.launch.muster.messages import Hello
 from slipway.launch.muster.roster import Roster, Seat

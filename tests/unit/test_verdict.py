@@ -5,7 +5,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from stage import make_outcome
+from participants import make_outcome
 
 from slipway.launch.verdict import CODES, Outcome, judge
 from slipway.launch.verdict_block import TERMINATION_BYTES, as_json, block, termination_message

@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage import make_card, make_outcome
+from participants import make_card, make_outcome
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from stage import make_card
+from participants import make_card
 
 from slipway.launch.muster.compare import ROWS, compress, draw_table, find_differences
 

@@ -1,0 +1,30 @@
+"""Who takes part in a job, made up: a launcher's card, and how the run ended on a node."""
+
+import time
+from typing import Any
+
+from slipway.launch.muster.card import Card
+from slipway.launch.verdict import Outcome
+
+
+def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
+    """A plausible launcher's card."""
+    fields: dict[str, Any] = {
+        "node_rank": node_rank,
+        "nodes": str(nodes),
+        "host": f"host{node_rank}",
+        "workload": "linear",
+        "arguments": ("--epochs", "2"),
+        "processes": 2,
+        "backend": "gloo",
+        "version": "0.1.0",
+        "torch": "2.10.0+cu128",
+        "run": f"linear-of-{node_rank}",
+    }
+    return Card(**fields | changes)
+
+
+def make_outcome(node_rank: int, word: str = "finished", **changes: Any) -> Outcome:
+    """How the run ended on a node, just now."""
+    fields: dict[str, Any] = {"node_rank": node_rank, "host": f"host{node_rank}", "word": word, "time": time.time()}
+    return Outcome(**fields | changes)
