@@ -182,3 +182,20 @@ def test_reading_leaves_the_process_alone(tmp_path: Path) -> None:
     file.write_text("RANK=1\nFRESH_NAME=x\n")
     read_env_file(file)
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("environ", "env_file", "claim"),
+    [
+        ({"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "WARN"}, Claim("INFO", "environment (NCCL_DEBUG)")),
+        ({"NCCL_DEBUG": ""}, {"NCCL_DEBUG": "WARN"}, Claim("WARN", ".env (NCCL_DEBUG)")),
+        ({"OLDER": "1"}, {"NCCL_DEBUG": "WARN"}, Claim("1", "environment (OLDER)")),
+        ({"OLDER": "1", "NCCL_DEBUG": "INFO"}, {}, Claim("INFO", "environment (NCCL_DEBUG)")),
+        ({}, {"OLDER": "1"}, Claim("1", ".env (OLDER)")),
+        ({}, {}, None),
+    ],
+)
+def test_the_environment_beats_the_file_for_variables_that_are_no_settings_too(
+    environ: dict[str, str], env_file: dict[str, str], claim: Claim | None
+) -> None:
+    assert make_sources(environ, env_file=env_file).variable("NCCL_DEBUG", "OLDER") == claim
