@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict import CODES, Outcome, judge
+from slipway.launch.verdict import CODES, Outcome, Verdict, judge
 from slipway.launch.verdict_block import TERMINATION_BYTES, as_json, block, termination_message
 
 
@@ -39,6 +39,9 @@ TIMEOUT = {"evidence": "RuntimeError: Timed out waiting 1800000ms for recv opera
         (ended(("failed", GLOO), ("failed", GLOO)), 0, (1, 1)),
         (ended("peer", "unhealthy", "peer"), 1, (76, 77, 76)),
         (ended("unhealthy", "unhealthy", "peer"), 0, (77, 77, 76)),
+        (ended("unhealthy", "failed", "lost"), 0, (77, 76, 76)),
+        (ended("peer", ("unhealthy", GLOO), ("configuration", GLOO)), 1, (76, 77, 76)),
+        (ended("peer", ("configuration", GLOO), "failed"), 1, (78, 78, 78)),
         (ended("failed", "unhealthy"), 0, (1, 1)),
         (ended("peer", "configuration"), 1, (78, 78)),
         (ended("no-progress", "peer"), 0, (93, 93)),
@@ -79,6 +82,17 @@ def test_the_block_names_node_rank_and_exception() -> None:
     )
 
 
+def test_whoever_only_lost_a_peer_is_counted_as_such_whatever_its_own_word() -> None:
+    lines = block(judge(ended(("failed", GLOO), "failed", "stopped", "finished", "peer", "lost")))
+    (nodes,) = (line for line in lines if line.startswith("  nodes"))
+    assert nodes.split(": ")[1] == "1 finished, 1 failed, 1 stopped, 2 ended because a peer went away, 1 lost"
+
+
+def test_eight_more_causes_are_told_beside_the_first() -> None:
+    lines = block(judge(ended(*["failed"] * 12)))
+    assert [line.split()[2] for line in lines if line.startswith("  then")] == [str(rank) for rank in range(1, 9)]
+
+
 def test_the_block_is_the_same_on_the_sick_node_and_says_who_exits_how() -> None:
     assert block(judge(ended("peer", "unhealthy")))[-1] == "  exit code   77 on node 1, 76 on the others"
 
@@ -116,6 +130,18 @@ def test_as_much_of_a_message_as_fits_is_told(letter: str, length: int) -> None:
     assert len(kept) >= min(length, 600)
 
 
-def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown outcome 'gone'"):
-        make_outcome(0, "gone")
+@pytest.mark.parametrize(("field", "length"), [("host", 253), ("evidence", 500), ("where", 500), ("advice", 500)])
+def test_what_travels_is_bounded(field: str, length: int) -> None:
+    """A host name has at most 253 characters; of a text that is longer the beginning is told."""
+    kept = getattr(make_outcome(0, "failed", **{field: "x" * length + "…"}), field)
+    assert kept == "x" * length
+    assert getattr(make_outcome(0, "failed", **{field: "short"}), field) == "short"
+
+
+@pytest.mark.parametrize(("word", "said"), [("gone", "'gone'"), ("g" * 99, f"'{'g' * 20}'")])
+def test_an_unknown_word_is_refused(word: str, said: str) -> None:
+    """It comes over the network, so it may be as long as it likes."""
+    with pytest.raises(ValueError, match=f"unknown outcome {said}"):
+        make_outcome(0, word)
+    with pytest.raises(ValueError, match=f"unknown outcome {said}"):
+        Verdict(word, make_outcome(0), ())
