@@ -124,6 +124,78 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
     assert f"Type for example {setting.option} {setting.default}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("WORLD_SIZE", 1, 65_536),
+        ("RANK", 0, 65_535),
+        ("MASTER_PORT", 0, 65_534),  # the next one is torchrun's store
+        ("NPROC_PER_NODE", 1, 1024),
+        ("SLIPWAY_GRACE_SECONDS", 1, 86_400),
+        ("SLIPWAY_MAX_RESTARTS", 0, 1000),
+        ("SLIPWAY_HANG_SECONDS", 0, 86_400),
+        ("SLIPWAY_MUSTER_TIMEOUT", 1, 86_400),
+        ("SLIPWAY_HEARTBEAT_TIMEOUT", 2, 3600),
+        ("SLIPWAY_ELASTIC_WINDOW", 0, 86_400),
+    ],
+)
+def test_a_number_has_bounds_and_the_message_names_them(name: str, least: int, most: int) -> None:
+    for number in (least, most):
+        assert parse_claim(BY_NAME[name], Claim(str(number), "default")) in (number, (number, number))
+    for number in (least - 1, most + 1):
+        with pytest.raises(LaunchError) as caught:
+            parse_claim(BY_NAME[name], Claim(str(number), "default"))
+        assert re.search(rf"\b{least} to {most}\b", str(caught.value))
+
+
+@each()
+def test_what_is_switched_needs_no_value_on_the_command_line(setting: Setting) -> None:
+    try:
+        switched = setting.parse("yes") is True
+    except ValueError:
+        switched = False
+    assert setting.flag is switched
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("true", True), ("Yes", True), ("0", False), ("False", False), ("NO", False)],
+)
+def test_a_switch_may_be_written_in_several_ways(text: str, value: bool) -> None:
+    assert make_sources({"SLIPWAY_DEBUG": text}).parsed("SLIPWAY_DEBUG") is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("SLIPWAY_BACKEND", "glo", "Did you mean gloo?"),
+        ("SLIPWAY_BACKEND", "NCCL", "Did you mean nccl?"),
+        ("NPROC_PER_NODE", "atuo", "Did you mean auto?"),
+        ("SLIPWAY_BACKEND", "ucx", None),
+        ("NPROC_PER_NODE", "n", None),  # N, which stands for a number, is no word to type
+        ("SLIPWAY_GRACE_SECONDS", "s", None),
+    ],
+)
+def test_who_mistyped_a_word_is_told_the_nearest(name: str, text: str, says: str | None) -> None:
+    with pytest.raises(LaunchError) as caught:
+        make_sources({name: text}).parsed(name)
+    assert (says in str(caught.value)) if says else ("Did you mean" not in str(caught.value))
+
+
+def test_a_setting_without_an_option_or_a_default_suggests_none() -> None:
+    with pytest.raises(LaunchError) as caught:
+        make_sources({"WORKLOAD": "'gpt"}).parsed("WORKLOAD")
+    assert "Type for example" not in str(caught.value)
+
+
+def test_the_default_of_a_place_wins_over_the_tables_and_an_option_may_come_from_elsewhere() -> None:
+    runs = BY_NAME["SLIPWAY_RUNS"]
+    sources = make_sources(
+        {}, {"SLIPWAY_RUNS": "/b"}, defaults={"SLIPWAY_RUNS": "/a"}, origins={"SLIPWAY_RUNS": "x.yaml"}
+    )
+    assert sources.claims(runs) == [Claim("/b", "x.yaml"), Claim("/a", "default")]
+
+
 def test_the_winning_value_is_checked() -> None:
     assert make_sources({"SLIPWAY_GRACE_SECONDS": "30"}).value("SLIPWAY_GRACE_SECONDS") == "30"
     with pytest.raises(LaunchError, match=r"SLIPWAY_GRACE_SECONDS=soon \(from \.env"):
