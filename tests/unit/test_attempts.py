@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.attempts import PAUSES, STUCK, Decision, Try, decide, is_passing
+from slipway.launch.attempts import DEFAULT, PAUSES, STUCK, Course, Decision, Try, decide, is_passing
+from slipway.launch.settings import BY_NAME
 from slipway.launch.verdict import CODES, Outcome
 
 
@@ -21,6 +22,46 @@ def tried(word: str = "failed", before: int | None = None, after: int | None = N
 
 FAILED, LOST = tried(), tried("peer")
 GROWING = tuple(tried(before=step, after=step + 1) for step in range(9))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advanced"),
+    [(None, None, False), (None, 0, True), (5, None, False), (5, 5, False), (5, 6, True), (6, 5, False)],
+)
+def test_an_attempt_advanced_where_it_left_a_newer_snapshot(
+    before: int | None, after: int | None, advanced: bool
+) -> None:
+    assert tried(before=before, after=after).advanced is advanced
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missed", "made", "number"),
+    [
+        ((), 0, 0, 0),
+        ((1,), 0, 1, 1),
+        ((1, 2, 3), 0, 3, 3),
+        ((1, 2, 2), 0, 2, 2),  # what ended it between two attempts stands under the number of the one before
+        ((3, 4), 2, 4, 4),
+    ],
+)
+def test_the_attempts_of_a_job_are_counted(numbers: tuple[int, ...], missed: int, made: int, number: int) -> None:
+    course = Course(tuple(tried(number=each) for each in numbers), missed=missed)
+    assert (course.made, course.number) == (made, number)
+
+
+def test_the_help_names_the_number_of_restarts_that_a_workload_of_ours_has() -> None:
+    assert f"auto is {DEFAULT} for Slipway's workloads" in BY_NAME["SLIPWAY_MAX_RESTARTS"].help
+
+
+@pytest.mark.parametrize(
+    ("earlier", "limit", "pause"), [(0, 3, 1.0), (1, 3, 4.0), (2, 3, 16.0), (3, 3, None), (3, 9, 60.0), (7, 9, 60.0)]
+)
+def test_attempts_that_failed_before_this_launcher_came_count(earlier: int, limit: int, pause: float | None) -> None:
+    assert decide((FAILED,), limit, earlier).pause == pause
+
+
+def test_attempts_that_ended_as_asked_count_nowhere() -> None:
+    assert decide((tried("stopped", after=1), tried("stopped", 1, 2), tried(before=2, after=3)), 1).pause == PAUSES[0]
 
 
 @pytest.mark.parametrize("word", sorted(CODES))
@@ -74,6 +115,10 @@ def test_why_there_is_no_further_attempt(tries: tuple[Try, ...], limit: int, say
         ((FAILED, LOST, FAILED), False),
         ((FAILED, LOST, FAILED, FAILED), True),
         ((FAILED, FAILED, tried(after=3)), False),
+        ((FAILED,) * 4, True),
+        ((FAILED, tried("lost"), FAILED, tried("lost")), False),
+        ((FAILED, tried(evidence="RuntimeError: Connection closed by peer"), FAILED), False),
+        ((tried(moved=None), FAILED, FAILED, FAILED), False),
         ((tried(after=3), *[tried(before=3, after=3)] * 2), False),
         ((tried(after=3), *[tried(before=3, after=3)] * 3), True),
         ((tried(moved=None),) * 3, False),  # nobody knows what a user's script saves
