@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from participants import make_card
 
-from slipway.launch.muster.compare import ROWS, compress, draw_table, find_differences
+from slipway.launch.muster.compare import ROWS, compress, draw_table, find_differences, fit
 
 
 def compare(*changes: dict[str, Any], offsets: dict[int, float] | None = None, allow_uneven: bool = False) -> Any:
@@ -85,8 +85,99 @@ def test_a_thousand_ways_to_differ_stay_one_page() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"driver": "580.1", "snapshot": 7, "gpus": ("NVIDIA H200",)}, True),
+        ({"problem": "no GPU"}, False),
+        *(({name: "other"}, False) for name in ("workload", "backend", "version", "torch", "nccl", "image")),
+    ],
+)
+def test_a_node_fits_where_all_that_must_agree_does(change: dict[str, Any], fits: bool) -> None:
+    assert fit(make_card(1, 2, **change), make_card(0, 2), allow_uneven=False) is fits
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_node_with_another_number_of_processes_fits_where_that_is_allowed(allowed: bool) -> None:
+    assert fit(make_card(1, 2, processes=4), make_card(0, 2), allow_uneven=allowed) is allowed
+    assert not fit(make_card(1, 2, processes=4, backend="nccl"), make_card(0, 2), allow_uneven=allowed)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        ((), "no GPU"),
+        (("NVIDIA H100",) * 8, "8 × NVIDIA H100"),
+        (("NVIDIA H200", "NVIDIA H100", "NVIDIA H200"), "1 × NVIDIA H100, 2 × NVIDIA H200"),
+    ],
+)
+def test_gpus_are_counted_by_model(gpus: tuple[str, ...], text: str) -> None:
+    (difference,) = compare({"gpus": ("L4",)}, {"gpus": gpus})
+    assert [value for value, _ in difference.values] == ["1 × L4", text]
+
+
+def test_what_is_not_there_is_called_none() -> None:
+    (difference,) = compare({"snapshot": 0}, {})
+    assert difference.values == (("0", (0,)), ("none", (1,)))
+
+
+def test_the_snapshot_of_a_newcomer_may_differ_where_the_job_is_under_way() -> None:
+    assert compare({"snapshot": 40, "tries": 1}, {"snapshot": None}) == ()
+    (difference,) = compare({"snapshot": 40, "tries": 1}, {"snapshot": None, "torch": "other"})
+    assert difference.name == "torch"
+
+
+@pytest.mark.parametrize(("offset", "astray"), [(0.0, False), (2.0, False), (-2.0, False), (2.1, True), (-2.1, True)])
+def test_two_seconds_between_clocks_are_nothing(offset: float, astray: bool) -> None:
+    assert bool(compare({}, {}, offsets={0: 0.0, 1: offset})) is astray
+
+
+def test_each_clock_that_is_astray_is_told_in_the_order_of_the_nodes() -> None:
+    (difference,) = compare({}, {}, {}, offsets={2: 60.0, 0: 0.0, 1: -3.0})
+    assert difference.values == (("-3.0 s", (1,)), ("+60.0 s", (2,)))
+
+
+@pytest.mark.parametrize(("length", "whole"), [(71, True), (72, True), (73, False)])
+def test_a_value_is_shown_whole_where_it_fits(length: int, whole: bool) -> None:
+    """Arguments that begin alike are cut there, a dozen characters before the first that differs."""
+    values = ["x" * (length - 1) + letter for letter in "ab"]
+    table = draw_table(compare({"workload": values[0]}, {"workload": values[1]}), {0: "a", 1: "b"})
+    told = [line[26:].split("  ")[0] for line in table[1:3]]
+    assert told == (values if whole else [f"…{'x' * 12}a", f"…{'x' * 12}b"])
+
+
+def test_what_is_still_too_long_loses_its_end() -> None:
+    values = ["a" * 90, "b" * 60]
+    table = draw_table(compare({"workload": values[0]}, {"workload": values[1]}), {0: "a", 1: "b"})
+    assert [line[26:].split("  ")[0] for line in table[1:3]] == ["a" * 71 + "…", values[1]]
+
+
+def test_an_empty_value_is_called_none() -> None:
+    table = draw_table(compare({"arguments": ()}, {}), {0: "a", 1: "b"})
+    assert table[1].split() == ["arguments", "none", "0", "(a)"]
+
+
+@pytest.mark.parametrize(
+    ("many", "hosts"), [(1, "0 (h)"), (2, "0, 1 (h, h)"), (3, "0-2 (h, h, h)"), (4, "0-3 (h, h, h, …)")]
+)
+def test_three_hosts_are_named(many: int, hosts: str) -> None:
+    table = draw_table(compare(*[{}] * many, {"torch": "x"}), dict.fromkeys(range(many + 1), "h"))
+    assert table[1].endswith(f"  {hosts}")
+
+
+def test_forty_lines_of_a_table_are_shown_whole() -> None:
+    for many, lines in ((39, 40), (40, 41), (41, 41)):
+        table = draw_table(compare(*[{"driver": str(rank)} for rank in range(many)]), dict.fromkeys(range(many), "h"))
+        assert len(table) == lines
+    assert table[-1] == "  … and 2 lines more"
+
+
+@pytest.mark.parametrize(
     ("ranks", "text"),
     [
+        ((0, 1), "0, 1"),
+        ((0, 1, 2), "0-2"),
+        (range(0, 40, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38"),
         ((3, 6, 7), "3, 6, 7"),
         ((5, 4, 3, 9), "3-5, 9"),
         ((), ""),

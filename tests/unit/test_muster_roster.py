@@ -9,8 +9,14 @@ from slipway.launch.muster.messages import Hello
 from slipway.launch.muster.roster import Roster, Seat
 
 
-def make_roster(nodes: int, **own: Any) -> Roster:
-    return Roster(own=make_card(0, nodes, **own), nodes=nodes, least=nodes, process="node 0's", allow_uneven=False)
+def make_roster(nodes: int, least: int | None = None, allow_uneven: bool = False, **own: Any) -> Roster:
+    return Roster(
+        own=make_card(0, nodes, **own),
+        nodes=nodes,
+        least=least or nodes,
+        process="node 0's",
+        allow_uneven=allow_uneven,
+    )
 
 
 def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: Any) -> Hello:
@@ -33,6 +39,72 @@ def test_one_missing_node_is_a_rank_not_ranks() -> None:
     roster = make_roster(2)
     admit(roster, make_hello(0, 2))
     assert roster.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
+
+
+def test_where_all_are_here_the_fault_is_told_to_be_another() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(0, 2), make_hello(1, 3))
+    assert roster.describe(7.6) == "all 2 nodes are here after 8 s, but not all fit together"
+
+
+@pytest.mark.parametrize(
+    ("here", "enough", "complete"),
+    [
+        ((), False, False),
+        ((0,), False, False),
+        ((0, 3), True, False),
+        ((1, 2), False, False),  # node 0 itself must be there
+        ((1, 2, 3), False, False),
+        ((0, 1, 2, 3), True, True),
+        ((0, 4), False, False),  # beyond the nodes that are expected
+    ],
+)
+def test_a_job_that_may_shrink_begins_with_the_least_and_node_0(
+    here: tuple[int, ...], enough: bool, complete: bool
+) -> None:
+    roster = make_roster(4, least=2)
+    admit(roster, *(make_hello(rank, 5 if rank > 3 else 4) for rank in here))
+    assert (roster.enough, roster.complete) == (enough, complete)
+    assert roster.ranks == tuple(rank for rank in here if rank < 4)
+
+
+def test_who_is_beyond_the_expected_is_shown_but_counts_for_nothing() -> None:
+    roster = make_roster(2)
+    admit(roster, make_hello(2, 3), make_hello(0, 2))
+    assert (dict(roster.hosts), roster.ranks) == ({2: "host2", 0: "host0"}, (0,))
+    assert {rank: card.nodes for rank, card in roster.cards.items()} == {2: "3", 0: "2"}
+    roster.vacate(2)
+    assert roster.describe(1).startswith("waiting for nodes: 1 of 2")
+
+
+def test_the_least_and_the_most_are_waited_for() -> None:
+    roster = make_roster(4, least=2)
+    admit(roster, make_hello(0, 4))
+    assert roster.describe(1) == "waiting for nodes: 1 of 2 to 4 after 1 s; missing node ranks 1-3"
+
+
+@pytest.mark.parametrize(
+    ("change", "allow_uneven", "fits"),
+    [
+        ({}, False, True),
+        ({"workload": "gpt"}, False, False),
+        ({"processes": 4}, False, False),
+        ({"processes": 4}, True, True),
+        ({"driver": "1"}, False, True),
+        ({"problem": "no GPU"}, False, False),
+    ],
+)
+def test_who_fits_agrees_in_what_must_agree(change: dict[str, Any], allow_uneven: bool, fits: bool) -> None:
+    assert make_roster(2, allow_uneven=allow_uneven).fits(Seat(make_hello(1, 2, **change), None, 0.0)) is fits
+
+
+@pytest.mark.parametrize(("tries", "newest"), [((), None), ((0, 0), None), ((0, 2, 1), 1), ((1, 2, 2), 1), ((3, 3), 0)])
+def test_the_launcher_that_made_the_most_attempts_knows_best_the_lowest_rank_of_several(
+    tries: tuple[int, ...], newest: int | None
+) -> None:
+    roster = make_roster(4)
+    admit(roster, *(make_hello(rank, 4, tries=tries[rank]) for rank in reversed(range(len(tries)))))
+    assert (roster.newest.card.node_rank if roster.newest else None) == newest
 
 
 def test_a_seat_taken_twice_and_left_counts_right() -> None:
@@ -70,6 +142,8 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
         (make_hello(2, 3), {}, None),  # WORLD_SIZE differs: that belongs into the table
         (make_hello(-1, 3), {}, "RANK=-1"),
         (make_hello(1_000_000, 3), {}, "RANK=1000000"),
+        (make_hello(999_999, 3), {}, None),
+        (make_hello(0, 3), {}, "RANK=0 is taken by host0"),
         (
             make_hello(1, 2, job="42"),
             {"job": "41"},
@@ -86,8 +160,25 @@ def test_who_can_never_have_a_seat(hello: Hello, own: dict[str, Any], said: str 
 
 def test_strays_are_bounded() -> None:
     roster = make_roster(2)
-    admit(roster, *(make_hello(rank, 1000) for rank in range(2, 66)))
-    assert roster.objection(make_hello(66, 1000)) is not None
+    admit(roster, make_hello(0, 2), make_hello(1, 2), *(make_hello(rank, 1000) for rank in range(2, 65)))
+    assert roster.objection(make_hello(65, 1000)) is None
+    admit(roster, make_hello(65, 1000))
+    assert roster.objection(make_hello(66, 1000)) == "RANK=66, but WORLD_SIZE=2 allows 0 to 1. RANK counts nodes."
+    assert roster.objection(make_hello(1, 2)) is None  # those that are expected are let in as before
+
+
+def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
+    roster = make_roster(3, least=2, processes=3)
+    admit(roster, make_hello(0, 3, tries=1))
+    assert (roster.hint() or "").startswith("the job is under way")
+    admit(roster, make_hello(1, 3))
+    assert roster.hint() is None
+
+
+def test_a_hint_counts_what_one_machine_has() -> None:
+    roster = make_roster(4, processes=4, gpus=("H200",) * 4)
+    assert (roster.hint() or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
+    assert make_roster(4, processes=3, gpus=("H200",) * 5).hint() is None
 
 
 def test_a_rival_is_another_process_on_the_same_seat() -> None:
