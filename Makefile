@@ -5,17 +5,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 ARGS ?=
-PYTEST := .venv/bin/python -m pytest
-# Tests at once: real jobs keep the processors busy, waiting does not.
-TWO_AT_ONCE := --numprocesses 2 --dist worksteal
-THREE_AT_ONCE := --numprocesses 3 --dist worksteal
-SIX_AT_ONCE := --numprocesses 6 --dist worksteal
-TWO_CLUSTERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-
-# Prints a section's name and, at its end, how long it took.
-define section
-@echo "== $(1)"; start=$$SECONDS; $(2); echo "== $(1): $$((SECONDS - start)) s"
-endef
+# The sections of the tests stand in tests/sections.py; what each prints, and the table at the end, in tests/run.py.
+SECTIONS := .venv/bin/python tests/run.py
 
 .PHONY: help
 help: ## List the targets
@@ -37,57 +28,60 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: .venv/.dev .venv/.train engine ## Run all checks and tests; within an hour on two cores
-	@echo "== the image is built beside lint, unit and muster; each prints what it said when it is over"
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target image lint test-unit test-muster
-	@$(MAKE) --no-print-directory test-launch test-train faults test-docs test-image bench-smoke
-	@REHEARSE=1 $(MAKE) --no-print-directory test-gpu
-	@echo "== a job of Slurm's goes through its minutes beside compose, release and k8s; each prints what it said when it is over"
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-slurm test-compose test-release test-k8s
+test: .venv/.dev .venv/.train ## Test all that this machine can run, the core of it (all of it: FULL=1), and print a table
+	@$(SECTIONS) -- $(ARGS)
 
-.PHONY: test-quick
-test-quick: lint test-unit ## Run what a change is checked with first, in five minutes: style, types, units, a few real jobs
-	$(call section,quick,$(PYTEST) $(TWO_AT_ONCE) tests/docs/test_options.py tests/docs/test_troubleshooting.py tests/launch/test_early.py tests/launch/test_several_nodes.py tests/train/test_exact_resume.py $(ARGS))
+.PHONY: test-tools
+test-tools: .venv/.train ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere say what that is
+	@tests/tools.sh
 
 .PHONY: test-unit
-test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch)
-	$(call section,unit,$(PYTEST) tests/unit $(ARGS))
+test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and FULL=1
+	@$(SECTIONS) unit -- $(ARGS)
 
 .PHONY: test-muster
 test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
-	$(call section,muster,$(PYTEST) $(SIX_AT_ONCE) tests/muster $(ARGS))
+	@$(SECTIONS) muster -- $(ARGS)
 
 .PHONY: test-launch
 test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, several launchers
-	$(call section,launch,$(PYTEST) $(TWO_AT_ONCE) tests/launch $(ARGS))
+	@$(SECTIONS) launch -- $(ARGS)
 
 .PHONY: test-train
 test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
-	$(call section,train,$(PYTEST) $(TWO_AT_ONCE) tests/train $(ARGS))
+	@$(SECTIONS) train -- $(ARGS)
 
 .PHONY: faults
-faults: .venv/.dev .venv/.train engine image ## Harm real jobs in every way that we know, and print what each of them ended with
-	$(call section,faults,$(PYTEST) $(THREE_AT_ONCE) tests/faults $(ARGS))
+faults: .venv/.dev .venv/.train ## Harm real jobs in every way that we know, and print what each of them ended with
+	@$(SECTIONS) faults -- $(ARGS)
+
+.PHONY: test-docs
+test-docs: .venv/.dev .venv/.train ## Build the site, and run the shell blocks of the documentation
+	@$(SECTIONS) docs -- $(ARGS)
 
 .PHONY: test-image
-test-image: .venv/.dev engine image ## Run containers of the image: endings, locks, settings, two nodes
-	$(call section,image,$(PYTEST) $(TWO_AT_ONCE) tests/image $(ARGS))
+test-image: .venv/.dev .venv/.train ## Run containers of the image: endings, locks, settings, two nodes
+	@$(SECTIONS) image -- $(ARGS)
 
 .PHONY: test-compose
-test-compose: .venv/.dev engine image ## Bring the compose files up for real, and look at TensorBoard in Chromium
-	$(call section,compose,tests/compose/browser.sh; $(PYTEST) tests/compose $(ARGS))
+test-compose: .venv/.dev .venv/.train ## Bring the compose files up for real, and look at TensorBoard in Chromium
+	@$(SECTIONS) compose -- $(ARGS)
 
 .PHONY: test-release
-test-release: .venv/.dev engine image ## Run what a release does: bill of materials, tags, push, archive, extending, workflows
-	$(call section,release,tests/release/tools.sh; $(PYTEST) $(TWO_AT_ONCE) tests/release $(ARGS))
+test-release: .venv/.dev .venv/.train ## Run what a release does: bill of materials, tags, push, archive, extending, workflows
+	@$(SECTIONS) release -- $(ARGS)
 
 .PHONY: test-slurm
-test-slurm: .venv/.dev .venv/.train engine image ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
-	$(call section,slurm,tests/slurm/packages.sh; $(PYTEST) $(TWO_CLUSTERS) tests/slurm $(ARGS))
+test-slurm: .venv/.dev .venv/.train ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
+	@$(SECTIONS) slurm -- $(ARGS)
 
 .PHONY: test-k8s
-test-k8s: .venv/.dev .venv/.train engine image ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
-	$(call section,k8s,tests/k8s/packages.sh; $(PYTEST) $(TWO_AT_ONCE) tests/k8s $(ARGS))
+test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
+	@$(SECTIONS) k8s -- $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
+	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
 
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
@@ -146,24 +140,16 @@ bench: .venv/.bench engine image ## Measure every row beside its peers, on an id
 	@.venv/bench/bin/python bench/results.py $(ARGS)
 
 .PHONY: bench-smoke
-bench-smoke: .venv/.bench engine image ## Run every row of `make bench` once, briefly, without judging its times
-	$(call section,bench-smoke,.venv/bench/bin/python bench/results.py --smoke $(ARGS))
+bench-smoke: .venv/.bench ## Run every row of `make bench` once, briefly, without judging its times
+	@.venv/bench/bin/python bench/results.py --smoke $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.md
 	@.venv/bench/bin/python bench/results.py --gpu $(ARGS)
 
-.PHONY: test-gpu
-test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one they are skipped, or with REHEARSE=1 run on the CPU where that can be
-	$(call section,gpu,$(PYTEST) tests/gpu $(ARGS))
-
 .PHONY: docs
 docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or broken links (ARGS=serve shows it while one writes)
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs $(or $(ARGS),build)
-
-.PHONY: test-docs
-test-docs: .venv/.dev .venv/.train docs ## Build the site, and run every shell block of the documentation
-	$(call section,docs,$(PYTEST) $(TWO_AT_ONCE) tests/docs --durations=0 --durations-min=1 $(ARGS))
 
 .PHONY: bench-muster
 bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
@@ -173,8 +159,9 @@ bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on thi
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
 .PHONY: lint
 lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
-	$(call section,lint,.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py; \
-		git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .)
+	@.venv/bin/ruff check .; .venv/bin/ruff format --check .
+	@.venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py
+	@git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .
 
 .PHONY: format
 format: .venv/.dev ## Let ruff put the code into its form

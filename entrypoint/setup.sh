@@ -32,25 +32,64 @@ find_python() {
     return 78
 }
 
+say() { echo "setup: $*" >&2; }
+
+# What a step prints goes to the log; an error shows the log's end and where the whole of it is.
+step() {
+    "$@" >>"$log" 2>&1 || {
+        local code=$?
+        say "this failed with exit code $code: $*"
+        tail -n 12 "$log" >&2
+        say "all of what it said: $PWD/$log"
+        exit "$code"
+    }
+}
+
+# In MB: the wheels that are here, and what pip has of others so far.
+fetched() {
+    local size
+    read -r size _ < <(du --summarize --total --block-size=1M "$wheels" .tmp | tail -n 1)
+    echo "$size"
+}
+
+gigabytes() { echo "$(($1 / 1000)).$(($1 % 1000 / 100)) GB"; }
+
+# Somebody who watches sees it move.
+show_progress() {
+    [[ -t 2 ]] || return 0
+    while sleep 1; do printf '\rsetup: %s so far ' "$(gigabytes $(($(fetched) - before)))" >&2; done
+}
+
 free_gb=$(($(df --output=avail --block-size=1M . | tail -n 1) / 1024))
 if ((free_gb < needed_gb)); then
-    echo "setup: $needed_gb GB of free disk are needed here, $free_gb GB are free. Make room, or clone elsewhere." >&2
+    say "$needed_gb GB of free disk are needed here, $free_gb GB are free. Make room, or clone elsewhere."
     exit 77
 fi
 if [[ ! -x .venv/bin/pip ]]; then
     python=$(find_python)
-    echo "setup: making .venv with $("$python" --version)"
+    say "making .venv with $("$python" --version)"
     "$python" -m venv .venv
 fi
-if ((needed_gb > 1)); then
-    echo "setup: fetching about 4.2 GB of packages (torch and CUDA 12); .venv takes about 8 GB, $free_gb GB are free." \
-        "This happens once."
-fi
+log=.venv/setup.log
 wheels="${XDG_CACHE_HOME:-${HOME:-$PWD/.venv}/.cache}/slipway/wheels"
 mkdir -p "$wheels" .tmp # pip fetches to .tmp, not to a /tmp that may be small
 ln -sfn "$wheels" .venv/wheels
-TMPDIR="$PWD/.tmp" .venv/bin/pip download --disable-pip-version-check --no-cache-dir --require-hashes \
-    --requirement "$lock" --dest "$wheels"
-.venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock" --no-index --find-links "$wheels"
-.venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+: >"$log"
+before=$(fetched)
+if ((needed_gb > 1)); then
+    say "fetching PyTorch and CUDA 12: 4.2 GB, but for what $wheels holds; .venv takes 8 GB, $free_gb GB are free"
+else
+    say "fetching what $lock names and $wheels lacks"
+fi
+show_progress &
+progress=$!
+trap 'kill $progress 2>/dev/null || true' EXIT
+TMPDIR="$PWD/.tmp" step .venv/bin/pip download --disable-pip-version-check --no-cache-dir --require-hashes \
+    --progress-bar off --requirement "$lock" --dest "$wheels"
+kill $progress 2>/dev/null || true
+say "fetched $(gigabytes $(($(fetched) - before))) in $SECONDS s; installing into .venv"
+step .venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock" --no-index \
+    --find-links "$wheels"
+step .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 rm -rf .tmp
+say "done in $SECONDS s ($log)"

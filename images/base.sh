@@ -2,7 +2,7 @@
 # Build the image's base, Debian 13 (trixie), from Debian packages where no image registry answers: `make base`.
 #
 # The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
-# licences (…/copyright) stay. Needs mmdebstrap, which is installed on Debian.
+# licences (…/copyright) stay. Needs mmdebstrap, a Debian package.
 set -euo pipefail
 
 readonly tag="${1:-slipway-base:trixie}"
@@ -10,16 +10,8 @@ readonly tag="${1:-slipway-base:trixie}"
 say() { echo "base: $*" >&2; }
 fail() { say "$@"; exit 78; }
 
-if ! command -v mmdebstrap >/dev/null; then
-    command -v apt-get >/dev/null || fail "mmdebstrap is needed, a Debian package. Elsewhere: docker pull" \
-        "debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
-    [[ -n "${CI:-}" ]] || say "installing mmdebstrap from Debian's packages"
-    root=()
-    if ((EUID != 0)); then root=(sudo -n); fi
-    "${root[@]}" apt-get update --quiet --quiet
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends mmdebstrap \
-        -o Dpkg::Use-Pty=0 >/dev/null
-fi
+command -v mmdebstrap >/dev/null || fail "mmdebstrap is not installed. On Debian: apt-get install mmdebstrap. Elsewhere:" \
+    "docker pull debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
 
 # A Debian host's own mirrors are used; without them mmdebstrap takes Debian's defaults.
 # shellcheck disable=SC2016  # apt's own variable

@@ -11,12 +11,14 @@ say() { echo "image: $*" >&2; }
 
 docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
 
-# The named base where it is at hand or a registry has it, else the same from Debian packages.
-if [[ -z "${BASE:-}" ]] && ! docker image inspect "$base" >/dev/null 2>&1 &&
-    ! timeout 120 docker pull --quiet "$base" >/dev/null 2>&1; then
-    say "no image registry gives $base; taking the same Debian, built from packages (make base)"
-    docker image inspect "$own_base" >/dev/null 2>&1 || images/base.sh "$own_base"
-    base="$own_base"
+# The named base where it is at hand or a registry has it, else the same from Debian packages, once.
+at_hand() { docker image inspect "$1" >/dev/null 2>&1; }
+if [[ -z "${BASE:-}" ]] && ! at_hand "$base"; then
+    if ! at_hand "$own_base" && ! timeout 120 docker pull --quiet "$base" >/dev/null 2>&1; then
+        say "no image registry gives $base; taking the same Debian, built from packages (make base)"
+        images/base.sh "$own_base"
+    fi
+    if at_hand "$own_base"; then base="$own_base"; fi
 fi
 
 # A site's certificate authority (by default this machine's own list) and pip.conf are secrets of the build: they are
@@ -45,9 +47,40 @@ offer_wheels() {
 }
 if [[ -d .venv/wheels ]]; then offer_wheels; fi
 
+# BuildKit's steps, a line for each that is really taken, with its seconds; what it says besides goes to the log.
+show_steps() {
+    local line step name=() taken=()
+    while IFS= read -r line; do
+        step="${line%% *}"
+        step="${step#\#}"
+        case "$line" in
+            '#'*' ['*'] '*)
+                [[ "$line" == *'[internal]'* ]] || name[step]="${line#*] }"
+                taken[step]="${line#* [}"
+                ;;
+            *' DONE '*)
+                [[ -z "${name[step]:-}" || "${line##* }" == 0.* ]] ||
+                    say "  ${line##* }  [${taken[step]%%]*}] ${name[step]:0:90}"
+                ;;
+        esac
+    done
+}
+
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 revision=$(git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
-say "building $image from $base; the first time this fetches about 4.2 GB and takes some minutes"
-docker buildx build --load --file images/cuda12/Dockerfile --tag "$image" \
-    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${secrets[@]}" .
+if at_hand "$image"; then
+    say "bringing $image up to date"
+else
+    say "building $image from $base: minutes the first time, when 4.2 GB are fetched but for what this machine has"
+fi
+mkdir -p build
+readonly log=build/image.log
+if ! docker buildx build --progress plain --load --file images/cuda12/Dockerfile --tag "$image" \
+    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${secrets[@]}" . 2>&1 |
+    tee "$log" | show_steps; then
+    say "the build failed; its end:"
+    tail --lines=25 "$log" >&2
+    say "all of what it said: $PWD/$log"
+    exit 1
+fi
 say "$image: $(docker image inspect --format '{{.Size}}' "$image" | numfmt --to=si --format=%.2f)B"

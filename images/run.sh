@@ -24,7 +24,10 @@ if has_gpus; then
 so this trains in .venv" "$@"
     options+=(--gpus all)
 fi
-images/build.sh
+images/build.sh || {
+    (($? == 78)) || exit 1
+    in_checkout "the image cannot be built here (above), so this trains in .venv" "$@"
+}
 
 mkdir -p runs
 # Files in ./runs belong to the caller; in a rootless engine root inside is the caller outside.

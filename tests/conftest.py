@@ -1,25 +1,22 @@
-"""A check that did not run is no success: in CI a skip of what the machine could do fails."""
+"""What a test needs of the machine: where that is missing it is skipped, with what to type; with STRICT=1 it fails."""
 
 import os
+import pwd
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
+import needs
 import pytest
-
-IMAGE = os.environ.get("IMAGE", "slipway:dev")
-DRIVER = Path("/dev/nvidiactl")  # there where NVIDIA's driver is
+from sections import section_of
 
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """The name of the image under test; engine and image must be there: a test that did not run is no success."""
-    if subprocess.run(["docker", "version"], capture_output=True).returncode:
-        pytest.fail("no Docker Engine answers. Type: make engine", pytrace=False)
-    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
-        pytest.fail(f"there is no image {IMAGE}. Type: make image", pytrace=False)
-    return IMAGE
+    """The name of the image under test, which must be there where an engine is."""
+    if subprocess.run(["docker", "image", "inspect", needs.IMAGE], capture_output=True).returncode:
+        pytest.fail(f"there is no image {needs.IMAGE}. Type: make image", pytrace=False)
+    return needs.IMAGE
 
 
 @pytest.fixture
@@ -29,15 +26,35 @@ def undo() -> Iterator[ExitStack]:
         yield stack
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The marks of tests; and a name for a user who has none, as `docker run --user 1234` makes one: torch asks for it."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", f"uid-{os.getuid()}")
+    config.addinivalue_line("markers", "core: part of what `make test` runs without FULL=1")
+    config.addinivalue_line("markers", "needs(*names): what the machine must have for it, of tests/needs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run."""
+    for item in items:
+        section = section_of(item.path)
+        names = [name for mark in item.iter_markers("needs") for name in mark.args]
+        for name in [*(section.needs if section else ()), *names]:
+            if reason := needs.reason(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Only what the kernel itself lacks may be skipped there (such reasons say `this kernel`), or what needs a GPU without one."""
+    """A check that did not run is no success: with STRICT only want of what a Debian machine need not have excuses it."""
     report = yield
-    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+    if report.skipped and os.environ.get("STRICT") and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if "this kernel" not in reason and not ("needs a GPU" in reason and not DRIVER.exists()):
+        if not needs.is_excused(reason.removeprefix("Skipped: ")):
             report.outcome = "failed"
-            report.longrepr = f"skipped in CI, where it can run: {reason}"
+            report.longrepr = f"skipped, and STRICT is set: {reason}"
     return report

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from pathlib import Path
 
 import pytest
 from compose_projects import ROOT, Project, wait_until
+from needs import CHROMIUM
 from playwright.sync_api import Page, expect, sync_playwright
 
-CHROMIUM = Path("/usr/bin/chromium")
 ARGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -29,7 +28,7 @@ def test_it_says_where_to_look_and_listens_to_this_machine_only(trained: Project
     trained.wait_for_text("tensorboard", f"at http://localhost:{bound[0]['HostPort']}/")
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}; tests/compose/browser.sh installs it on Debian")
+@pytest.mark.needs("browser")
 def test_its_scalars_page_draws_the_loss(trained: Project) -> None:
     (bound,) = trained.container("tensorboard")["NetworkSettings"]["Ports"].values()
     address, run = f"http://127.0.0.1:{bound[0]['HostPort']}", trained.copy_out("train")

@@ -58,6 +58,7 @@ class Checkout:
         (folder / ".venv").symlink_to(sys.prefix)
         self.environ = {
             "PATH": os.environ["PATH"],
+            "USER": os.environ.get("USER", "root"),  # torch asks who this is
             "HOME": str(folder.parent),
             "PYTHONPATH": str(folder / "entrypoint"),
             "CUDA_VISIBLE_DEVICES": "",

@@ -21,8 +21,8 @@ WIDTHS = (44, 7, 64, 8, 30)
 
 @pytest.fixture
 def engine(fault: Fault | Parting, request: pytest.FixtureRequest) -> None:
-    """For rows that need one: a Docker Engine that answers, and the image."""
-    if fault.engine:
+    """For rows that need an engine: the image."""
+    if "engine" in fault.needs:
         request.getfixturevalue("image")
 
 

@@ -1,11 +1,16 @@
 """The faults, as data: how each is provoked, and what it must end with."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 from typing import Any
 
 import contained
 import losses
+import pytest
+
+# pytest does not export the type of its parameters.
+from _pytest.mark.structures import ParameterSet
 from damages import delete, empty, empty_all, flip, found, overwrite, truncate, turn_times_round
 from harms import (
     Harm,
@@ -57,7 +62,8 @@ class Fault:
     line: str
     bound: float
     resume: Resume
-    engine: bool = False  # needs a Docker Engine and the image
+    needs: tuple[str, ...] = ()  # of the machine, by their names in tests/needs.py
+    core: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,18 @@ class Parting:
     ends: tuple[tuple[int, str], ...]
     bound: float
     resume: Resume
-    engine: bool = True
+    needs: tuple[str, ...] = ("engine",)
+    core: bool = False
+
+
+def rows(faults: Iterable[Fault | Parting]) -> list[ParameterSet]:
+    """The faults as parameters of a test, with their marks."""
+    return [
+        pytest.param(
+            fault, id=fault.name, marks=[pytest.mark.needs(*fault.needs), *([pytest.mark.core] if fault.core else [])]
+        )
+        for fault in faults
+    ]
 
 
 DONE = "is finished; there is nothing to resume"
@@ -139,11 +156,11 @@ FAULTS = [
     Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, FROM_20),
     Fault("slipway stop", asked(slipway_stop), 79, "stopped by its user: .*cancelled at step 26", STOP, Resume(26)),
     Fault("a stop file", asked(lambda scene: (scene.run / "stop").touch()), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
-    Fault("memory limit", out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20),
-    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10)),
-    Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20),
+    Fault("memory limit", out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("memory cgroup",)),
+    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10), needs=("mounts",)),
+    Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20, needs=("mounts",)),
     Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
-    Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume()),
+    Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume(), needs=("mounts",)),
     dies("before a snapshot's folder", "os.mkdir", WRITING, 1, 10),
     dies("before its model", "open", f"{WRITING}/model", 1, 10),
     dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10),
@@ -163,9 +180,9 @@ FAULTS = [
     Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
     Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20),
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
-    Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, engine=True),
-    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), engine=True),
-    Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, engine=True),
+    Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine",)),
+    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",)),
+    Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("engine",)),
 ]  # fmt: skip
 
 

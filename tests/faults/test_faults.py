@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from scene import Scene, is_traceback, verdict
-from table import DONE, FAULTS, Fault
+from table import DONE, FAULTS, Fault, rows
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+@pytest.mark.parametrize("fault", rows(FAULTS))
 def test_it_ends_soon_and_truly_and_goes_on(
     fault: Fault, scene: Scene, reference: dict[str, str], tell: Callable[..., None]
 ) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from containers import PATIENCE
 from scene import Scene, end_state, evaluations, is_traceback, verdict
-from table import PARTINGS, Parting
+from table import PARTINGS, Parting, rows
 
 from slipway.train.snapshot import snapshot_name
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PARTINGS])
+@pytest.mark.parametrize("fault", rows(PARTINGS))
 def test_the_job_outlives_its_nodes(fault: Parting, scene: Scene, undisturbed: Path, tell: Callable[..., None]) -> None:
     job = fault.provoke(scene)
     try:

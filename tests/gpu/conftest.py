@@ -1,7 +1,5 @@
-"""Tests that need a GPU: without one all are skipped, and the first line of the report says so.
-
-REHEARSE=1 pytest tests/gpu     # those that a CPU can run, on a CPU: to see that they do not rot
-"""
+"""Tests that need a GPU. Without one, those that a CPU can run are rehearsed there, to see that they do not rot; the others are
+skipped. The first line of the report says which."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "gpu"))
 
 from gpu_jobs import Ended, run_slipway
 from loops import Loop, make_training
+from needs import reason
 
 FOLDER = Path(__file__).parent
-NEEDS = "needs a GPU"
-REHEARSED = bool(os.environ.get("REHEARSE")) and not torch.cuda.is_available()
+REHEARSED = not torch.cuda.is_available()
 # What cuBLAS must be told before it starts, for sums that are always taken in the same order.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -31,16 +29,14 @@ def pytest_report_header() -> str:
     """Which GPU is tested, or why none is."""
     if torch.cuda.is_available():
         return f"GPU: {torch.cuda.get_device_name()}"
-    return f"GPU: none answers; tests/gpu {'is rehearsed on the CPU' if REHEARSED else NEEDS}"
+    return "GPU: none answers; tests/gpu is rehearsed on the CPU"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what lies in this folder where there is no GPU."""
+    """torch may warn of what is so on some GPU."""
     for item in items:
         if FOLDER in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))  # torch may warn of what is so on some GPU
-            if not (torch.cuda.is_available() or REHEARSED):
-                item.add_marker(pytest.mark.skip(reason=NEEDS))
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def device() -> torch.device:
 def gpu(device: torch.device) -> torch.device:
     """The GPU, for tests that mean nothing without one."""
     if device.type != "cuda":
-        pytest.skip(NEEDS)
+        pytest.skip(reason("gpu") or "needs a GPU that torch can use")
     return device
 
 

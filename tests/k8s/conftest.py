@@ -3,18 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from kubectl import find_kubectl
 from rehearsing import cluster, list_fields, noted  # noqa: F401  # a fixture
 from schemas import MINORS
 
 UNCHECKED = "a kind without a schema"
-
-
-@pytest.fixture(scope="session")
-def kubectl() -> None:
-    """A kubectl that is new enough."""
-    if not find_kubectl():
-        pytest.skip("there is no kubectl 1.27 or newer (tests/k8s/packages.sh)")
 
 
 @pytest.fixture

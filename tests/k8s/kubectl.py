@@ -1,32 +1,18 @@
 """kubectl as far as it needs no cluster: what kustomize makes of a folder, and the folders that there are."""
 
 import os
-import re
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from needs import find_kubectl
 
 Document = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
-UNPACKED = ROOT / ".venv/kubectl/usr/bin/kubectl"  # by packages.sh, which asks for the same version
-KUSTOMIZE = re.compile(r"^kustomizeVersion: v([5-9]|[1-9]\d)\.", re.MULTILINE)
-
-
-@cache
-def find_kubectl() -> str | None:
-    """The first kubectl that is new enough, None where there is none."""
-    for program in (shutil.which("kubectl"), str(UNPACKED)):
-        if program and Path(program).is_file():
-            asked = [program, "version", "--client", "--output=yaml"]
-            if KUSTOMIZE.search(subprocess.run(asked, capture_output=True, text=True, check=False).stdout):
-                return program
-    return None
 
 
 @cache

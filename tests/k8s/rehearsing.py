@@ -61,7 +61,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(kubectl: None, image: str, undo: ExitStack, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(image: str, undo: ExitStack, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An empty cluster."""
     passed_over: dict[str, str] = {}
     yield Cluster(undo, passed_over)

@@ -4,7 +4,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
 import yaml
 from job_rules import ACTIONS
 from kubectl import K8S, kustomize, read_documents
@@ -18,7 +17,6 @@ README = (K8S / "README.md").read_text(encoding="utf-8")
 SAID = {"FailJob": "Failed, at once", "Ignore": "replaces the pod, not counted"}
 
 
-@pytest.mark.usefixtures("kubectl")
 def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     mine = shutil.copytree(K8S, tmp_path / "k8s") / "overlays/mine"
     mine.mkdir()
@@ -33,7 +31,6 @@ def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
 
 
-@pytest.mark.usefixtures("kubectl")
 def test_the_check_of_a_node_fits_into_the_pod() -> None:
     page = (K8S.parent / "docs/check.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```yaml\n(initContainers:.*?)```", page, re.DOTALL)

@@ -8,7 +8,7 @@ from templates import of_kind
 
 
 @pytest.fixture
-def spec(kubectl: None) -> Document:
+def spec() -> Document:
     """What our manifest for two pods asks the controller for."""
     [job] = of_kind(kustomize("overlays/cpu"), "Job")
     return dict(job["spec"])

@@ -10,6 +10,8 @@ from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
 from rehearsing import LONG, SMALL, Cluster
 
+pytestmark = pytest.mark.needs("engine")
+
 
 def train(documents: list[Document], **env: str) -> list[Document]:
     return set_to(documents, *SMALL, "--steps", "20", **env)

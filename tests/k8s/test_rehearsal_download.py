@@ -13,6 +13,8 @@ sys.path.append(str(Path(__file__).parents[1] / "train"))
 
 from hub_server import HubServer
 
+pytestmark = pytest.mark.needs("engine")
+
 TOKEN = "hf_of_a_test"
 FETCH = ("data", "fetch", "--kind", "dataset", "acme/notes")
 TEXT = b"What is fetched once is read by many. " * 400

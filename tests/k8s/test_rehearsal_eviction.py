@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
 from manifests import kustomize, set_to
 from rehearsing import LONG, Cluster
 from test_rehearsal_losses import same_outcome
+
+pytestmark = pytest.mark.needs("engine")
 
 
 def test_an_evicted_pod_leaves_alone_and_its_replacement_goes_on_from_its_last_step(cluster: Cluster) -> None:

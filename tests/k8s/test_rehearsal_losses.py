@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
 from controller import Job
 from manifests import kustomize, set_to
 from rehearsing import LONG, STEPS, Cluster
+
+pytestmark = pytest.mark.needs("engine")
 
 
 def test_the_job_survives_the_loss_of_pod_1_and_then_of_pod_0(cluster: Cluster) -> None:

@@ -3,10 +3,13 @@
 import json
 import urllib.request
 
+import pytest
 from containers import docker
 from manifests import kustomize
 from rehearsing import Cluster
 from templates import of_kind
+
+pytestmark = pytest.mark.needs("engine")
 
 
 def test_tensorboard_answers_and_writes_nothing_to_the_claim(cluster: Cluster) -> None:

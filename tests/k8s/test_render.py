@@ -10,8 +10,6 @@ from kubectl import K8S, Document, kustomize, read_documents
 from schemas import operator_of, violations
 from semantics import findings
 
-pytestmark = pytest.mark.usefixtures("kubectl")
-
 SLIPWAY = Path(sys.executable).with_name("slipway")
 SAME = {
     "base/single": "k8s",

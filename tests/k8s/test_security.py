@@ -3,8 +3,6 @@
 import pytest
 from breaking import GONE, POD, TRAIN, Break, broken
 
-pytestmark = pytest.mark.usefixtures("kubectl")
-
 CONTEXT = f"{TRAIN} securityContext"
 WHOLE = f"{POD} securityContext"
 ROW = "spec replicatedJobs 0 template spec template spec"

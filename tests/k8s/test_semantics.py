@@ -12,8 +12,6 @@ from semantics import findings
 
 from slipway.launch.errors import CANCELLED, CONFIGURATION, FAILED, NO_PROGRESS, PEER, STOPPED, UNHEALTHY, USAGE
 
-pytestmark = pytest.mark.usefixtures("kubectl")
-
 POLICY = "spec podFailurePolicy rules"
 NOBODY = ("bash -c", "hostPath", "privileged", "latest")  # may stand in no manifest
 SET = {"document": "JobSet slipway", "folder": "jobset"}

@@ -73,6 +73,7 @@ def read_nodes(job: Launcher) -> list[dict[str, Any]]:
     return json.loads("".join(lines))  # type: ignore[no-any-return]
 
 
+@pytest.mark.needs("mounts")
 def test_a_run_that_checks_first_starts_nothing_on_a_sick_node(slipway: Start, tmp_path: Path) -> None:
     with small_disk(tmp_path / "full", "1m") as disk:
         refused = slipway("run", "--check", "--runs", str(disk), "linear", "--steps", "3")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,25 +25,7 @@ mount --bind {CHECKOUT} /mnt && mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp ||
 [ -d {CHECKOUT} ] || {{ mkdir -p {CHECKOUT} && mount --bind /mnt {CHECKOUT} || exit; }}
 mount -o remount,ro,bind / && cd / && exec "$@"
 """
-
-
-def obstacle(*words: str) -> str | None:
-    """Why another user, or file systems of our own, cannot be had here; None where they can."""
-    if os.geteuid() != 0:
-        return "being another user needs root"
-    if subprocess.run([*words, "true"], capture_output=True).returncode:
-        return f"this kernel or container does not allow {words[0]}"
-    return None
-
-
-def where_possible(*words: str) -> pytest.MarkDecorator:
-    """Skips a test where these words cannot start a program."""
-    reason = obstacle(*words)
-    return pytest.mark.skipif(reason is not None, reason=str(reason))
-
-
 LOCKED = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
-AS_ANYBODY, READ_ONLY_ROOT = where_possible(*ANYBODY), where_possible(*LOCKED, *ANYBODY)
 
 DDP = """
 import getpass, torch, torch.distributed as dist
@@ -68,7 +49,7 @@ def anybody(tmp_path: Path) -> dict[str, object]:
     return {"before": ANYBODY, "TMPDIR": str(tmp_path / "tmp")}
 
 
-@AS_ANYBODY
+@pytest.mark.needs("other users")
 def test_any_user_id_trains_our_workloads_and_reads_what_they_left(slipway: Run, anybody: dict[str, object]) -> None:
     job = slipway("gpt", "--steps", "4", "--eval-samples", "9", "--sample-tokens", "4", "--run-dir", "mine", **anybody)
     assert job.end() == 0, job.text
@@ -80,7 +61,7 @@ def test_any_user_id_trains_our_workloads_and_reads_what_they_left(slipway: Run,
     assert "val_loss" in judged.text
 
 
-@AS_ANYBODY
+@pytest.mark.needs("other users")
 def test_any_user_id_trains_a_script_of_its_own_with_ddp(
     slipway: Run, anybody: dict[str, object], tmp_path: Path
 ) -> None:
@@ -91,7 +72,7 @@ def test_any_user_id_trains_a_script_of_its_own_with_ddp(
     assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, 12345)
 
 
-@READ_ONLY_ROOT
+@pytest.mark.needs("mounts", "other users")
 def test_on_a_read_only_root_the_image_trains_and_says_at_start_and_end_that_results_go(slipway: Run) -> None:
     job = slipway("linear", "--epochs", "1", before=(*LOCKED, *ANYBODY), SLIPWAY_IMAGE="0.1.0-test", TMPDIR="/tmp")
     assert job.end() == 0, job.text
@@ -117,7 +98,7 @@ def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(slipw
     assert "no volume" not in slipway("linear", "--epochs", "1", "--run-dir", f"{in_memory}/2").text
 
 
-@AS_ANYBODY
+@pytest.mark.needs("other users")
 def test_a_node_that_cannot_write_its_results_ends_the_job_for_all_with_its_own_words(start: Run) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -58,6 +58,7 @@ def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(slipway: Run, s
     assert not any("out of memory" in line for line in cause)
 
 
+@pytest.mark.needs("memory cgroup")
 def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path) -> None:
     with small_memory(1 << 30) as inside:
         job = slipway("own.py", "--then", "eat", before=inside, NPROC_PER_NODE="2")

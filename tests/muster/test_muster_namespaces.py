@@ -1,8 +1,6 @@
 """Launchers as hosts with networks of their own: network namespaces, veth pairs and bridges, as root on Linux."""
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from crew import Process
 
+pytestmark = pytest.mark.needs("network namespaces")
 PORT = 29500
 # A hub that forwards one TCP port, as docker-proxy does for -p 29500:29500.
 PROXY = """
@@ -39,23 +38,6 @@ asyncio.run(main())
 
 def ip(command: str) -> None:
     subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True)
-
-
-def obstacle() -> str | None:
-    """Why namespaces cannot be made here, or None."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if not shutil.which("ip"):
-        return "network namespaces need the command ip (Debian package iproute2)"
-    name = f"sw{os.getpid()}t"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        return "this kernel or container does not allow network namespaces"
-    subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return None
-
-
-REASON = obstacle()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 class Net:
@@ -210,9 +192,8 @@ def test_the_listener_of_a_job_on_loopback_is_not_on_the_network(net: Net, hosts
         assert process.finish() == 76
 
 
+@pytest.mark.needs("IPv6")
 def test_ipv6_hosts_agree_too(net: Net, hosts: list[str]) -> None:
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6 in this kernel")
     for number, host in enumerate(hosts[:2]):
         ip(f"-n {host} addr add fd77::{number + 2}/64 dev fabric0 nodad")
     crew = [net.launch(hosts[rank], rank, 2, address="fd77::2") for rank in range(2)]

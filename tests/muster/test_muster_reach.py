@@ -15,6 +15,7 @@ from slipway.launch.muster.trouble import CAUSES, RING, TryLaterError, classify,
 from slipway.launch.reach import free_port, interface_towards, is_loopback, listen, port_holder
 
 
+@pytest.mark.needs("IPv6")
 def test_a_listener_takes_both_families() -> None:
     with listen(0) as door:
         port = door.getsockname()[1]

@@ -1,7 +1,6 @@
 """What the tests of releases share: the image, a small stand-in for it, a registry."""
 
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -11,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import ROOT, output, run
+from commands import output, run
+from needs import REGISTRY
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,18 +36,8 @@ def small(undo: ExitStack, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def zstd() -> None:
-    """The program that packs."""
-    if not shutil.which("zstd"):
-        pytest.skip("zstd is missing")
-
-
-@pytest.fixture
 def registry(undo: ExitStack, tmp_path: Path) -> str:
     """Debian's registry on this machine, empty; its address."""
-    program = ROOT / ".venv/bin/docker-registry"
-    if not program.exists():
-        pytest.skip("there is no registry to push to (tests/release/tools.sh)")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -56,7 +46,7 @@ def registry(undo: ExitStack, tmp_path: Path) -> str:
         f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'blobs'}}}}}\nhttp: {{addr: '{address}'}}\n"
     )
     log = undo.enter_context((tmp_path / "registry.log").open("w"))
-    process = undo.enter_context(subprocess.Popen([program, "serve", settings], stdout=log, stderr=log))
+    process = undo.enter_context(subprocess.Popen([REGISTRY, "serve", settings], stdout=log, stderr=log))
     undo.callback(process.terminate)
     until = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < until:

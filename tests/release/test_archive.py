@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import make, output, run
 
-pytestmark = pytest.mark.usefixtures("zstd")
+pytestmark = pytest.mark.needs("zstd")
 
 
 def image_id(image: str) -> str:

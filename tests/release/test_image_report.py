@@ -14,7 +14,7 @@ from commands import ROOT, make, run
 
 report = runpy.run_path(str(ROOT / "images/release/report.py"))
 Layer, Report = report["Layer"], report["Report"]
-pytestmark = pytest.mark.usefixtures("zstd")
+pytestmark = pytest.mark.needs("zstd")
 
 
 def figures(table: str) -> dict[str, tuple[int, int]]:

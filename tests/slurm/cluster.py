@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hosts import ADDRESSES, FREEZER, HUB, NODES, Hosts
+from hosts import ADDRESSES, HUB, NODES, Hosts
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under load
@@ -262,18 +261,3 @@ class Cluster:
 
 def _as(user: int) -> list[str]:
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
-
-
-def obstacle(tracking: str) -> str:
-    """Why no such cluster can be made here, empty where it can."""
-    if os.geteuid():
-        return "a Slurm cluster of one's own needs root"
-    if not all(shutil.which(program, path=PATH) for program in ("munged", "slurmctld", "slurmd", "sbatch")):
-        return "Slurm is missing; tests/slurm/packages.sh installs Debian's"
-    if subprocess.run(
-        ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "true"], capture_output=True
-    ).returncode:
-        return "this kernel or container does not allow namespaces"
-    if tracking == "cgroup" and not FREEZER.is_dir():
-        return f"this kernel mounts no {FREEZER}, by which Slurm 22.05 tracks processes where there is no systemd"
-    return ""

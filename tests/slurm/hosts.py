@@ -10,9 +10,10 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from needs import FREEZER
+
 HUB, NODES = "hub", ("node1", "node2", "node3", "node4")
 ADDRESSES = {HUB: "10.77.0.1", **{name: f"10.77.0.{11 + index}" for index, name in enumerate(NODES)}}
-FREEZER = Path("/sys/fs/cgroup/freezer")  # cgroup v1
 SPACES = {"mount": "mnt", "uts": "uts", "net": "net", "pid": "pid"}  # nsenter's options, and names in /proc
 # The first process of a host reaps what is left to it, as an init does. A host sees its own part of the freezer's cgroups.
 INIT = """

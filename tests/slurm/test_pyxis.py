@@ -23,6 +23,7 @@ from pyxis.site import ForeignCluster, Site
 
 SLIPWAY = "/opt/slipway/bin/slipway"  # where it always is; a bare name needs the PATH of the image
 FOREIGN = bool(os.environ.get("SLIPWAY_TEST_PYXIS"))
+pytestmark = [] if FOREIGN else pytest.mark.needs("engine")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
 # What a task finds, one `name=value` a line.
 PROBE = r"""

@@ -20,8 +20,6 @@ STRANGER = ("setpriv", "--reuid=12347", "--regid=12347", "--clear-groups")
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder in which every user may make one, as on a cluster's shared disk."""
-    if os.getuid():
-        pytest.skip("only root can become other users")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o1777)
     yield folder

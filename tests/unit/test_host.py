@@ -16,6 +16,7 @@ def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: "somebody")
     assert "USER" not in read_host({}).mended
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     assert read_host({}).mended["USER"] == read_host({}).mended["LOGNAME"] == f"uid-{os.getuid()}"

