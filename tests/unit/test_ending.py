@@ -155,6 +155,123 @@ def test_a_worker_that_wrote_half_a_file_is_told_by_its_status(tmp_path: Path) -
     assert "SIGKILL" in tell_ending(facts, tmp_path, NOW).evidence
 
 
+@pytest.mark.parametrize(
+    ("files", "failures", "time"),
+    [
+        ({0: CRASH | {"time": 4}}, [failure(0, 1, 6.0)], 4.0),
+        ({0: CRASH | {"time": None}}, [failure(0, 1, 6.0)], 6.0),
+        ({0: CRASH | {"time": "soon"}}, [], NOW),
+        ({}, [failure(0, 3, 6.0)], 6.0),
+    ],
+)
+def test_when_it_happened_is_told_by_the_worker_then_by_torchrun(
+    tmp_path: Path, files: dict[int, dict[str, Any]], failures: list[dict[str, Any]], time: float
+) -> None:
+    assert end(tmp_path, files, status=1, failures=failures).time == time
+
+
+def test_a_launcher_that_was_frozen_was_lost_when_it_froze(tmp_path: Path) -> None:
+    assert end(tmp_path, status=-9, lost="node 1", still=20.0).time == NOW - 20
+
+
+@pytest.mark.parametrize(("status", "word"), [(0, "finished"), (1, "peer"), (-9, "peer")])
+def test_a_node_that_others_left_ended_by_itself_or_because_of_them(tmp_path: Path, status: int, word: str) -> None:
+    assert end(tmp_path, own=False, status=status, lost="node 1").word == word
+
+
+@pytest.mark.parametrize(
+    ("ranks", "files", "says", "rank"),
+    [
+        ((0,), {}, "SIGTERM: rank 0 had not ended when the grace was over, and was killed", 0),
+        ((0, 1), {}, "SIGTERM: ranks 0, 1 had not ended when the grace was over, and were killed", 0),
+        ((0, 1), {0: file("stopped")}, "SIGTERM: rank 1 had not ended when the grace was over, and was killed", 1),
+        ((2, 3), {2: LOST, 3: LOST}, "SIGTERM: ranks 2, 3 had not ended when the grace was over, and were killed", 2),
+    ],
+)
+def test_who_had_not_ended_when_the_grace_was_over_is_named(
+    tmp_path: Path, ranks: tuple[int, ...], files: dict[int, dict[str, Any]], says: str, rank: int
+) -> None:
+    outcome = end(tmp_path, files, ranks=ranks, status=-9, killed=True, **STOP)
+    assert (outcome.evidence, outcome.rank) == (says, rank)
+
+
+@pytest.mark.parametrize(
+    ("files", "facts", "evidence"),
+    [
+        ({0: file("finished", message=""), 1: file("finished", message="b")}, {}, "b"),
+        ({1: file("finished", message="b"), 0: file("finished", message="a")}, {}, "a"),
+        ({0: file("finished", message="")}, {"ranks": (0,)}, ""),
+        ({0: file("stopped", message=""), 1: file("stopped", message="")}, STOP, "SIGTERM"),
+        ({0: file("finished", message="a"), 1: file("stopped", message="b")}, STOP, "b"),
+        ({0: file("stopped", message="a"), 1: file("cancelled", message="b")}, CANCEL, "b"),
+    ],
+)
+def test_the_first_rank_that_has_something_to_say_says_it(
+    tmp_path: Path, files: dict[int, dict[str, Any]], facts: dict[str, Any], evidence: str
+) -> None:
+    assert end(tmp_path, files, **facts).evidence == evidence
+
+
+@pytest.mark.parametrize(
+    ("failures", "facts", "word", "rank"),
+    [
+        # As shells count signals, and as Python does.
+        ([failure(0, 128 + signal.SIGTERM)], STOP, "stopped", 0),
+        ([failure(0, -signal.SIGTERM)], STOP, "stopped", 0),
+        ([failure(0, 128 + signal.SIGINT)], STOP, "failed", 0),
+        ([failure(0, signal.SIGTERM)], STOP, "failed", 0),
+        # Who failed before explains who ended as asked, whoever was first; a signal from outside explains a failure.
+        ([failure(0, -signal.SIGTERM, 1.0), failure(1, 3, 9.0)], STOP, "failed", 1),
+        ([failure(0, 3, 1.0), failure(1, KILLED, 9.0)], {}, "failed", 1),
+        ([failure(0, ABORTED, 1.0), failure(1, 3, 9.0)], {}, "failed", 1),
+        ([failure(0, ABORTED, 1.0), failure(1, KILLED, 9.0)], {}, "failed", 1),
+        ([failure(0, 3, 9.0), failure(1, 3, 1.0)], {}, "failed", 1),
+        ([failure(1, 3, 1.0), failure(0, 3, 1.0)], {}, "failed", 0),
+    ],
+)
+def test_of_several_scripts_ranks_the_cause_comes_before_its_consequences(
+    tmp_path: Path, failures: list[dict[str, Any]], facts: dict[str, Any], word: str, rank: int
+) -> None:
+    outcome = end(tmp_path, own=False, status=1, failures=failures, **facts)
+    assert (outcome.word, outcome.rank) == (word, rank)
+
+
+@pytest.mark.parametrize("word", ["usage", "gone", ""])
+def test_a_word_that_nobody_knows_is_a_failure(tmp_path: Path, word: str) -> None:
+    assert end(tmp_path, {0: file(word)}, status=1).word == "failed"
+
+
+@pytest.mark.parametrize(
+    ("number", "own", "word"),
+    [("28", True, "unhealthy"), ("122", True, "unhealthy"), ("5", True, "unhealthy"), ("30", True, "unhealthy"),
+     ("2", True, "failed"), ("12", True, "failed"), ("28", False, "failed")],
+)  # fmt: skip
+def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, number: str, own: bool, word: str) -> None:
+    """A script may write where it likes: a full disk is then its own affair."""
+    last = {0: [f"OSError: [Errno {number}] it failed"]}
+    assert end(tmp_path, own=own, status=1, failures=[failure(0, 1)], last=last).word == word
+
+
+@pytest.mark.parametrize(
+    ("facts", "word", "says"),
+    [
+        ({"disk": "the stop flag cannot be written"}, "unhealthy", "the stop flag cannot be written"),
+        ({"status": -9, "ooms": 1}, "failed", "out of memory"),
+        ({"status": -15, "ooms": 1}, "failed", "torchrun was ended by SIGTERM"),
+        ({"status": 1, "started": True, "agent_log": "Timeout"}, "failed", "torchrun ended with 1: Timeout"),
+        ({"status": 1, "started": False, "agent_log": "it timed out"}, "peer", "torchrun ended with 1: it timed out"),
+        ({"status": 2, "started": False, "agent_log": "no such option"}, "failed", "torchrun ended with 2"),
+        ({"status": 1, "started": True, **STOP}, "failed", "torchrun ended with 1: no message"),
+        ({"status": 1, "agent_log": " first \n last \n \n"}, "failed", "torchrun ended with 1: last"),
+    ],
+)
+def test_where_no_worker_failed_its_parent_did(tmp_path: Path, facts: dict[str, Any], word: str, says: str) -> None:
+    outcome = end(tmp_path, **facts)
+    assert outcome.word == word
+    assert says in outcome.evidence
+    assert not says.startswith("torchrun ended") or outcome.evidence.startswith(says)
+
+
 def test_the_time_and_place_of_the_first_cause_are_kept(tmp_path: Path) -> None:
     outcome = end(tmp_path, {1: CRASH}, status=1, failures=[failure(1, 1, 6.0)])
     assert (outcome.time, outcome.where) == (4.0, "train.py:12 in step")

@@ -1,7 +1,18 @@
 """Every row of the contract at the container's door, the winners' sources, and the line of arithmetic."""
 
 import pytest
-from environments import BARE_SRUN, CASES, ENROOT, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE, Case
+from environments import (
+    BARE_SRUN,
+    CASES,
+    ENROOT,
+    INDEXED_JOB,
+    PER_PROCESS,
+    PLAIN,
+    PYTORCHJOB_NEW,
+    TRAINER,
+    TWO_TASKS_PER_NODE,
+    Case,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import make_devices, resolve
@@ -72,6 +83,27 @@ def test_the_first_match_of_the_order_wins(
         ({}, make_devices(0), "1 node × 2 CPU processes = 2 processes (inside your script WORLD_SIZE is 2)"),
         ({}, make_devices(0, cpus=1.0), "1 node × 1 CPU process = 1 process (inside your script WORLD_SIZE is 1)"),
         (PER_PROCESS, make_devices(2), "2 nodes × 2 GPUs = 4 processes (inside your script WORLD_SIZE is 4)"),
+        (PER_PROCESS, make_devices(1), "2 nodes × 2 GPUs = 4 processes (inside your script WORLD_SIZE is 4)"),
+        (
+            PLAIN | {"WORLD_SIZE": "2:4"},
+            make_devices(8),
+            "2 to 4 nodes × 8 GPUs = at most 32 processes (inside your script WORLD_SIZE is 16 to 32)",
+        ),
+        (
+            {"NPROC_PER_NODE": "3", "SLIPWAY_OVERSUBSCRIBE": "1"},
+            make_devices(1),
+            "1 node × 3 processes sharing 1 GPU = 3 processes (inside your script WORLD_SIZE is 3)",
+        ),
+        (
+            {"NPROC_PER_NODE": "3", "SLIPWAY_OVERSUBSCRIBE": "1"},
+            make_devices(2),
+            "1 node × 3 processes sharing 2 GPUs = 3 processes (inside your script WORLD_SIZE is 3)",
+        ),
+        (
+            {"NPROC_PER_NODE": "1"},
+            make_devices(2),
+            "1 node × 1 GPU = 1 process (inside your script WORLD_SIZE is 1)",
+        ),
     ],
 )
 def test_every_start_says_the_arithmetic(environ: dict[str, str], devices: Devices, line: str) -> None:
@@ -138,12 +170,79 @@ def test_an_indexed_job_without_a_number_of_nodes_says_what_to_set() -> None:
     assert any("NNODES" in note for note in notes)
 
 
+def test_an_indexed_job_that_says_how_many_pods_it_has_is_told_nothing() -> None:
+    notes = resolve(INDEXED_JOB | {"NNODES": "4"}, fqdn="lm-2.lm.default.svc").notes
+    assert not any("NNODES" in note for note in notes)
+
+
+def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
+    assert any("--gpus-per-node=N" in note for note in resolve(BARE_SRUN).notes)
+    assert not any("no GPU" in note for note in resolve({"NPROC_PER_NODE": "cpu"}, devices=make_devices(1)).notes)
+
+
+def test_one_launcher_per_process_is_told_with_its_rank() -> None:
+    notes = resolve(PER_PROCESS).notes
+    assert any(note.startswith("one launcher per process (from LOCAL_RANK): this one runs rank 3") for note in notes)
+    assert not any("per process" in note for note in resolve(PLAIN).notes)
+
+
+@pytest.mark.parametrize(
+    ("environ", "restarts", "replaces", "begun"),
+    [
+        ({}, 0, False, False),
+        (BARE_SRUN, 0, False, False),
+        (BARE_SRUN | {"SLURM_RESTART_COUNT": "0"}, 0, False, False),
+        (BARE_SRUN | {"SLURM_RESTART_COUNT": "1"}, 1, False, True),
+        (BARE_SRUN | {"SLURM_RESTART_COUNT": "12"}, 12, False, True),
+        (BARE_SRUN | {"SLURM_RESTART_COUNT": "often"}, 0, False, False),
+        (BARE_SRUN | {"SLURM_RESTART_COUNT": "2"} | INDEXED_JOB | {"RANK": "1"}, 2, True, True),
+        (INDEXED_JOB | {"NNODES": "4"}, 0, True, True),
+    ],
+)
+def test_whether_the_job_may_have_begun_before(
+    environ: dict[str, str], restarts: int, replaces: bool, begun: bool
+) -> None:
+    options = {"RANK": "1"} if "JOB_COMPLETION_INDEX" in environ else {}
+    topology = resolve(environ, options, fqdn="lm-2.lm.default.svc")
+    assert (topology.restarts, topology.replaces, topology.may_have_begun) == (restarts, replaces, begun)
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "world", "ports"),
+    [
+        ({"MASTER_PORT": "4000"}, 0, 2, (4000, 4000)),
+        ({"MASTER_PORT": "0"}, 0, 2, (40_001, 40_001)),  # what this host says is free
+        (PLAIN, 1, 4, (29_500, 29_501)),  # the launchers meet on the first, torchrun's store takes the next
+        (PLAIN | {"WORLD_SIZE": "2:4"}, 1, 8, (29_500, 29_501)),
+        (PER_PROCESS, 3, 4, (29_500, 29_500)),
+        (PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}, 0, 4, (29_500, 29_500)),
+        (PER_PROCESS | {"RANK": "2", "LOCAL_RANK": "0"}, 2, 4, (29_500, 29_500)),
+    ],
+)
+def test_who_decides_for_all_and_where_the_nodes_and_the_workers_meet(
+    environ: dict[str, str], rank: int, world: int, ports: tuple[int, int]
+) -> None:
+    topology = resolve(environ)
+    assert (topology.rank, topology.world_size) == (rank, world)
+    assert (topology.master_port, topology.store_port) == ports
+
+
+def test_each_process_of_a_launcher_per_process_belongs_to_its_node() -> None:
+    nodes = [resolve(PER_PROCESS | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2)}).node_rank for rank in range(4)]
+    assert nodes == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("step", "port"), [("0", 31_470), ("1", 28_610)])
+def test_the_port_of_a_step_is_the_same_on_all_nodes_and_in_all_versions(step: str, port: int) -> None:
+    assert resolve(BARE_SRUN | {"SLURM_STEP_ID": step}).master_port == port
+
+
 @given(st.integers(1, 2**31), st.integers(0, 2**20))
 def test_slurms_port_is_even_and_below_the_ephemeral_ones(job: int, step: int) -> None:
     environ = BARE_SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
     port = resolve(environ).master_port
     assert port % 2 == 0
-    assert 1024 < port < 32_768
+    assert 20_000 <= port < 32_768
     assert resolve(environ | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}).master_port == port
 
 
