@@ -1,5 +1,6 @@
 """The torchrun command and environment that come out of a topology; nothing is started."""
 
+import dataclasses
 import json
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.plan import flight_recorder, plan_json, plan_lines, resolved_values
+from slipway.launch.plan import flight_recorder, interfaces, plan_json, plan_lines, resolved_values
 from slipway.launch.redact import redact
 from slipway.launch.settings import SETTINGS
 from slipway.launch.topology import TOPOLOGICAL
@@ -182,3 +183,109 @@ def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[st
     told = flight_recorder(environ, "node-0/logs/nccl-rank-")
     assert set(told) == names
     assert told.get("TORCH_FR_DUMP_TEMP_FILE", "node-0/logs/nccl-rank-") == "node-0/logs/nccl-rank-"
+
+
+@pytest.mark.parametrize(
+    ("environ", "env_file", "told"),
+    [
+        ({}, {}, (None, None, None, None)),
+        ({"SLIPWAY_DEBUG": "1"}, {}, ("distributed", "INFO", "INFO", "/dev/stderr")),
+        ({"SLIPWAY_DEBUG": "1", "NCCL_DEBUG": "WARN"}, {}, ("distributed", "INFO", None, "/dev/stderr")),
+        ({"SLIPWAY_DEBUG": "1"}, {"NCCL_DEBUG": "WARN"}, ("distributed", "INFO", "WARN", "/dev/stderr")),
+        ({"SLIPWAY_DEBUG": "0"}, {}, (None, None, None, None)),
+    ],
+)
+def test_debug_lets_torch_and_nccl_speak_unless_the_user_decided_otherwise(
+    environ: dict[str, str], env_file: dict[str, str], told: tuple[str | None, ...]
+) -> None:
+    env = plan_for(environ=environ, env_file=env_file).env
+    names = ("TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "NCCL_DEBUG_FILE")
+    assert tuple(env.get(name) for name in names) == told
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME"}),
+        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": "eth1"}, {"NCCL_SOCKET_IFNAME"}),
+    ],
+)
+def test_one_interface_is_kept_to_where_the_user_named_none(environ: dict[str, str], names: set[str]) -> None:
+    assert interfaces("eth0", environ) == dict.fromkeys(names, "eth0")
+
+
+def test_one_launcher_per_process_leaves_the_interface_to_the_user_even_on_one_node() -> None:
+    environ = PER_PROCESS | {"RANK": "1", "WORLD_SIZE": "2"}
+    made = plan_for(environ=environ)
+    assert (made.topology.nodes, "GLOO_SOCKET_IFNAME" in made.env) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "absent"),
+    [
+        ({}, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}),  # torchrun sets them
+        (PLAIN, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}),
+        (PER_PROCESS, set()),
+    ],
+)
+def test_only_without_torchrun_the_launcher_places_the_worker(environ: dict[str, str], absent: set[str]) -> None:
+    placing = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    assert placing - set(plan_for(environ=environ).env) == absent
+
+
+def test_what_only_compose_reads_does_not_reach_the_workers() -> None:
+    made = plan_for(env_file={"COMPOSE_FILE": "a.yaml", "NNODES": "1", "MINE": "1"})
+    assert {"COMPOSE_FILE", "NNODES", "MINE"} & set(made.env) == {"MINE"}
+
+
+def test_only_what_is_misread_or_decided_changes_in_the_environment() -> None:
+    made = plan_for(environ={"RANK": "0", "PET_X": "1", "HOME": "/h"})
+    assert made.unset == ("PET_X", "RANK")
+    assert made.environment({"RANK": "0", "PET_X": "1", "HOME": "/h"}) == {"HOME": "/h", **made.env}
+
+
+def plan_of(environ: dict[str, str], options: list[str], words: tuple[str, ...] = ("linear",)) -> list[str]:
+    made = plan_for(words, environ)
+    return plan_lines(made, resolved_values(made.topology, make_sources(environ)), options)
+
+
+def test_the_plan_for_people_is_a_table_of_values_and_a_command() -> None:
+    environ = PLAIN | {"NNODES": "3", "RANK": "2", "NODE_RANK": ""}
+    lines = plan_of(environ, ["lr  0.1"])
+    assert lines[0].startswith("3 nodes × 2 CPU processes")
+    rows = lines[lines.index("") + 1 :]
+    width = len("SLIPWAY_HEARTBEAT_TIMEOUT")
+    assert rows[0] == f"{'WORLD_SIZE':<{width}}  {'3':<17}  environment (NNODES)"
+    assert rows[1] == f"{'':<{width}}  overrules 2 from environment (WORLD_SIZE)"
+    assert rows[2] == f"{'RANK':<{width}}  {'2':<17}  environment (RANK)"
+    assert f"{'SLIPWAY_RUN_DIR':<{width}}  {'-':<17}  default" in rows
+    assert f"{'WORKLOAD':<{width}}  gpt --preset tiny  default" in rows
+    end = rows.index("")
+    assert rows[end : end + 4] == ["", "options of linear:", "lr  0.1", ""]
+    assert rows[end + 4 : end + 6] == ["torchrun:", "unset MASTER_ADDR NNODES NODE_RANK RANK WORLD_SIZE"]
+    assert rows[-2].startswith("env CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=2 ")
+    assert rows[-2].endswith(" \\")
+    assert rows[-1].startswith("  torchrun --nnodes=3 --node-rank=2 ")
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "said"),
+    [
+        ({}, ("linear",), "torchrun:"),
+        (PER_PROCESS, ("linear",), "the workload, as one process of the job:"),
+    ],
+)
+def test_the_plan_says_what_is_started(environ: dict[str, str], words: tuple[str, ...], said: str) -> None:
+    lines = plan_of(environ, [], words)
+    assert said in lines
+    assert not any(line.startswith("options of") for line in lines)
+    assert any(line.startswith("unset ") for line in lines) is bool(environ)
+
+
+def test_the_image_is_named_where_there_is_one() -> None:
+    made = plan_for()
+    inside = dataclasses.replace(made, topology=dataclasses.replace(made.topology, image="0.1.0-abc"))
+    values = resolved_values(made.topology, make_sources({}))
+    assert plan_lines(inside, values, [])[1] == "in the image 0.1.0-abc"
+    assert not any("in the image" in line for line in plan_lines(made, values, []))
