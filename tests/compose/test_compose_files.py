@@ -11,6 +11,8 @@ from compose_projects import CPU, ONE_NODE, ROOT, TWO_NODES, Project
 
 from slipway.launch.settings import BY_NAME
 
+pytestmark = pytest.mark.core
+
 each_combination = pytest.mark.parametrize("files", [ONE_NODE, CPU, TWO_NODES])
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
 from compose_projects import CPU, LINEAR, TWO_NODES, Project, docker
 
 
@@ -50,6 +51,7 @@ def test_a_stopped_training_stays_stopped_and_goes_on_when_asked_to(project: Cal
     made.wait_for_text("train", "going on from /checkpoints/linear-")
 
 
+@pytest.mark.core
 def test_up_after_the_end_says_that_it_is_finished(project: Callable[..., Project]) -> None:
     made = project(COMPOSE_FILE=CPU, WORKLOAD="linear --steps 20")
     assert "finished on 1 node: 20 steps" in made("up")

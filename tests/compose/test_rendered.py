@@ -80,6 +80,7 @@ def test_a_secret_comes_from_the_shell(project: Callable[..., Project]) -> None:
     assert told["SLIPWAY_TOKEN"] == "another one"
 
 
+@pytest.mark.core
 def test_up_trains_to_the_end(project: Callable[..., Project]) -> None:
     made = project(COMPOSE_FILE=RENDERED)
     render(made, "--gpus", "0", "linear", "--steps", "20")

@@ -41,6 +41,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.core
 @pytest.mark.timeout(600)
 def test_the_first_command_of_the_readme_trains_without_a_docker_engine(tmp_path: Path) -> None:
     [block] = [block for block in read_blocks(ROOT / "README.md") if block.test == "tests/docs/test_blocks.py"]

@@ -120,6 +120,7 @@ def test_a_scheduler_takes_three_steps(checkout: Checkout) -> None:
     assert "2 nodes × 2 CPU processes" in checkout.follow("A scheduler in three steps")
 
 
+@pytest.mark.core
 def test_the_table_names_every_folder() -> None:
     named = set(
         re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]+)\|", section("What lies where"), re.MULTILINE)))
@@ -132,6 +133,7 @@ def test_the_table_names_every_folder() -> None:
     assert named == wanted | {"entrypoint/slipway"}
 
 
+@pytest.mark.core
 def test_the_citation_names_the_version_of_the_code() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -141,6 +143,7 @@ def test_the_citation_names_the_version_of_the_code() -> None:
     assert {"message", "title"} <= set(citation)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
 def test_a_form_asks_for_what_there_is(form: Path) -> None:
     made = yaml.safe_load(form.read_text())
@@ -157,6 +160,7 @@ def test_a_form_asks_for_what_there_is(form: Path) -> None:
         assert [option for option in re.findall(r"--[\w-]+", words) if option not in helped] == []
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_a_hook_runs_what_make_lint_runs(hook: dict[str, Any]) -> None:
     program, *words = hook["entry"].split()

@@ -27,6 +27,8 @@ from slipway.launch.settings import BY_NAME, SETTINGS, Sources
 from slipway.launching import take_options
 from slipway.train.options import WORKLOADS, ConfigurationError, parse
 
+pytestmark = pytest.mark.core
+
 NAMES = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
 SERVICES = {
     name for file in (ROOT / "compose").glob("*.yaml") for name in re.findall(r"^  (\w+):", file.read_text(), re.M)

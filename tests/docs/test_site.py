@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 ENTRIES = dict(re.findall(r"^### (\d+\. [^\n]+)\n(.*?)(?=^##)", PAGE, re.DOTALL | re.MULTILINE))

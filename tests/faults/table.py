@@ -116,7 +116,17 @@ def stops() -> list[Fault]:
         for times in (1,) if data else (1, 2):  # the stop ends the waiting for data, long before a second one
             provoke = stopped(SIGTERM, times, *words, **where)
             line = f"stopped by the system: .*stopped at step {step} of 40, snapshot saved"
-            rows.append(Fault(f"SIGTERM ×{times}, {phase}", provoke, 75, line, STOP, Resume(step)))
+            rows.append(
+                Fault(
+                    f"SIGTERM ×{times}, {phase}",
+                    provoke,
+                    75,
+                    line,
+                    STOP,
+                    Resume(step),
+                    core=phase == "saving" and times == 1,
+                )
+            )
     return rows
 
 
@@ -132,7 +142,7 @@ def dies(moment: str, event: str, pattern: str, number: int, step: int) -> Fault
 
 
 FAULTS = [
-    Fault("exception in a worker", inside("fail"), 1, LOST.format(1, "RuntimeError: boom"), SOON, FROM_20),
+    Fault("exception in a worker", inside("fail"), 1, LOST.format(1, "RuntimeError: boom"), SOON, FROM_20, core=True),
     Fault("a worker leaves with 3", inside("leave"), 1, LOST.format(1, "exit code 3"), SOON, FROM_20),
     Fault("a worker crashes", inside("crash"), 1, LOST.format(1, "SIGSEGV"), SOON, FROM_20),
     Fault("exception before the first step", inside("fail", "--max-restarts", "3", beat=("load", 0, 1)), 1, LOST.format(1, "RuntimeError: boom"), SOON, Resume()),
@@ -144,7 +154,7 @@ FAULTS = [
     Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED),
     Fault("exception in every attempt", inside("fail", "--max-restarts", "9", beat=("train", 5, 1)), 93, "no progress: .*3 attempts left no snapshot at all", HANG, Resume()),
     Fault("SIGSTOP of rank 1", sent(SIGSTOP, "rank 1", "--hang-seconds", "6"), 76, BEHIND.format(".*SIGSTOP"), HANG, FROM_20),
-    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20),
+    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20, core=True),
     Fault("rank 1's data never come", inside("spin", "--hang-seconds", "6", "--workers", "1", batch=(52,)), 76, BEHIND.format(r"\(.*data"), HANG, FROM_20),
     Fault("SIGTERM before the workers", stopped_when("run directory", SIGTERM), 75, "stopped by the system: .*stopped at step 0 of 40", STOP, Resume(0)),
     *stops(),
@@ -168,7 +178,7 @@ FAULTS = [
     dies("before its name is durable", "open", "snapshots$", 2, 20),
     dies("before the older one goes", "os.rename", "step-00000010$", 1, 20),
     dies("while the older one goes", "os.remove", "model.safetensors$", 1, 20),
-    Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has")),
+    Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has"), core=True),
     Fault("bit-flipped snapshot", found(flip("optimizer.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/optimizer.safetensors has")),
     Fault("file of a snapshot deleted", found(delete("ranks.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/ranks.safetensors is missing")),
     Fault("file of a snapshot empty", found(empty("state.json")), 0, "^finished", SOON, Resume(10, says="step-00000020/state.json has 0 bytes")),
@@ -178,10 +188,10 @@ FAULTS = [
     Fault("file times lie", found(turn_times_round), 0, "^finished", SOON, FROM_20),
     Fault("clock set back by a day", clock_set_back, 0, "^finished on 1 node", SOON, FINISHED),
     Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
-    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20),
+    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20, core=True),
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
     Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine",)),
-    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",)),
+    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), core=True),
     Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("engine",)),
 ]  # fmt: skip
 
@@ -198,7 +208,7 @@ FIRST, SAVE, EVALUATE = losses.FIRST_STEP, losses.SAVING, losses.EVALUATION
 
 PARTINGS = [
     Parting("node 1 killed", losses.killed(1, TRAINING), FINISH, GO_ON, FROM_20),
-    Parting("node 0 killed", losses.killed(0, TRAINING), FINISH, GO_ON, FROM_20),
+    Parting("node 0 killed", losses.killed(0, TRAINING), FINISH, GO_ON, FROM_20, core=True),
     Parting("node 1 killed waiting, first step, saving", losses.killed(1, FIRST, SAVE, waiting=True), finish(3), GO_ON, FROM_20),
     Parting("node 0 killed waiting, saving, evaluation", losses.killed(0, SAVE, EVALUATE, waiting=True), finish(3), GO_ON, Resume(30)),
     Parting("node 1 frozen for a while", losses.frozen(1), FINISH, GO_ON, FROM_20),

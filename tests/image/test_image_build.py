@@ -34,12 +34,14 @@ def inspect(image: str) -> dict:
     return json.loads(docker("image", "inspect", image))[0]
 
 
+@pytest.mark.core
 def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
     names = [entry.partition("=")[0] for entry in inspect(IMAGE)["Config"]["Env"]]
     assert names
     assert not [name for name in names if JOBS_OWN.match(name)]
 
 
+@pytest.mark.core
 def test_it_starts_the_launcher_under_tini_as_a_user_without_rights() -> None:
     config = inspect(IMAGE)["Config"]
     assert config["Entrypoint"] == ["/opt/slipway/bin/entrypoint"]
@@ -49,6 +51,7 @@ def test_it_starts_the_launcher_under_tini_as_a_user_without_rights() -> None:
     assert not config.get("ExposedPorts"), "the rendezvous port is never published"
 
 
+@pytest.mark.core
 def test_its_labels_say_what_it_is_and_what_it_needs() -> None:
     labels = inspect(IMAGE)["Config"]["Labels"]
     assert LABELS.items() <= labels.items()
@@ -56,6 +59,7 @@ def test_its_labels_say_what_it_is_and_what_it_needs() -> None:
         assert labels[f"org.opencontainers.image.{name}"], name
 
 
+@pytest.mark.core
 def test_it_is_at_most_6_8_gigabytes_on_disk() -> None:
     assert inspect(IMAGE)["Size"] <= 6.8e9
 

@@ -32,6 +32,7 @@ def test_the_image_alone_trains_a_gpt_and_says_what_to_try_next(container: Conta
     assert '-v "$PWD/runs:/checkpoints" to docker run' in told[0]
 
 
+@pytest.mark.core
 def test_a_script_of_ones_own_is_found_in_the_working_directory(container: Containers, tmp_path: Path) -> None:
     (tmp_path / "my_script.py").write_text(MY_SCRIPT)
     tmp_path.chmod(0o755)
@@ -39,6 +40,7 @@ def test_a_script_of_ones_own_is_found_in_the_working_directory(container: Conta
     assert job.stdout.count("sum 2 with ['--its-own']") == 2
 
 
+@pytest.mark.core
 def test_help_lists_the_commands_the_workloads_and_the_exit_codes(container: Containers) -> None:
     shown = container("IMG --help").stdout
     for words in ("run", "plan", "sample", "gpt", "linear", "75 stopped by the system"):
@@ -69,6 +71,7 @@ def test_plan_names_what_this_container_lacks(container: Containers) -> None:
     container(f"{WELL} IMG plan")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -41,6 +41,7 @@ def test_a_full_disk_is_an_unhealthy_node(container: Containers) -> None:
     assert "No space left on device" in job.text
 
 
+@pytest.mark.core
 def test_docker_stop_leaves_a_snapshot_and_another_container_goes_on_from_it(
     container: Containers, undo: ExitStack
 ) -> None:

@@ -12,6 +12,7 @@ LOCKED = (
 )
 
 
+@pytest.mark.core
 def test_any_user_trains_read_only_without_capabilities_and_network(container: Containers) -> None:
     job = container(f"{LOCKED} IMG gpt --steps 4 --eval-samples 64 --sample-tokens 8", warns=(NO_VOLUME, SMALL_SHM))
     assert any(line.startswith("finished on 1 node") for line in job.closing), job.text

@@ -53,6 +53,7 @@ OPTION, VARIABLE, ENV_FILE, MOUNTED = (
 )
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("docker", "words", "winner"),
     [

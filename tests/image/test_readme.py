@@ -5,6 +5,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 from job_rules import ACTIONS
 from kubectl import K8S, kustomize, read_documents
@@ -12,6 +13,8 @@ from semantics import findings
 from templates import of_kind
 
 from slipway.launch.errors import EXITS
+
+pytestmark = pytest.mark.core
 
 README = (K8S / "README.md").read_text(encoding="utf-8")
 SAID = {"FailJob": "Failed, at once", "Ignore": "replaces the pod, not counted"}

@@ -6,6 +6,8 @@ from manifests import kustomize
 from policy import Condition, Ended, decide, indexes, judge
 from templates import of_kind
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def spec() -> Document:

@@ -6,6 +6,8 @@ from manifests import kustomize
 from templates import of_kind
 from volumes import amount
 
+pytestmark = pytest.mark.core
+
 REHEARSED = ("base/single", "overlays/cpu", "overlays/pvc", "overlays/rdma", "overlays/kueue", "jobset", "trainer")
 
 

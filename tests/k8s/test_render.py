@@ -10,6 +10,8 @@ from kubectl import K8S, Document, kustomize, read_documents
 from schemas import operator_of, violations
 from semantics import findings
 
+pytestmark = pytest.mark.core
+
 SLIPWAY = Path(sys.executable).with_name("slipway")
 SAME = {
     "base/single": "k8s",

@@ -9,6 +9,8 @@ from kubectl import K8S, compose, find_components, find_folders, kustomize, read
 from schemas import MINORS, operator_of, violations
 from templates import Document, read_pods
 
+pytestmark = pytest.mark.core
+
 BASES = sorted((K8S / "base").iterdir())
 
 

@@ -3,6 +3,8 @@
 import pytest
 from breaking import GONE, POD, TRAIN, Break, broken
 
+pytestmark = pytest.mark.core
+
 CONTEXT = f"{TRAIN} securityContext"
 WHOLE = f"{POD} securityContext"
 ROW = "spec replicatedJobs 0 template spec template spec"

@@ -12,6 +12,8 @@ from semantics import findings
 
 from slipway.launch.errors import CANCELLED, CONFIGURATION, FAILED, NO_PROGRESS, PEER, STOPPED, UNHEALTHY, USAGE
 
+pytestmark = pytest.mark.core
+
 POLICY = "spec podFailurePolicy rules"
 NOBODY = ("bash -c", "hostPath", "privileged", "latest")  # may stand in no manifest
 SET = {"document": "JobSet slipway", "folder": "jobset"}

@@ -39,6 +39,7 @@ def beat(folder: Path, rank: int, attempt: int = 1) -> dict[str, Any]:
     raise AssertionError(f"rank {rank} never came to train in attempt {attempt}")
 
 
+@pytest.mark.core
 def test_a_rank_that_is_killed_costs_an_attempt_and_the_run_goes_on_from_its_snapshot(
     start: Run, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_stop_is_never_followed_by_another_attempt(start: Run, tmp_path: Path)
     assert "starting again" not in job.text
 
 
+@pytest.mark.core
 def test_a_hang_ends_with_the_stacks_of_all_ranks_and_the_name_of_the_one_behind(start: Run, tmp_path: Path) -> None:
     job = start("run", "--hang-seconds", "6", "--max-restarts", "0", *TINY, "--steps", "100000", NPROC_PER_NODE="2")
     job.wait_for("step 3/")

@@ -31,6 +31,7 @@ def checked(node: Node, tmp_path: Path) -> Iterator[Node]:
     assert not (tmp_path / "runs").exists(), "nothing is left behind"
 
 
+@pytest.mark.core
 def test_two_nodes_check_each_other_and_both_show_both_with_the_bandwidth(checked: Node) -> None:
     jobs = [checked(rank) for rank in (1, 0)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text

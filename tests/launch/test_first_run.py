@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launchers import Launcher
 
 Run = Callable[..., Launcher]
 
 
+@pytest.mark.core
 def test_the_default_run_trains_a_gpt_and_says_what_to_try_next(slipway: Run, tmp_path: Path) -> None:
     job = slipway("run", WORKLOAD="gpt --preset tiny --steps 40 --eval-every 20 --sample-tokens 40")
     assert job.end() == 0, job.text

@@ -77,6 +77,7 @@ def test_a_second_ctrl_c_ends_at_once_and_for_good(start: Start, tmp_path: Path)
     assert any("second Ctrl-C" in line for line in job.closing)
 
 
+@pytest.mark.core
 @pytest.mark.needs("mounts")
 def test_a_full_disk_is_the_nodes_fault_and_leaves_no_half_snapshot(start: Start, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:  # less than one snapshot of the tiny GPT

@@ -61,6 +61,7 @@ def test_any_user_id_trains_our_workloads_and_reads_what_they_left(slipway: Run,
     assert "val_loss" in judged.text
 
 
+@pytest.mark.core
 @pytest.mark.needs("other users")
 def test_any_user_id_trains_a_script_of_its_own_with_ddp(
     slipway: Run, anybody: dict[str, object], tmp_path: Path

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launchers import Launcher
 
 Run = Callable[..., Launcher]
@@ -25,6 +26,7 @@ def read_log(run: Path, rank: int) -> list[str]:
     return [line[25:] for line in (run / f"node-0/logs/rank-{rank}.log").read_text().splitlines()[1:]]
 
 
+@pytest.mark.core
 def test_a_training_is_shown_and_packed(slipway: Run, tmp_path: Path) -> None:
     job = slipway("linear", "--run-dir", "runs/one", "--epochs", "2", NPROC_PER_NODE="2")
     assert job.end() == 0, job.text

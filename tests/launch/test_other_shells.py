@@ -30,6 +30,7 @@ def read_json(job: Launcher) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.core
 def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, tmp_path: Path) -> None:
     job = start(*ENDLESS, NPROC_PER_NODE="2")
     job.wait_for("step 3/")

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launchers import Launcher
 
 Node = Callable[..., Launcher]
@@ -34,6 +35,7 @@ def end_all(jobs: list[Launcher]) -> list[int]:
     return [job.end() for job in jobs]
 
 
+@pytest.mark.core
 def test_a_killed_node_and_then_node_0_are_replaced_by_ones_with_empty_disks(node: Node, tmp_path: Path) -> None:
     jobs = start(node, 2, 0, 1)
     jobs[0].wait_for(UNDER_WAY)

@@ -13,6 +13,7 @@ from limits import small_memory
 Run = Callable[..., Launcher]
 
 
+@pytest.mark.core
 def test_a_plain_script_runs_unchanged_with_its_own_flags(slipway: Run, script: Path) -> None:
     job = slipway("run", "--nproc-per-node", "2", "own.py", "--its-own=x", "--flags")
     assert job.end() == 0, job.text
@@ -48,6 +49,7 @@ ENDS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("then", ENDS)
 def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(slipway: Run, script: Path, then: str) -> None:
     job = slipway("own.py", "--then", then, NPROC_PER_NODE="2")
@@ -66,6 +68,7 @@ def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path) -
     assert any("out of memory" in line for line in job.closing), job.closing
 
 
+@pytest.mark.core
 def test_a_script_that_handles_sigterm_gets_it_at_once_and_may_save(start: Run, script: Path) -> None:
     job = start("own.py", "--then", "save", NPROC_PER_NODE="2")
     job.wait_for("[0:0] waiting")

@@ -34,6 +34,7 @@ def process(start: Callable[..., Launcher]) -> Process:
     return launch
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("scheduler", ["plain", "mpirun"])
 def test_each_launcher_runs_its_one_process_and_says_so(process: Process, tmp_path: Path, scheduler: str) -> None:
     words = ("linear", "--epochs", "1", *(("--run-dir", "mine") if scheduler == "plain" else ()))

@@ -7,11 +7,13 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launchers import Launcher
 
 Node = Callable[..., Launcher]
 
 
+@pytest.mark.core
 def test_two_launchers_train_linear_together_and_both_finish(node: Node, tmp_path: Path) -> None:
     jobs = [node(rank, 2, "linear", "--epochs", "1") for rank in (1, 0)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
@@ -30,6 +32,7 @@ def test_nodes_with_own_folders_need_no_shared_file_system(node: Node, tmp_path:
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.core
 def test_a_missing_node_is_named_and_all_that_came_end_with_76(node: Node) -> None:
     jobs = [node(rank, 4, "linear", SLIPWAY_MUSTER_TIMEOUT="8") for rank in (0, 1, 3)]
     assert [job.end() for job in jobs] == [76, 76, 76], jobs[0].text
@@ -39,6 +42,7 @@ def test_a_missing_node_is_named_and_all_that_came_end_with_76(node: Node) -> No
         assert "torchrun" not in job.text
 
 
+@pytest.mark.core
 def test_different_arguments_end_with_78_and_a_table_on_both(node: Node, tmp_path: Path) -> None:
     jobs = [node(rank, 2, "linear", "--epochs", str(rank + 1)) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [78, 78], jobs[0].text
@@ -85,6 +89,7 @@ def test_a_wrong_token_is_turned_away(node: Node) -> None:
     assert "canary" not in jobs[0].text + jobs[1].text
 
 
+@pytest.mark.core
 def test_an_exception_on_one_node_is_the_first_cause_on_all(node: Node, script: Path) -> None:
     jobs = [node(rank, 2, "own.py", "--then", "raise") for rank in (0, 1)]
     assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text

@@ -21,6 +21,7 @@ def last_step(folder: Path) -> int:
     return int(snapshots(folder)[-1].removeprefix("step-"))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 79)], ids=lambda value: str(value)
 )
@@ -62,6 +63,7 @@ def test_a_stop_before_the_workers_have_started_ends_at_once(start: Run) -> None
     assert job.end() == 75, job.text
 
 
+@pytest.mark.core
 def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(start: Run, slipway: Run, tmp_path: Path) -> None:
     job = start(*ENDLESS, NPROC_PER_NODE="2")
     job.wait_for("step 3/")

@@ -4,9 +4,11 @@ import json
 import urllib.request
 from contextlib import ExitStack
 
+import pytest
 from commands import make, output, run
 
 
+@pytest.mark.core
 def test_all_tags_name_the_image_by_one_digest(small: str, registry: str) -> None:
     repository = f"{registry}/owner/slipway"
     pushed = make("push", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3")

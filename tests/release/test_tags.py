@@ -3,6 +3,8 @@
 import pytest
 from commands import ROOT, make, output, run
 
+pytestmark = pytest.mark.core
+
 TORCH = "torch2.10.0-cu128"
 
 

@@ -7,6 +7,8 @@ import pytest
 import yaml
 from commands import ROOT, output, run
 
+pytestmark = pytest.mark.core
+
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 # What only the runner, the registry and the signing service can do.
 NOT_MAKE = re.compile(r"sudo rm -rf |sudo --preserve-env=\S+ \.ci/run$|docker login |cosign |gh release create |echo ")

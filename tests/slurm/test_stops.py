@@ -1,5 +1,6 @@
 """What Slurm and its users stop: nothing that was trained is lost, and only what is to go on goes on."""
 
+import pytest
 from cluster import Cluster, Job
 from jobs import attempt, newest_step, outcome, steps_made, train_long, wait_for_step
 
@@ -34,6 +35,7 @@ def test_scancel_saves_and_the_job_stays_cancelled(either: Cluster) -> None:
     assert job.fact("Restarts") == "0"
 
 
+@pytest.mark.core
 def test_the_early_signal_saves_and_the_job_requeues_itself(either: Cluster) -> None:
     job = started(either)
     either.command("scancel", "--signal=USR1", job.number)  # as Slurm does before a time limit: to the tasks alone

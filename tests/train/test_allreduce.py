@@ -34,6 +34,7 @@ def found(run: Run) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_three_processes_measure_every_collective_at_every_size(collectives: Start, dtype: str) -> None:
     run = collectives(*SMALL, "--dtype", dtype, processes=3)

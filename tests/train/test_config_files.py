@@ -10,6 +10,8 @@ import pytest
 from slipway.train.options import ConfigurationError, GptOptions, LinearOptions, parse
 from slipway.train.options.command import option_lines
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:

@@ -87,6 +87,7 @@ def mixed(tmp_path: Path) -> list[Path]:
     return [lines, write_parquet(tmp_path / "b.parquet", every[40:80], 9), tmp_path / "texts"]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("tokenizer", ["bytes", "own.json"])
 def test_the_tokens_are_the_same_whatever_the_number_of_processes(
     mixed: list[Path], tmp_path: Path, tokenizer: str

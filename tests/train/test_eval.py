@@ -46,6 +46,7 @@ def noted(run: Run, step: int) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in ("time", "step")}
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("workload", "args", "exported"),
     [

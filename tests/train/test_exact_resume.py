@@ -47,6 +47,7 @@ def lines(run: Run) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("workload", "options"), [("linear", LINEAR), ("gpt", GPT)])
 def test_a_job_killed_at_any_step_ends_like_one_that_was_not(
     job: Start, workload: str, options: tuple[object, ...]
@@ -105,6 +106,7 @@ def share_of(
     return [pair for indices, keys in batches for pair in zip(indices.tolist(), keys.tolist(), strict=True)]
 
 
+@pytest.mark.core
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 70),

@@ -67,6 +67,7 @@ def test_own_task_trains_and_goes_on_with_more_processes(alone: Alone, tmp_path:
     assert [line["step"] for line in lines if "accuracy" in line] == [60, 70]
 
 
+@pytest.mark.core
 def test_own_task_learns(alone: Alone, tmp_path: Path) -> None:
     alone("own_task.py", "--steps", "500", "--turns", "1")
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] > 0.95
@@ -94,6 +95,7 @@ def test_own_loop_stops_when_it_is_asked_to(alone: Alone, tmp_path: Path) -> Non
     assert (outcome["outcome"], outcome["message"]) == ("cancelled", "cancelled at step 0")
 
 
+@pytest.mark.core
 def test_plain_runs_alone_and_goes_on_under_torchrun_and_slipway(
     alone: Alone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def their_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.core
 def test_transformers_reads_an_export_and_gives_the_same_logits(run: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

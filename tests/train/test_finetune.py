@@ -110,6 +110,7 @@ def test_perplexity_before_training_is_that_of_transformers(train: Start, refere
     assert before["val_loss"] == pytest.approx(float(losses), abs=1e-6)
 
 
+@pytest.mark.core
 def test_without_arguments_a_tiny_checkpoint_is_made_and_its_perplexity_falls(
     train: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ Start = Callable[..., Run]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--steps", 20, "--log-every", 5)
 
 
+@pytest.mark.core
 def test_one_ranks_infinite_loss_leaves_out_the_step_on_all(job: Start) -> None:
     run = job("linear", *OPTIONS, "--dataset-size", 1000, infinite=[1, [6, 7, 12], 1])
     assert run.exit_code == 0, run.output

@@ -18,6 +18,8 @@ from slipway.train.heartbeat import Heartbeat
 from slipway.train.loader import Loader
 from slipway.train.training import Training
 
+pytestmark = pytest.mark.core
+
 
 def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def loaded(hub: HubServer) -> list[str]:
     ]
 
 
+@pytest.mark.core
 def test_a_repository_is_fetched_once_at_the_commit_that_is_told(hub: HubServer) -> None:
     commit = hub.add("acme/tiny", FILES)
     said: list[str] = []

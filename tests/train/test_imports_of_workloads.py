@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 HEAVY = ("torch.distributed.pipelining", "torch.distributed.fsdp", "tensorboard", "pyarrow", "huggingface_hub", "pygal")
 
 

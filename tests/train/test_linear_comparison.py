@@ -27,6 +27,7 @@ def record(run: Run) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("processes", "args"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_stages_train_as_the_undivided_model_does(
         assert curve(split, "loss") == pytest.approx(curve(whole, "loss"), rel=1e-5)
 
 
+@pytest.mark.core
 def test_a_snapshot_is_one_model(job: Start) -> None:
     run = job("pipeline", *SMALL, "--stages", 3, processes=3)
     assert run.exit_code == 0, run.output
@@ -145,8 +147,16 @@ def test_less_precise_arithmetic_and_exchange_stay_near(train: Start, job: Start
     whole = train("gpt", *SMALL)
     split = job("pipeline", *SMALL, "--precision", "bf16", "--comm", "bf16", "--checkpoint-activations", processes=4)
     assert split.exit_code == 0, split.output
-    assert curve(split, "val_loss") == pytest.approx(curve(whole, "val_loss"), rel=0.01)
-    assert curve(split, "val_loss") != curve(whole, "val_loss")
+    # Of the first step alone can be said how near: after it Adam has turned gradients that are nearly 0 into whole steps, one
+    # way or the other. Each product is rounded by eps / 2 at most as a share; there are four in each of four blocks and one
+    # behind them, forward and twice that back, and the exchange rounds twice.
+    rounding = torch.finfo(torch.bfloat16).eps / 2
+    first, exact = (curve(run, "grad_norm")[0] for run in (split, whole))
+    assert 0 < abs(first - exact) < (3 * 17 + 2) * rounding * exact
+    # The loss moves by no more than twice what the logits do, and those are below a half before anything is learnt.
+    first, exact = (curve(run, "loss")[0] for run in (split, whole))
+    assert 0 < abs(first - exact) < 17 * rounding
+    assert curve(split, "val_loss")[-1] < math.log(256)
 
 
 def test_a_stage_whose_own_gradient_is_finite_scales_down_with_the_others(

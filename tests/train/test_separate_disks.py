@@ -25,6 +25,7 @@ def nodes(start: Callable[..., Job]) -> Nodes:
     return run
 
 
+@pytest.mark.core
 def test_every_node_keeps_a_copy_and_one_copy_is_enough(nodes: Nodes, start: Callable[..., Job]) -> None:
     whole = start("linear", *OPTIONS, "--steps", 14, folders=("whole",)).end()[0]
     first = nodes("--steps", 9)

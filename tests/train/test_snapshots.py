@@ -59,6 +59,7 @@ DAMAGES: list[Callable[[Path], None]] = [truncate, flip_a_bit, Path.unlink, empt
 FILES = ["model.safetensors", "optimizer.safetensors", "ranks.safetensors", "state.json", "manifest.json"]
 
 
+@pytest.mark.core
 def test_everything_comes_back(tmp_path: Path) -> None:
     written = make_snapshot(3)
     path = save_snapshot(tmp_path, written, keep=1)
@@ -74,6 +75,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert set(load_file(path / "model.safetensors")) == set(written.tensors["model"])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_snapshot_is_skipped_with_the_reason(
@@ -128,6 +130,7 @@ def test_a_manifest_that_names_another_file_is_damaged(tmp_path: Path, name: str
         load_snapshot(path.parent)
 
 
+@pytest.mark.core
 def test_a_newer_format_is_refused_instead_of_losing_steps(tmp_path: Path) -> None:
     for step in (1, 2):
         path = save_snapshot(tmp_path, make_snapshot(step), keep=2)

@@ -75,6 +75,7 @@ def test_training_goes_on_while_a_slow_disk_takes_a_snapshot(start: Start) -> No
     assert run.snapshots[0] == run.outcomes[0]["snapshot"]
 
 
+@pytest.mark.core
 def test_a_full_disk_ends_the_job_at_the_next_step_with_that_reason(start: Start) -> None:
     run = start("linear", *LINEAR, "--steps", 100_000, "--save-every", 10, full_disk=20).end()[0]
     assert run.exit_code == 1

@@ -38,6 +38,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((tensor.double() - other[name].double()).abs().max()) for name, tensor in one.items())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_two_processes_with_half_the_batch_reach_the_weights_of_one(
     train: Start, torchrun: Start, accumulate: int
@@ -85,6 +86,7 @@ def test_a_gpt_on_two_processes_reaches_the_weights_of_one(train: Start, torchru
     assert pair.metrics[-1]["val_loss"] == pytest.approx(alone.metrics[-1]["val_loss"], abs=1e-6)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("workload", "options"),
     [
@@ -114,6 +116,7 @@ def test_a_stopped_job_resumes_and_ends_bit_for_bit_like_one_that_was_not_stoppe
     assert resumed.metrics[-1]["val_loss"] == whole.metrics[-1]["val_loss"]
 
 
+@pytest.mark.core
 def test_two_processes_go_on_where_one_stopped(train: Start, torchrun: Start) -> None:
     whole = train("linear", *LINEAR, folder="whole")
     first = train("linear", "--dataset-size", 512, "--batch-size", 32, "--steps", 13, folder="pair")
@@ -147,12 +150,14 @@ def test_the_stop_flag_says_how_the_job_ends(train: Start, tmp_path: Path, word:
     assert run.snapshots == ["step-00000000"]
 
 
+@pytest.mark.core
 def test_linear_learns(train: Start) -> None:
     run = train("linear", "--epochs", 5, "--log-every", 10_000)
     assert run.metrics[-1]["accuracy"] > 0.97
     assert [line["epoch"] for line in run.metrics if "epoch" in line] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.core
 def test_gpt_learns_from_the_standard_library(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = train("gpt", *GPT, "--steps", 150, "--eval-every", 50, "--log-every", 50, "--lr", 0.01)
     losses = [line["val_loss"] for line in run.metrics if "val_loss" in line]

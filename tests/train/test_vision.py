@@ -83,6 +83,7 @@ def test_the_same_seed_gives_the_same_accuracy_and_another_does_not(train: Start
     assert judged(first)["val_loss"] != judged(other)["val_loss"]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("pictures", [101, 1])
 def test_one_two_and_three_processes_evaluate_alike(train: Start, job: Start, pictures: int) -> None:
     options = (*FEW, "--batch-size", 30, "--steps", 8, "--eval-pictures", pictures)
@@ -124,6 +125,7 @@ def test_a_class_without_pictures_has_no_accuracy() -> None:
     assert found == {"val_loss": pytest.approx(3, abs=0.01), "accuracy": 2 / 3, "class/a": 1, "class/c": 0.5}
 
 
+@pytest.mark.core
 def test_mistakes_are_drawn_for_tensorboard(train: Start) -> None:
     run = train("vision", *FEW, "--steps", 2)
     charts = EventAccumulator(str(run.folder / "tensorboard"))

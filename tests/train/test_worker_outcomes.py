@@ -25,6 +25,8 @@ from slipway.train.snapshot import NewerFormatError, SnapshotError
 from slipway.train.stop import StopFlag, read_stop_flag
 from slipway.train.tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     ("error", "word"),

@@ -13,6 +13,8 @@ import pytest
 import slipway
 from slipway.train.options import WORKLOADS, GptOptions, LinearOptions, parse
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     ("workload", "args", "expected"),

@@ -21,6 +21,8 @@ from slipway.train.metrics import keep_metrics
 from slipway.train.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.writer import Writer
 
+pytestmark = pytest.mark.core
+
 
 def make_snapshot(step: int) -> Snapshot:
     return Snapshot(step, {}, {"model": {"a": torch.full((2, 3), float(step)), "b": torch.arange(4).bfloat16()}})
