@@ -103,11 +103,13 @@ def test_perplexity_before_training_is_that_of_transformers(train: Start, refere
     stride = length * ((len(text) - 1) // length // samples)
     windows = torch.stack([text[start : start + length + 1] for start in range(0, samples * stride, stride)])
     with torch.no_grad():
-        losses = functional.cross_entropy(reference(windows[:, :-1]).logits.flatten(0, 1), windows[:, 1:].flatten())
+        logits = reference(windows[:, :-1]).logits.double()
+    losses = functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
     before = run.metrics[0]
     assert before["step"] == 0
-    assert before["perplexity"] == pytest.approx(math.exp(float(losses)), rel=1e-5)
-    assert before["val_loss"] == pytest.approx(float(losses), abs=1e-6)
+    # A loss, which is the logarithm of a perplexity, moves by at most twice what the logits do: 1e-5, see above.
+    assert before["val_loss"] == pytest.approx(float(losses), abs=2e-5)
+    assert before["perplexity"] == pytest.approx(math.exp(float(losses)), rel=2e-5)
 
 
 @pytest.mark.core

@@ -42,7 +42,6 @@ def test_with_and_without_ddp_the_weights_are_the_same(job: Start, processes: in
     assert run.exit_code == 0, run.output
     made, weights = record(run), run.tensors()
     assert (made["processes"], made["equal"]) == (processes, True)
-    assert made["difference"] < 1e-6
     assert made["steps"] == run.metrics[-1]["step"]
     assert [value for _, value, _ in made["weights"]] == pytest.approx(
         [*weights["model/layer.weight"][0, :8].tolist(), *weights["model/layer.bias"].tolist()], abs=0

@@ -37,7 +37,12 @@ def assert_close(one: Run, other: Run, *stems: str) -> None:
     expected, found = one.tensors(*stems), other.tensors(*stems)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: name + text)
+        pair = found[name], tensor
+        if "c_attn.bias" in name and tensor.dim():
+            # Without the keys': what is added to all keys changes no attention, so their gradient is 0 but for rounding, and
+            # Adam makes steps of that.
+            pair = tuple(torch.cat([queries, values]) for queries, _, values in (part.chunk(3) for part in pair))
+        torch.testing.assert_close(*pair, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: name + text)
 
 
 def assert_equal(one: Run, other: Run) -> None:
