@@ -75,6 +75,10 @@ test-release: .venv/.dev .venv/.train ## Run what a release does: bill of materi
 test-slurm: .venv/.dev .venv/.train ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
 	@$(SECTIONS) slurm -- $(ARGS)
 
+.PHONY: test-machine
+test-machine: .venv/.dev .venv/.train ## Try the README's commands in a Debian container that has nothing, as root and as nobody
+	@FULL=1 $(SECTIONS) machine -- $(ARGS)
+
 .PHONY: test-k8s
 test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
 	@$(SECTIONS) k8s -- $(ARGS)
@@ -82,6 +86,10 @@ test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehears
 .PHONY: test-gpu
 test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
 	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
+
+.PHONY: mutants
+mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; half an hour (ARGS=--all, ARGS="plan ending")
+	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
 
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started

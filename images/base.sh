@@ -2,10 +2,10 @@
 # Build the image's base, Debian 13 (trixie), from Debian packages where no image registry answers: `make base`.
 #
 # The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
-# licences (…/copyright) stay. Needs mmdebstrap, a Debian package.
+# licences (…/copyright) stay. Needs mmdebstrap, a Debian package. `images/base.sh TAG SUITE PACKAGE,…` makes another one.
 set -euo pipefail
 
-readonly tag="${1:-slipway-base:trixie}"
+readonly tag="${1:-slipway-base:trixie}" suite="${2:-trixie}" packages="${3:-}"
 
 say() { echo "base: $*" >&2; }
 fail() { say "$@"; exit 78; }
@@ -22,12 +22,12 @@ security=$(grep security <<<"$mirrors" | head --lines=1 || true)
 keyring=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
 [[ -r /usr/share/keyrings/debian-archive-keyring.gpg ]] || keyring=()
 
-say "building Debian trixie from packages as $tag"
-mmdebstrap --quiet --variant=minbase "${keyring[@]}" \
+say "building Debian $suite from packages as $tag"
+mmdebstrap --quiet --variant=minbase ${packages:+"--include=$packages"} "${keyring[@]}" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
-    trixie - ${archive:+"deb $archive trixie main" "deb $archive trixie-updates main"} \
-    ${archive:+${security:+"deb $security trixie-security main"}} |
+    "$suite" - ${archive:+"deb $archive $suite main" "deb $archive $suite-updates main"} \
+    ${archive:+${security:+"deb $security $suite-security main"}} |
     docker import --change 'CMD ["bash"]' - "$tag" >/dev/null
 say "$tag: $(docker image inspect --format '{{.Size}}' "$tag" | numfmt --to=si)B"

@@ -58,6 +58,7 @@ show_steps() {
                 [[ "$line" == *'[internal]'* ]] || name[step]="${line#*] }"
                 taken[step]="${line#* [}"
                 ;;
+            *' wheels: '*) say "  ${line##* wheels: }" ;;
             *' DONE '*)
                 [[ -z "${name[step]:-}" || "${line##* }" == 0.* ]] ||
                     say "  ${line##* }  [${taken[step]%%]*}] ${name[step]:0:90}"

@@ -187,11 +187,6 @@ def actionlint() -> Missing | None:
     return file(ACTIONLINT, "actionlint")
 
 
-def compiler() -> Missing | None:
-    """A C++ compiler, for --compile on a CPU."""
-    return programs("g++")
-
-
 def freezer() -> Missing | None:
     """The cgroup v1 controller by which Slurm 22.05 tracks processes where there is no systemd."""
     return None if FREEZER.is_dir() else Missing(f"{FREEZER} is not mounted", ELSEWHERE)
@@ -214,7 +209,6 @@ def gpu() -> Missing | None:
 
 NEEDS = {
     "engine": Need("a Docker Engine", engine),
-    "root": Need("root", root),
     "other users": Need("other users", other_users),
     "network namespaces": Need("network namespaces", network_namespaces),
     "process namespaces": Need("process namespaces", process_namespaces),
@@ -222,12 +216,12 @@ NEEDS = {
     "memory cgroup": Need("a memory cgroup", memory_cgroup),
     "slurm": Need("Slurm", slurm),
     "freezer": Need("the cgroup freezer", freezer, demanded=False),
+    "mmdebstrap": Need("mmdebstrap", lambda: programs("mmdebstrap")),
     "kubectl": Need("kubectl", kubectl),
     "browser": Need("a browser", lambda: file(CHROMIUM, "Chromium")),
     "registry": Need("an image registry", lambda: file(REGISTRY, "docker-registry")),
     "actionlint": Need("actionlint", actionlint),
     "zstd": Need("zstd", lambda: programs("zstd")),
-    "compiler": Need("a C++ compiler", compiler),
     "IPv6": Need("IPv6", ipv6, demanded=False),
     "gpu": Need("a GPU", gpu, demanded=False),
 }  # fmt: skip

@@ -55,6 +55,7 @@ SECTIONS = {
         Section("slurm", "jobs on a real Slurm", ("slurm",), image=True, at_once=2, spread=("--dist", "loadfile", "--no-loadscope-reorder")),
         Section("compose", "the compose files, brought up", ("engine",), image=True),
         Section("release", "what a release does", ("engine",), image=True, at_once=2),
+        Section("machine", "the README's commands on a machine that has nothing", ("engine", "mmdebstrap"), core="none"),
         Section("k8s", "the manifests, and whole jobs of them", ("kubectl",), image=True, at_once=2),
     )
 }  # fmt: skip
@@ -63,7 +64,7 @@ SECTIONS = {
 TURNS = (
     (("build",), ("lint", "unit", "muster")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
-    (("slurm",), ("compose", "release", "k8s")),
+    (("slurm",), ("machine", "compose", "release", "k8s")),
 )
 
 

@@ -12,7 +12,10 @@ python3 -m venv /opt/slipway
 pip=/opt/slipway/bin/pip
 offered=/run/secrets/wheels
 if [[ -s "$offered" ]]; then /opt/slipway/bin/python /build/offered.py /build/requirements.lock /wheels <"$offered"; fi
+megabytes() { du --summarize --block-size=1MB /wheels | cut --fields=1; }
+before=$(megabytes)
 "$pip" download --quiet --require-hashes --requirement /build/requirements.lock --dest /wheels
+echo "wheels: $(($(megabytes) - before)) MB were fetched"
 "$pip" install --quiet --require-hashes --requirement /build/requirements.lock --no-index --find-links /wheels \
     --no-compile --report /build/report.json
 
