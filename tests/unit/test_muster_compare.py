@@ -147,7 +147,7 @@ def test_a_value_is_shown_whole_where_it_fits(length: int, whole: bool) -> None:
 
 
 def test_what_is_still_too_long_loses_its_end() -> None:
-    values = ["a" * 90, "b" * 60]
+    values = ["a" * 90, "b" * 72]
     table = draw_table(compare({"workload": values[0]}, {"workload": values[1]}), {0: "a", 1: "b"})
     assert [line[26:].split("  ")[0] for line in table[1:3]] == ["a" * 71 + "…", values[1]]
 
@@ -176,6 +176,15 @@ def test_forty_lines_of_a_table_are_shown_whole() -> None:
     ("ranks", "text"),
     [
         ((0, 1), "0, 1"),
+        ((0, 5, 6, 7), "0, 5-7"),
+        (
+            [rank for pair in range(0, 45, 3) for rank in (pair, pair + 1)],
+            "0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 18, 19, 21, 22, 24, 25, 27, 28 and 10 more",
+        ),
+        (
+            [0, *(rank for pair in range(2, 35, 3) for rank in (pair, pair + 1))],
+            "0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20, 21, 23, 24, 26, 27, 29 and 3 more",
+        ),
         ((0, 1, 2), "0-2"),
         (range(0, 40, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38"),
         ((3, 6, 7), "3, 6, 7"),

@@ -123,10 +123,12 @@ def compress(ranks: Iterable[int], most: int = 20) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    written = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run] for run in runs)
+    written = (
+        [(f"{run[0]}-{run[-1]}", len(run))] if len(run) > 2 else [(str(rank), 1) for rank in run] for run in runs
+    )
     parts = [part for run in written for part in run]
-    more = sum(len(run) for run in runs[most:]) if len(parts) > most else 0
-    return ", ".join(parts[:most]) + (f" and {more} more" if more else "")
+    more = sum(ranks for _, ranks in parts[most:])
+    return ", ".join(text for text, _ in parts[:most]) + (f" and {more} more" if more else "")
 
 
 def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
