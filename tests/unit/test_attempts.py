@@ -47,6 +47,7 @@ def test_an_attempt_advanced_where_it_left_a_newer_snapshot(
 def test_the_attempts_of_a_job_are_counted(numbers: tuple[int, ...], missed: int, made: int, number: int) -> None:
     course = Course(tuple(tried(number=each) for each in numbers), missed=missed)
     assert (course.made, course.number) == (made, number)
+    assert (Course().made, Course().number) == (0, 0)
 
 
 def test_the_help_names_the_number_of_restarts_that_a_workload_of_ours_has() -> None:
@@ -116,6 +117,7 @@ def test_why_there_is_no_further_attempt(tries: tuple[Try, ...], limit: int, say
         ((FAILED, LOST, FAILED, FAILED), True),
         ((FAILED, FAILED, tried(after=3)), False),
         ((FAILED,) * 4, True),
+        ((FAILED, FAILED, tried(after=3), tried(before=3, after=3)), False),
         ((FAILED, tried("lost"), FAILED, tried("lost")), False),
         ((FAILED, tried(evidence="RuntimeError: Connection closed by peer"), FAILED), False),
         ((tried(moved=None), FAILED, FAILED, FAILED), False),

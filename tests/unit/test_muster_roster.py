@@ -36,6 +36,7 @@ def test_the_missing_are_named() -> None:
 
 
 def test_one_missing_node_is_a_rank_not_ranks() -> None:
+    assert make_roster(2).describe(3).endswith("0 of 2 after 3 s; missing node ranks 0, 1")
     roster = make_roster(2)
     admit(roster, make_hello(0, 2))
     assert roster.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
@@ -68,12 +69,14 @@ def test_a_job_that_may_shrink_begins_with_the_least_and_node_0(
     assert roster.ranks == tuple(rank for rank in here if rank < 4)
 
 
-def test_who_is_beyond_the_expected_is_shown_but_counts_for_nothing() -> None:
+@pytest.mark.parametrize("beyond", [2, 3, 9])
+def test_who_is_beyond_the_expected_is_shown_but_counts_for_nothing(beyond: int) -> None:
     roster = make_roster(2)
-    admit(roster, make_hello(2, 3), make_hello(0, 2))
-    assert (dict(roster.hosts), roster.ranks) == ({2: "host2", 0: "host0"}, (0,))
-    assert {rank: card.nodes for rank, card in roster.cards.items()} == {2: "3", 0: "2"}
-    roster.vacate(2)
+    admit(roster, make_hello(beyond, 10), make_hello(0, 2))
+    assert (dict(roster.hosts), roster.ranks) == ({beyond: f"host{beyond}", 0: "host0"}, (0,))
+    assert {rank: card.nodes for rank, card in roster.cards.items()} == {beyond: "10", 0: "2"}
+    assert roster.describe(1).startswith("waiting for nodes: 1 of 2")
+    roster.vacate(beyond)
     assert roster.describe(1).startswith("waiting for nodes: 1 of 2")
 
 
@@ -123,12 +126,18 @@ def test_a_node_that_counts_more_nodes_is_waited_for_by_nobody_but_seen_by_all()
     assert (roster.complete, roster.everyone) == (True, False)
     admit(roster, make_hello(2, 3))
     assert (roster.complete, roster.everyone) == (True, True)
+    roster.vacate(1)
+    assert (roster.complete, roster.everyone) == (False, False)
 
 
 def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
     roster = make_roster(1)
     admit(roster, make_hello(0, "9" * 5_000))
     assert roster.everyone
+    admit(roster, make_hello(0, "10000000"))
+    assert roster.everyone
+    admit(roster, make_hello(0, "1000000"))
+    assert not roster.everyone
 
 
 @pytest.mark.parametrize(
@@ -143,6 +152,9 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
         (make_hello(-1, 3), {}, "RANK=-1"),
         (make_hello(1_000_000, 3), {}, "RANK=1000000"),
         (make_hello(999_999, 3), {}, None),
+        (make_hello(2_000_000, 3), {}, "RANK=2000000"),
+        (make_hello(0, 2, process="a"), {}, "RANK=0 is taken by host0"),
+        (make_hello(1, 2, job="40"), {"job": "41"}, "this is job 40"),
         (make_hello(0, 3), {}, "RANK=0 is taken by host0"),
         (
             make_hello(1, 2, job="42"),
@@ -156,6 +168,10 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
 def test_who_can_never_have_a_seat(hello: Hello, own: dict[str, Any], said: str | None) -> None:
     objection = make_roster(2, **own).objection(hello)
     assert (objection is None) if said is None else (objection is not None and said in objection)
+
+
+def test_the_ranks_that_there_are_are_named() -> None:
+    assert make_roster(5).objection(make_hello(7, 5)) == "RANK=7, but WORLD_SIZE=5 allows 0 to 4. RANK counts nodes."
 
 
 def test_strays_are_bounded() -> None:
@@ -179,6 +195,7 @@ def test_a_hint_counts_what_one_machine_has() -> None:
     roster = make_roster(4, processes=4, gpus=("H200",) * 4)
     assert (roster.hint() or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
     assert make_roster(4, processes=3, gpus=("H200",) * 5).hint() is None
+    assert "has 4 processes; " in (make_roster(4, processes=4, gpus=("H200",) * 5).hint() or "")
 
 
 def test_a_rival_is_another_process_on_the_same_seat() -> None:
@@ -186,6 +203,7 @@ def test_a_rival_is_another_process_on_the_same_seat() -> None:
     admit(roster, make_hello(1, 2, process="first"))
     assert roster.rival(make_hello(1, 2, process="first")) is None
     assert roster.rival(make_hello(1, 2, process="second")) is not None
+    assert roster.rival(make_hello(1, 2, process="another")) is not None
     assert roster.rival(make_hello(0, 2, process="second")) is None
 
 
