@@ -5,6 +5,7 @@ import random
 import tempfile
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cosmic_ray.commands.init import init
@@ -64,6 +65,7 @@ def is_worth_a_run(before: str, after: str) -> bool:
     return meaning(before) != meaning(after)
 
 
+@lru_cache(maxsize=2)
 def meaning(text: str) -> str:
     """What a text does, apart from annotations and `frozen`."""
     return ast.dump(_Bare().visit(ast.parse(text)))
