@@ -2,7 +2,7 @@
 # Make sure that a Docker Engine answers, with buildx and Compose v2: `make engine`.
 #
 # On Debian it installs what is missing from Debian's own packages and starts the engine; anywhere else it says what to
-# install. An engine that answers is used as it is. Called by `make test`; may be called again at any time.
+# install. An engine that answers is used as it is. Called by `make test-tools`; may be called again at any time.
 set -euo pipefail
 
 readonly plugins="${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins"
@@ -28,7 +28,7 @@ as_root() {
 on_debian() { [[ -r /etc/debian_version ]] && command -v apt-get >/dev/null && grep -q '^ID=debian' /etc/os-release; }
 
 install() { # install PACKAGE…
-    [[ -n "${CI:-}" ]] || say "installing from Debian's packages: $*"
+    say "installing from Debian's packages: $*"
     as_root apt-get update --quiet --quiet
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
         -o Dpkg::Use-Pty=0 "$@" >/dev/null
@@ -39,7 +39,7 @@ packaged() { apt-cache show "$1" >/dev/null 2>&1; }
 
 # Debian 12 has neither plugin; Debian 13's are static programs that run on it. They go into the user's own plugin folder.
 unpack_plugins() {
-    [[ -n "${CI:-}" ]] || say "unpacking Debian 13's docker-buildx and docker-compose into $plugins"
+    say "unpacking Debian 13's docker-buildx and docker-compose into $plugins"
     local work
     work=$(mktemp --directory)
     # shellcheck disable=SC2064  # the folder's name is known now

@@ -1,7 +1,6 @@
 """What a test needs of the machine: where that is missing it is skipped, with what to type; with STRICT=1 it fails."""
 
 import os
-import pwd
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -9,6 +8,11 @@ from contextlib import ExitStack
 import needs
 import pytest
 from sections import section_of
+
+from slipway.launch.host import name_user
+
+# Of a user without a name, as `docker run --user 1234` makes one, torch asks for it while it is imported.
+os.environ.update(name_user(os.environ))
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +31,7 @@ def undo() -> Iterator[ExitStack]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marks of tests; and a name for a user who has none, as `docker run --user 1234` makes one: torch asks for it."""
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        os.environ.setdefault("USER", f"uid-{os.getuid()}")
+    """The marks of tests."""
     config.addinivalue_line("markers", "core: part of what `make test` runs without FULL=1")
     config.addinivalue_line("markers", "needs(*names): what the machine must have for it, of tests/needs.py")
 
