@@ -26,6 +26,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         (PLAIN | {"RANK": "2"}, ("RANK=2", "from the environment", "WORLD_SIZE=2", "0 or 1", "unset both")),
         (PLAIN | {"RANK": "4", "WORLD_SIZE": "4"}, ("RANK=4", "0 to 3")),
         ({"RANK": "1", "WORLD_SIZE": "1"}, ("RANK=1", "only 0")),
+        (PLAIN | {"RANK": "9"}, ("RANK=9", "0 or 1")),
         ({"NODE_RANK": "2", **PLAIN}, ("RANK=2", "environment (NODE_RANK)")),
         (PLAIN | {"RANK": "-1"}, ("RANK=-1", "from the environment", "0 to 65535", "--node-rank")),
         (PLAIN | {"RANK": "one"}, ("RANK=one", "a whole number is needed", "--node-rank")),

@@ -73,6 +73,10 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": 1, "failures": [failure(0, KILLED)], "ooms": 1}, "failed", 0, "out of memory"),
         ({}, {"status": 1, "failures": [failure(0, -signal.SIGSEGV)]}, "failed", 0, "SIGSEGV"),
         ({}, {"status": 1, "failures": [failure(0, -60)]}, "failed", 0, "60"),
+        ({}, {"status": 1, "failures": [failure(0, -signal.SIGHUP)]}, "failed", 0, "SIGHUP"),
+        # An out-of-memory kill elsewhere in the container explains no other signal.
+        ({}, {"status": 1, "failures": [failure(0, -signal.SIGSEGV)], "ooms": 1}, "failed", 0, "SIGSEGV"),
+        ({}, {"status": 1, "failures": [failure(0, ABORTED)], "ooms": 1}, "failed", 0, "SIGABRT"),
         ({1: CRASH}, {"status": 1, "failures": [failure(1, 1)]}, "failed", 1, "ValueError: bad batch"),
         ({0: file("configuration", message="--data: no such file")}, {"status": 1}, "configuration", 0, "no such file"),
         ({0: file("unhealthy")}, {"status": 1}, "unhealthy", 0, ""),
@@ -112,6 +116,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         # Who told its own reason explains the hang of those that wait for it; an echo does not.
         ({0: CRASH}, {"status": -9, "hang": "hang: x", "behind": 1}, "failed", 0, "ValueError: bad batch"),
         ({0: LOST}, {"status": -9, "hang": "hang: x", "behind": 1}, "peer", 1, "hang"),
+        ({0: file("unhealthy")}, {"status": -9, "hang": "hang: x", "behind": 1}, "unhealthy", 0, ""),
         # Who told that all is done did it, whatever became of the process afterwards.
         (DONE, {"status": 1, "failures": [failure(0, -signal.SIGABRT)]}, "finished", None, "val_loss 1.5"),
         (SAVED, {"status": -9, "killed": True, **STOP}, "stopped", None, "saved step 10"),
@@ -222,7 +227,9 @@ def test_the_first_rank_that_has_something_to_say_says_it(
         ([failure(0, signal.SIGTERM)], STOP, "failed", 0),
         # Who failed before explains who ended as asked, whoever was first; a signal from outside explains a failure.
         ([failure(0, -signal.SIGTERM, 1.0), failure(1, 3, 9.0)], STOP, "failed", 1),
+        ([failure(0, -signal.SIGINT, 1.0), failure(1, 3, 9.0)], CANCEL, "failed", 1),
         ([failure(0, 3, 1.0), failure(1, KILLED, 9.0)], {}, "failed", 1),
+        ([failure(0, 3, 1.0), failure(1, -signal.SIGHUP, 9.0)], {}, "failed", 1),
         ([failure(0, ABORTED, 1.0), failure(1, 3, 9.0)], {}, "failed", 1),
         ([failure(0, ABORTED, 1.0), failure(1, KILLED, 9.0)], {}, "failed", 1),
         ([failure(0, 3, 9.0), failure(1, 3, 1.0)], {}, "failed", 1),
@@ -301,6 +308,7 @@ SHM = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. I
         (file("unhealthy", message="no CUDA-capable device"), "nvidia-smi"),
         (file("failed", exception="OutOfMemoryError: CUDA out of memory"), "--batch-size"),
         (file("configuration", message="--data: no such file"), ""),
+        (file("no-progress", message="the loss is not finite"), ""),
     ],
 )
 def test_what_a_worker_wrote_decides_what_to_do(tmp_path: Path, content: dict[str, Any], advice: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from participants import make_card
 
+from slipway.launch.muster.codec import encode, parse
 from slipway.launch.muster.messages import Hello
 from slipway.launch.muster.roster import Roster, Seat
 
@@ -196,6 +197,17 @@ def test_a_hint_counts_what_one_machine_has() -> None:
     assert (roster.hint() or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
     assert make_roster(4, processes=3, gpus=("H200",) * 5).hint() is None
     assert "has 4 processes; " in (make_roster(4, processes=4, gpus=("H200",) * 5).hint() or "")
+
+
+def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
+    def over_the_wire(hello: Hello) -> Hello:
+        return parse(encode(hello))
+
+    roster = make_roster(2, job="job 41")
+    own = over_the_wire(make_hello(0, 2, process="node 0's", job="job 41"))
+    assert roster.objection(own) is None
+    admit(roster, make_hello(1, 2, process="first"))
+    assert roster.rival(over_the_wire(make_hello(1, 2, process="first"))) is None
 
 
 def test_a_rival_is_another_process_on_the_same_seat() -> None:

@@ -135,6 +135,8 @@ def test_what_a_hook_injects_may_differ_from_the_node_where_tasks_are_placed_fre
 def test_the_arithmetic_of_uneven_tasks_per_node_is_not_wrong() -> None:
     assert "2 nodes × 2" not in resolve(UNEVEN).arithmetic
     assert "WORLD_SIZE is 3" in resolve(UNEVEN).arithmetic
+    last = resolve(UNEVEN | {"SLURM_NODEID": "1", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}).arithmetic
+    assert last == "2 nodes, 3 processes (inside your script WORLD_SIZE is 3)"
 
 
 def test_standalone_is_a_single_node_whatever_the_environment_says() -> None:
@@ -191,6 +193,7 @@ def test_one_launcher_per_process_is_told_with_its_rank() -> None:
     [
         ({}, 0, False, False),
         (BARE_SRUN, 0, False, False),
+        (TRAINER | {"JOB_COMPLETION_INDEX": ""}, 0, False, False),
         (BARE_SRUN | {"SLURM_RESTART_COUNT": "0"}, 0, False, False),
         (BARE_SRUN | {"SLURM_RESTART_COUNT": "1"}, 1, False, True),
         (BARE_SRUN | {"SLURM_RESTART_COUNT": "12"}, 12, False, True),
@@ -202,7 +205,7 @@ def test_one_launcher_per_process_is_told_with_its_rank() -> None:
 def test_whether_the_job_may_have_begun_before(
     environ: dict[str, str], restarts: int, replaces: bool, begun: bool
 ) -> None:
-    options = {"RANK": "1"} if "JOB_COMPLETION_INDEX" in environ else {}
+    options = {"RANK": "1"} if environ.get("JOB_COMPLETION_INDEX") else {}
     topology = resolve(environ, options, fqdn="lm-2.lm.default.svc")
     assert (topology.restarts, topology.replaces, topology.may_have_begun) == (restarts, replaces, begun)
 
@@ -225,6 +228,15 @@ def test_who_decides_for_all_and_where_the_nodes_and_the_workers_meet(
     topology = resolve(environ)
     assert (topology.rank, topology.world_size) == (rank, world)
     assert (topology.master_port, topology.store_port) == ports
+
+
+def test_a_port_that_was_typed_stays_on_a_single_node_too() -> None:
+    assert resolve({}, {"MASTER_PORT": "4000"}).master_port == 4000
+
+
+def test_what_the_file_says_under_the_other_name_is_kept_as_turned_down() -> None:
+    overruled = resolve(PLAIN, env_file={"NODE_RANK": "7", "RANK": "8"}).values["RANK"].overruled
+    assert overruled == (Claim("7", ".env (NODE_RANK)"), Claim("8", ".env (RANK)"))
 
 
 def test_each_process_of_a_launcher_per_process_belongs_to_its_node() -> None:
