@@ -9,6 +9,7 @@ checkout and needs no torch. Exits 1 where fewer than 85 % of a file's changes a
 """
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ def main(words: Sequence[str]) -> int:
         changes = [
             change for name in names for change in find_changes(name, bench.read(name), None if options.all else SAMPLE)
         ]
+        random.Random(0).shuffle(changes)  # so that Ctrl-C leaves something to say of each file
         trials: list[Trial] = []
         with suppress(KeyboardInterrupt):  # what has been tried by then is told
             for trial in told(try_all(bench, changes), len(changes)):
