@@ -25,7 +25,7 @@ class Change:
     @property
     def line(self) -> int:
         """Where it is, from 1."""
-        return self.mutation.start_pos[0]
+        return int(self.mutation.start_pos[0])
 
 
 def find_changes(name: str, text: str, most: int | None) -> list[Change]:
