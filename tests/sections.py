@@ -42,7 +42,7 @@ SECTIONS = {
     for section in (
         Section("build", "the image is built", ("engine",), goal="image", core="all"),
         Section("lint", "style and types", goal="lint", core="all"),
-        Section("unit", "the launcher's parts, without PyTorch", core="all"),
+        Section("unit", "the launcher's parts, without PyTorch", core="all", at_once=2),
         Section("muster", "how nodes find each other", core="all", at_once=6),
         Section("launch", "real jobs: signals, failures, several launchers", at_once=2),
         Section("train", "real training on the CPU", at_once=2),

@@ -16,7 +16,8 @@ PROGRAMS = Path(sys.executable).parent
 
 
 def run(command: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **environ}
+    named = {"USER": os.environ.get("USER", "root")}  # torch asks who this is
+    environ = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **named, **environ}
     return subprocess.run(
         command, cwd=folder, env=environ, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=590,

@@ -27,7 +27,7 @@ Alone = Callable[..., None]
 
 def run(folder: Path, *words: str) -> str:
     """Start a program in a folder with a clean environment; what it said, once it has ended well."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "TMPDIR", "LANG") if name in os.environ}
     ours = {"PYTHONPATH": str(Path(slipway.__file__).parents[1]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
         [sys.executable, *words], cwd=folder, env=kept | ours, stdin=subprocess.DEVNULL, check=False,
