@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv from a lock file: `entrypoint/setup.sh requirements.lock`. Called by make; may be called again at any time.
 #
-# The wheels stay in a cache that all checkouts share. .venv/wheels leads there: images/build.sh offers them to the image.
+# The lock names everything that is needed, so no dependencies are looked for. The wheels stay in a cache that all checkouts
+# share. .venv/wheels leads there: images/build.sh offers them to the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -85,10 +86,10 @@ show_progress &
 progress=$!
 trap 'kill $progress 2>/dev/null || true' EXIT
 TMPDIR="$PWD/.tmp" step .venv/bin/pip download --disable-pip-version-check --no-cache-dir --require-hashes \
-    --progress-bar off --requirement "$lock" --dest "$wheels"
+    --no-deps --progress-bar off --requirement "$lock" --dest "$wheels"
 kill $progress 2>/dev/null || true
 say "fetched $(gigabytes $(($(fetched) - before))) in $SECONDS s; installing into .venv"
-step .venv/bin/pip install --disable-pip-version-check --require-hashes --requirement "$lock" --no-index \
+step .venv/bin/pip install --disable-pip-version-check --require-hashes --no-deps --requirement "$lock" --no-index \
     --find-links "$wheels"
 step .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 rm -rf .tmp
