@@ -88,8 +88,12 @@ def test_wheels_are_fetched_into_a_cache_that_all_checkouts_share_and_installed_
     said = (machine / "checkout/.venv/setup.log").read_text().splitlines()
     fetch, install, ourselves = [line for line in said if line.startswith("pip: ")]
     assert fetch.startswith("pip: download ")
-    assert fetch.endswith(f" --require-hashes --no-deps --progress-bar off --requirement requirements.lock --dest {wheels}")
-    assert install.endswith(f" --require-hashes --no-deps --requirement requirements.lock --no-index --find-links {wheels}")
+    assert fetch.endswith(
+        f" --require-hashes --no-deps --progress-bar off --requirement requirements.lock --dest {wheels}"
+    )
+    assert install.endswith(
+        f" --require-hashes --no-deps --requirement requirements.lock --no-index --find-links {wheels}"
+    )
     assert ourselves.endswith(" --editable .")
     assert (machine / "checkout/.venv/wheels").resolve() == wheels
 
