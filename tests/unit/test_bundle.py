@@ -140,6 +140,11 @@ def test_a_line_that_is_larger_than_all_is_left_out(run: Path, monkeypatch: pyte
     assert pack(run)["node-0/logs/rank-0.log"] == "\n--- 5,000 bytes of 5,000 were left out here ---\n"
 
 
+def test_what_a_process_died_while_writing_is_not_packed(run: Path) -> None:
+    (run / "node-0" / "heartbeat" / ".rank-0.json").write_text("{")
+    assert "node-0/heartbeat/.rank-0.json" not in pack(run)
+
+
 def test_no_link_leads_out_of_the_run(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "rank-9.log").write_text("outside")

@@ -66,10 +66,10 @@ def write_archive(target: Path, parts: Iterable[Part], clean: Callable[[str], st
 
 
 def find_files(run: Path) -> list[Path]:
-    """The files of a run directory to pack. None that a link leads to from outside."""
+    """The files of a run directory to pack. None that a link leads to from outside, or that a process died while writing."""
     run = run.resolve()
     found = [path for pattern, _ in PARTS for path in sorted(run.glob(pattern))]
-    return [path for path in found if path.is_file() and path.resolve() == path]
+    return [path for path in found if path.is_file() and path.resolve() == path and not path.name.startswith(".")]
 
 
 def read_part(name: str, path: Path, most: int) -> tuple[Part, int]:
