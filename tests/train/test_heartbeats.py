@@ -72,8 +72,9 @@ def test_workers_tell_their_steps_and_print_their_stacks_when_asked(start: Calla
         assert (after["step"] > before["step"], after["monotonic"] > before["monotonic"]) == (True, True)
     os.kill(first[1]["pid"], signal.SIGUSR2)
     deadline = time.monotonic() + 10
-    while "(most recent call first)" not in job.output and time.monotonic() < deadline:
+    while "in train_through" not in job.output and time.monotonic() < deadline:  # the stacks come line by line
         time.sleep(0.05)
+    assert "(most recent call first)" in job.output
     assert "in train_through" in job.output
     raise_stop_flag(job.folders[0])
     run = job.end()[0]
