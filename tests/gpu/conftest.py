@@ -49,7 +49,7 @@ def device() -> torch.device:
 def gpu(device: torch.device) -> torch.device:
     """The GPU, for tests that mean nothing without one."""
     if device.type != "cuda":
-        pytest.skip(reason("gpu") or "needs a GPU that torch can use")
+        pytest.skip(reason("gpu") or "needs a GPU; torch can use none: make test-gpu on a machine with one")
     return device
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from gpu_jobs import Ended
+from needs import reason
 
 Slipway = Callable[..., Ended]
 
@@ -26,7 +27,7 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_trains_on_the_gpu(slipway: Slipway, device: torch.device, name: str) -> None:
     if device.type == "cpu" and "GPT-2" in name:
-        pytest.skip("needs a GPU")
+        pytest.skip(reason("gpu"))
     job = slipway("run", "--nproc-per-node=1", *JOBS[name].split(), "--log-every", "1")
     assert job.code == 0, job.text
     assert f" on {device.type}" in job.text

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gpu_tokens import from_disk
 from loops import Loop, group_of_one
+from needs import reason
 from stand_ins import in_place
 
 from slipway.train import step
@@ -66,7 +67,7 @@ def loop(request: pytest.FixtureRequest, train: Train, device: torch.device) -> 
     """A training after a few steps: compiled, with its memory in place, and with no line of progress due for a while."""
     words = CASES[request.param]
     if device.type == "cpu" and ("fp16" in words or "--compile" in words):
-        pytest.skip("needs a GPU")
+        pytest.skip(reason("gpu"))
     with in_place(512, 32, 10):
         loop = train(*words, "--steps", 100, "--log-every", 100)
     loop.take(4)

@@ -26,7 +26,9 @@ def test_its_first_command_trains_in_a_container_and_tells_commands_that_can_be_
     )
     shown = job.stdout + job.stderr
     assert job.returncode == 0, shown
-    before = shown.partition("run: docker run")[0].splitlines()  # all is at hand already, so little is done and said
+    before = job.stderr.partition("run: docker run")[
+        0
+    ].splitlines()  # all is at hand already, so little is done and said
     assert len(before) <= 4, before
     assert "4.2 GB" not in shown
     lies = re.search(r"the run lies in /checkpoints/(\S+)", shown)
