@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Install what all tests need beyond .venv, on Debian: `make test-tools`. What that is, and whether it is here, says needs.py.
 #
-# Slurm's daemons and munge are neither started nor enabled: the tests start their own and end them. A registry, kubectl and
-# actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
+# Slurm's daemons and munge are not started, though Debian enables them: the tests start their own and end them. A registry,
+# kubectl and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,11 @@ readonly kubectl=.venv/kubectl log=.venv/tools.log
 say() { echo "tools: $*" >&2; }
 fail() { say "$@"; exit 78; }
 as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
-have() { [[ "$(dpkg-query --show --showformat '${db:Status-Status}\n' "$@" 2>/dev/null | sort --unique)" == installed ]]; }
+# dpkg-query says nothing of a package that it does not know, but fails.
+have() {
+    local states
+    states=$(dpkg-query --show --showformat '${db:Status-Status}\n' "$@" 2>/dev/null | sort --unique) && [[ "$states" == installed ]]
+}
 
 install_packages() { # install_packages PACKAGE…
     say "installing from Debian's packages: $* (what they say: $log)"
