@@ -5,7 +5,7 @@
 # install. An engine that answers is used as it is. Called by `make test-tools`; may be called again at any time.
 set -euo pipefail
 
-readonly plugins="${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins"
+readonly plugins=/usr/local/lib/docker/cli-plugins # docker looks there whoever calls it
 readonly log=/var/log/slipway-dockerd.log
 
 say() { echo "engine: $*" >&2; }
@@ -37,7 +37,7 @@ install() { # install PACKAGE…
 # From Debian 13 on the client and the plugins are packages of their own.
 packaged() { apt-cache show "$1" >/dev/null 2>&1; }
 
-# Debian 12 has neither plugin; Debian 13's are static programs that run on it. They go into the user's own plugin folder.
+# Debian 12 has neither plugin; Debian 13's are static programs that run on it.
 unpack_plugins() {
     say "unpacking Debian 13's docker-buildx and docker-compose into $plugins"
     local work
@@ -45,9 +45,7 @@ unpack_plugins() {
     # shellcheck disable=SC2064  # the folder's name is known now
     trap "rm --recursive --force '$work'" EXIT
     "$(dirname "$0")/trixie.sh" "$work" docker-buildx docker-compose
-    mkdir --parents "$plugins"
-    has_buildx || cp "$work"/usr/libexec/docker/cli-plugins/docker-buildx "$plugins"
-    has_compose || cp "$work"/usr/libexec/docker/cli-plugins/docker-compose "$plugins"
+    as_root install -D --target-directory="$plugins" "$work"/usr/libexec/docker/cli-plugins/docker-{buildx,compose}
 }
 
 # With systemd the package has started it (or it is started here); without, it is started by hand.

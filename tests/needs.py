@@ -1,8 +1,8 @@
 """What tests need of a machine, each asked for once and cheaply, and what to type where it is missing: the one table of it.
 
-    python3 tests/needs.py
+    python3 tests/needs.py [NAME …]
 
-prints the table. pytest (`@pytest.mark.needs("engine")`), the sections of `make test` and their summary take it from here.
+prints the table, or the lines of these needs, and ends with 1 where one of them is missing. pytest (`@pytest.mark.needs("engine")`), the sections of `make test` and their summary take it from here.
 Nothing is installed or started by asking; standard library only.
 """
 
@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE = os.environ.get("IMAGE", "slipway:dev")
+NO_IMAGE = "SLIPWAY_TEST_NO_IMAGE"  # set by run.py where the image could not be built
 BASES = (IMAGE, "slipway-base:trixie", "debian:trixie-slim")  # where one of these is at hand the image can be built
 CHROMIUM = Path("/usr/bin/chromium")
 KUBECTL = ROOT / ".venv/kubectl/usr/bin/kubectl"  # Debian 13's, unpacked by `make test-tools`
@@ -89,6 +91,8 @@ def engine() -> Missing | None:
         return Missing("no Docker Engine answers", "make engine")
     if not works("docker", "buildx", "version") or not works("docker", "compose", "version"):
         return Missing("docker lacks buildx or Compose v2", "make engine")
+    if os.environ.get(NO_IMAGE):
+        return Missing("the image could not be built, as build/image.log says", "make image")
     if any(works("docker", "image", "inspect", name) for name in BASES) or not programs("mmdebstrap"):
         return None
     if works("docker", "buildx", "imagetools", "inspect", BASES[-1]):  # a registry has it
@@ -244,14 +248,16 @@ def is_excused(text: str) -> bool:
     return any(text.startswith(f"needs {need.what};") for need in NEEDS.values() if not need.demanded)
 
 
-def table() -> list[str]:
-    """A line for each need: whether it is there, else why not and what to type."""
+def table(*names: str) -> list[str]:
+    """A line for each of these needs, by default all: whether it is there, else why not and what to type."""
     lines = []
-    for name, need in NEEDS.items():
+    for name in names or NEEDS:
         missing = find_missing(name)
-        lines.append(f"{need.what:<20}{'here' if missing is None else f'missing  {missing.why:<58}  {missing.then}'}")
+        there = "here" if missing is None else f"missing  {missing.why:<58}  {missing.then}"
+        lines.append(f"{NEEDS[name].what:<20}{there}")
     return lines
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join(table(*sys.argv[1:])))
+    sys.exit(any(find_missing(name) for name in sys.argv[1:]))

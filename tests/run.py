@@ -66,7 +66,7 @@ class Run:
 
     def _end(self, section: Section, held: bool) -> None:
         """Run a section to its end; what it prints is `held` back until then where another runs meanwhile."""
-        if result := obstacle(section, bool(self._arguments), self.results.get("build")):
+        if result := obstacle(section, bool(self._arguments)):
             self.results[section.name] = result
             return
         title = f"== {section.name}: {section.what}"
@@ -80,21 +80,22 @@ class Run:
         )  # fmt: skip
         self.results[section.name] = result = read_result(done.returncode, file)
         result.seconds = time.monotonic() - begun
+        if section.name == "build" and result.word == FAILED:
+            os.environ[needs.NO_IMAGE] = "1"
+            needs.find_missing.cache_clear()
         with self._printing:
             if held:
                 print(title, done.stdout.decode(errors="replace"), sep="\n", end="")
             print(f"== {section.name}: {result.word}, {result.seconds:.0f} s", flush=True)
 
 
-def obstacle(section: Section, picked: bool, built: Result | None) -> Result | None:
+def obstacle(section: Section, picked: bool) -> Result | None:
     """Why a section does not run here or now, None where it does; `picked`: arguments of pytest's pick the tests."""
     if section.core == "none" and not FULL and (section.goal or not picked):
         return Result(SKIPPED, "no part of the core: FULL=1 make test")
     for name in section.needs:
         if why := needs.reason(name):
             return Result(FAILED if STRICT and needs.NEEDS[name].demanded else SKIPPED, why)
-    if section.image and built and built.word == FAILED:
-        return Result(SKIPPED, "needs the image, which could not be built")
     return None
 
 

@@ -64,7 +64,7 @@ SECTIONS = {
 TURNS = (
     (("build",), ("lint", "unit", "muster")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
-    (("slurm",), ("machine", "compose", "release", "k8s")),
+    (("slurm", "release"), ("machine", "compose", "k8s")),
 )
 
 

