@@ -27,7 +27,7 @@ as_root() {
 
 on_debian() { [[ -r /etc/debian_version ]] && command -v apt-get >/dev/null && grep -q '^ID=debian' /etc/os-release; }
 
-install() { # install PACKAGE…
+install_packages() { # install_packages PACKAGE…
     say "installing from Debian's packages: $*"
     as_root apt-get update --quiet --quiet
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
@@ -75,13 +75,13 @@ fi
 if ! engine_answers && ! command -v dockerd >/dev/null; then
     on_debian || fail "no Docker Engine answers. Install Docker Engine 20.10 or newer with the buildx and compose" \
         "plugins (https://docs.docker.com/engine/install), start it, and see that 'docker version' shows a server."
-    install docker.io iptables
+    install_packages docker.io iptables
 fi
-if ! command -v docker >/dev/null; then install docker-cli; fi
+if ! command -v docker >/dev/null; then install_packages docker-cli; fi
 engine_answers || start_engine
 if ! has_buildx || ! has_compose; then
     on_debian || fail "'docker buildx' or 'docker compose' (v2) is missing. Install Docker's buildx and compose plugins."
-    if packaged docker-buildx; then install docker-buildx docker-compose; else unpack_plugins; fi
+    if packaged docker-buildx; then install_packages docker-buildx docker-compose; else unpack_plugins; fi
 fi
 say "Docker $(docker version --format '{{.Server.Version}}'), $(docker buildx version | awk '{print "buildx", $2}')," \
     "Compose $(docker compose version --short)"
