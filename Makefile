@@ -176,7 +176,8 @@ format: .venv/.dev ## Let ruff put the code into its form
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
 
 # uv resolves for Python 3.11 to 3.13 at once; no index host is written into the files.
-LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+# One version of each for every patch release of Python: Debian 12 has 3.11.2.
+LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header --no-annotate pyproject.toml
 # No wheel of it is published, and cosmic-ray wants it for pages of HTML alone, which nobody makes here.
 LEFT_OUT := --no-emit-package yattag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_an_error_shows_its_end_and_names_the_file_that_has_all_of_it(machine: P
     log = machine / "checkout/.venv/setup.log"
     assert f"all of what it said: {log}" in answer.stderr
     assert "\n20\n" in log.read_text()
+
+
+@pytest.mark.parametrize("lock", sorted(ROOT.glob("requirements*.lock")), ids=lambda lock: lock.stem)
+def test_a_lock_is_the_same_for_every_patch_release_of_python(lock: Path) -> None:
+    """Wheels that were fetched by 3.11.7 do for Debian 12's 3.11.2, on a machine without a network too."""
+    told_apart = re.findall(r"^.*python_full_version [<>=]+ '3\.\d+\.\d+'.*$", lock.read_text(), re.MULTILINE)
+    assert not told_apart, "make lock"
