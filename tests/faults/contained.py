@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from containers import Container, Containers, docker
+from containers import Container, Containers, as_oneself, docker
 from scene import INSIDE, JOB, Scene, faults
 
 
@@ -46,7 +46,7 @@ def start(scene: Scene, options: str, *wanted: dict[str, object]) -> ContainerJo
     job = shlex.join(("run", "--run-dir", "/checkpoints/run", "--resume", "auto", "--max-restarts", "0", *JOB))
     volumes = f"--volume {scene.folder}:/checkpoints --volume {INSIDE}:/inside:ro"
     variables = f"--env PYTHONPATH=/inside --env NPROC_PER_NODE=2 --env {shlex.quote('FAULTS=' + harm)}"
-    line = f"--shm-size 1g {volumes} {variables} {options} IMG {job}"
+    line = f"--shm-size 1g {as_oneself()} {volumes} {variables} {options} IMG {job}"
     container = ContainerJob(Containers(scene.stack).start(line))
     container.wait_for("fault: ")
     return container

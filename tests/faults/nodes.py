@@ -1,17 +1,15 @@
 """A job of several nodes on a real engine: each is a container with a disk of its own, and all are on one network."""
 
 import json
-import os
 import re
 import shlex
-import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from contained import ContainerJob
-from containers import PATIENCE, Container, Containers, docker, fresh_name
+from containers import PATIENCE, Container, Containers, as_oneself, docker, fresh_name
 from scene import COURSE, INSIDE, Scene
 
 from slipway.train.snapshot import snapshot_name
@@ -86,8 +84,8 @@ class Node(ContainerJob):
         (self.disk / "go").touch()
 
     def kill(self) -> None:
-        """SIGKILL to its first process, from the host: everything in the container ends without a word."""
-        os.kill(int(self.state("Pid")), signal.SIGKILL)
+        """SIGKILL to its first process: everything in the container ends without a word."""
+        docker("kill", self.name)
 
     def kill_worker(self) -> None:
         record = (self.run / f"node-{self.rank}/heartbeat/rank-{self.rank}.json").read_text()
@@ -139,7 +137,7 @@ class Nodes:
         place = f"--network {self.network} --network-alias node-{rank}"
         volumes = f"--volume {disk}:/checkpoints --volume {INSIDE}:/inside:ro"
         job = shlex.join(("run", *self.words, *JOB))
-        line = f"--shm-size 1g {place} {volumes} {variables} IMG {job}"
+        line = f"--shm-size 1g {as_oneself()} {place} {volumes} {variables} IMG {job}"
         node = Node(Containers(self.scene.stack).start(line), self.network, rank, disk, fresh)
         self.nodes = sorted([*self.nodes, node], key=lambda node: node.rank)
         return node

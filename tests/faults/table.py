@@ -190,7 +190,7 @@ FAULTS = [
     Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
     Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20, core=True),
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
-    Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine",)),
+    Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine", "other users")),
     Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), core=True),
     Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("engine",)),
 ]  # fmt: skip

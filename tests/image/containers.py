@@ -31,6 +31,11 @@ def fresh_name() -> str:
     return f"slipway-test-{secrets.token_hex(4)}"
 
 
+def as_oneself() -> str:
+    """The option by which what a container writes into a folder of ours is our own; root's tests take the image's user."""
+    return f"--user {os.getuid()}:0" if os.getuid() else ""
+
+
 def command_line(line: str) -> list[str]:
     """The words of what one types behind `docker run`; IMG stands for the image."""
     return [IMAGE if word == "IMG" else word for word in shlex.split(line)]

@@ -9,6 +9,7 @@ from commands import make, output, run
 
 
 @pytest.mark.core
+@pytest.mark.needs("registry")
 def test_all_tags_name_the_image_by_one_digest(small: str, registry: str) -> None:
     repository = f"{registry}/owner/slipway"
     pushed = make("push", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3")
@@ -22,6 +23,7 @@ def test_all_tags_name_the_image_by_one_digest(small: str, registry: str) -> Non
     assert repository not in output("docker", "image", "ls"), "no tag of the registry stays behind on the engine"
 
 
+@pytest.mark.needs("registry")
 def test_a_published_version_is_never_pushed_over(small: str, registry: str) -> None:
     repository = f"{registry}/owner/slipway"
     make("push", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3")
@@ -44,6 +46,7 @@ def test_without_a_repository_it_says_what_to_type() -> None:
     assert "make push REPOSITORY=" in done.stderr
 
 
+@pytest.mark.needs("registry")
 def test_the_base_is_named_by_the_digest_that_its_tag_has(small: str, registry: str, undo: ExitStack) -> None:
     base = f"{registry}/debian:trixie-slim"
     undo.callback(run, "docker", "image", "rm", "--force", base)
