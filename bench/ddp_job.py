@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from slipway.launch.reach import free_port
+from slipway.launch.resolve.connectivity import free_port
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from peers.plan import Plan, Size
 from report import Report, options_parser, read_options
 from sides import Cost, Spread, ratio
 
-from slipway.train.text import read_stdlib
+from slipway.train.text.files import read_stdlib
 
 OURS, NANOGPT, ACCELERATE, FABRIC = "slipway gpt", "nanoGPT", "accelerate", "Fabric"
 MODEL, PRODUCTS = "the model alone", "its matrix products alone"

@@ -29,8 +29,8 @@ from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import encode, parse
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
-from slipway.launch.reach import free_port
-from slipway.launch.verdict import Outcome
+from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.verdict.verdict import Outcome
 
 TARGETS = {16: 0.2, 256: 2.0}  # seconds to agreement
 SECONDS = 120  # for one round, whatever happens
@@ -85,9 +85,9 @@ def count_bytes() -> dict[str, int]:
 
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Node 0 with its real Muster; what it cost."""
-    import slipway.launch.muster.conduct
-    import slipway.launch.muster.door
-    import slipway.launch.muster.member  # noqa: F401
+    import slipway.launch.muster.coordinator
+    import slipway.launch.muster.server
+    import slipway.launch.muster.client  # noqa: F401
 
     counts = count_bytes()
     start = wait_for_start()
@@ -117,7 +117,7 @@ def synchronise(start: float) -> None:
 
 async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Many launchers in one event loop; when the last of them had go and verdict."""
-    from slipway.launch.muster.member import Member
+    from slipway.launch.muster.client import Member
 
     def make_member() -> Member:
         return Member(

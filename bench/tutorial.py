@@ -17,7 +17,7 @@ from torchvision import transforms
 
 from slipway.train.pictures.arrays import Bytes
 from slipway.train.pictures.collection import Colour
-from slipway.train.task import Batch
+from slipway.train.fit.task import Batch
 
 PREFETCHED = 2  # batches of each worker, by default
 

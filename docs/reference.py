@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from slipway.cli import slipway
-from slipway.launch.errors import EXITS
-from slipway.launch.settings import SETTINGS
-from slipway.train.options import WORKLOADS
-from slipway.train.options.command import click_command
+from slipway.cli.cli import slipway
+from slipway.protocol.errors import EXITS
+from slipway.launch.resolve.settings import SETTINGS
+from slipway.options import WORKLOADS
+from slipway.options.command import click_command
 
 FOLDER = Path(__file__).parent
 WIDTH = 110  # characters of a help text
@@ -26,7 +26,7 @@ WRITTEN = "<!-- docs/reference.py writes this page. -->"
 def exit_codes() -> Iterator[str]:
     """The lines of exit-codes.md."""
     yield from ["# Exit codes", "", WRITTEN, ""]
-    yield "What a launcher ends with: [`EXITS`](../entrypoint/slipway/launch/errors.py) is the one table, by which manifests,"
+    yield "What a launcher ends with: [`EXITS`](../entrypoint/slipway/protocol/errors.py) is the one table, by which manifests,"
     yield "sbatch files and these pages are tested. `outcome.json` in the run's folder holds the word, and the reason with it."
     yield from ["", "| code | word | meaning | a scheduler should |", "| --- | --- | --- | --- |"]
     yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
@@ -47,7 +47,7 @@ def settings() -> Iterator[str]:
     yield from ["# Settings", "", WRITTEN, ""]
     yield "What the launcher can be told, as an option, in the environment, or in a `.env` file, in that order of strength;"
     yield "`slipway plan` shows every value with who gave it and whom it overruled."
-    yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/settings.py); options of a workload are in"
+    yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py); options of a workload are in"
     yield "[the command line](cli.md)."
     yield from [
         "",

@@ -9,7 +9,7 @@ import needs
 import pytest
 from sections import section_of
 
-from slipway.launch.host import name_user
+from slipway.launch.resolve.host import name_user
 
 # Of a user without a name, as `docker run --user 1234` makes one, torch asks for it while it is imported.
 os.environ.update(name_user(os.environ))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.plan import PIPE, PLAN, PROCESSES, Plan
-from slipway.launch.reach import free_port
+from slipway.launch.resolve.connectivity import free_port
 
 PATIENCE = 600  # seconds for one answer; whoever compiles needs minutes
 

@@ -11,14 +11,14 @@ from torch.utils.data import Dataset
 
 from peers.model import Model
 from peers.plan import PROCESSES, Plan
-from slipway.train.context import outside_job
-from slipway.train.corpus import open_corpus
-from slipway.train.data import Sampler
-from slipway.train.evaluation import judge
-from slipway.train.language import cut_samples
+from slipway.train.worker.context import outside_job
+from slipway.train.text.corpus import open_corpus
+from slipway.train.fit.sampler import Sampler
+from slipway.train.fit.evaluation import judge
+from slipway.train.text.language import cut_samples
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.train.options import GptOptions
-from slipway.train.precision import Precision, read_precision
+from slipway.options import GptOptions
+from slipway.train.fit.precision import Precision, read_precision
 
 TOKEN_BYTES = 2  # uint16
 FLOOR = 0.1  # of the highest learning rate, at the end

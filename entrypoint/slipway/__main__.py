@@ -1,5 +1,5 @@
 """`python -m slipway` is the console script `slipway`."""
 
-from slipway.cli import main
+from slipway.cli.cli import main
 
 main()

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway import early
+from slipway import warm_workers
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> int:
     launcher, events, logs, errors, *arguments = argv
     die_with_launcher(int(launcher))
     numbers = [int(number) for number in logs.split(",")]
-    begun = early.begin(arguments, numbers)
-    with early.no_collection():
+    begun = warm_workers.begin(arguments, numbers)
+    with warm_workers.no_collection():
         from torch.distributed import run
         from torch.distributed.elastic import multiprocessing
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         """A worker that began before: it is told what torchrun would start it with."""
 
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            early.tell(begun[self.local_rank_id], env)
+            warm_workers.tell(begun[self.local_rank_id], env)
             return begun[self.local_rank_id]
 
     class Workers(multiprocessing.SubprocessContext):

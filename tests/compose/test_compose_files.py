@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compose_projects import CPU, ONE_NODE, ROOT, TWO_NODES, Project
 
-from slipway.launch.settings import BY_NAME
+from slipway.launch.resolve.settings import BY_NAME
 
 pytestmark = pytest.mark.core
 

@@ -20,12 +20,12 @@ import click
 import pytest
 from blocks import PAGES, ROOT, read_blocks, read_commands
 
-from slipway.cli import slipway
-from slipway.launch.catalog import is_program, unknown_name
-from slipway.launch.errors import LaunchError
-from slipway.launch.settings import BY_NAME, SETTINGS, Sources
-from slipway.launching import take_options
-from slipway.train.options import WORKLOADS, ConfigurationError, parse
+from slipway.cli.cli import slipway
+from slipway.launch.resolve.catalog import is_program, unknown_name
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
+from slipway.cli.launching import take_options
+from slipway.options import WORKLOADS, ConfigurationError, parse
 
 pytestmark = pytest.mark.core
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from launchers import PATIENCE, Launcher, start_launcher
 
-from slipway.train.snapshot import list_snapshots, snapshot_name, verify_snapshot
+from slipway.train.snapshots.snapshot import list_snapshots, snapshot_name, verify_snapshot
 
 STEPS = 40
 COURSE = (

@@ -8,8 +8,8 @@ import pytest
 import torch
 from loops import Loop
 
-from slipway.train.saving import resume, save, wait_for_writers
-from slipway.train.training import Training
+from slipway.train.fit.saving import resume, save, wait_for_writers
+from slipway.train.fit.training import Training
 
 Train = Callable[..., Loop]
 

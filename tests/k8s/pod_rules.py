@@ -7,14 +7,14 @@ from typing import Any
 import click
 from templates import DOWNLOAD, TENSORBOARD, TRAINING, Document, Pods
 
-from slipway.arguments import check_arguments
-from slipway.cli import slipway
-from slipway.data import data
-from slipway.launch.catalog import WORKLOADS, is_program, unknown_name
-from slipway.launch.errors import LaunchError
-from slipway.launch.schedulers import SCHEDULERS
-from slipway.launch.settings import BY_NAME
-from slipway.launching import launcher_options, take_options
+from slipway.cli.arguments import check_arguments
+from slipway.cli.cli import slipway
+from slipway.cli.data import data
+from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.schedulers import SCHEDULERS
+from slipway.launch.resolve.settings import BY_NAME
+from slipway.cli.launching import launcher_options, take_options
 
 MARGIN = 10  # s between the launcher's grace and the pod's
 SHARED_MEMORY = {"medium": "Memory", "sizeLimit": "1Gi"}

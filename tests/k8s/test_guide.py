@@ -12,7 +12,7 @@ from schemas import violations
 from semantics import findings
 from templates import of_kind
 
-from slipway.launch.errors import EXITS
+from slipway.protocol.errors import EXITS
 
 pytestmark = pytest.mark.core
 

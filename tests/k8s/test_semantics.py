@@ -10,7 +10,7 @@ from job_rules import expected_policy
 from kubectl import K8S, compose, find_components, find_folders, kustomize, read_documents
 from semantics import findings
 
-from slipway.launch.errors import CANCELLED, CONFIGURATION, FAILED, NO_PROGRESS, PEER, STOPPED, UNHEALTHY, USAGE
+from slipway.protocol.errors import CANCELLED, CONFIGURATION, FAILED, NO_PROGRESS, PEER, STOPPED, UNHEALTHY, USAGE
 
 pytestmark = pytest.mark.core
 

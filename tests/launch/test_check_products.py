@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from slipway.launch.devices import Devices
+from slipway.launch.resolve.devices import Devices
 from slipway.launch.health.products import multiply
-from slipway.train import health
+from slipway.train.measure import health
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stage import Launcher, make_card
 
-from slipway.launch.reach import free_port
+from slipway.launch.resolve.connectivity import free_port
 
 
 @pytest.fixture

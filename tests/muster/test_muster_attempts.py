@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stage import Launcher, make_card, make_outcome
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 from slipway.launch.muster.card import Go
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster

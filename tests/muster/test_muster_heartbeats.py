@@ -11,10 +11,11 @@ from crew import Process
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from test_muster_endings import hear_of_others
 
-from slipway.launch.muster import conduct, ring
+from slipway.launch.muster import ring
+from slipway.launch.muster import coordinator
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
-from slipway.launch.verdict import Outcome
+from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]
 QUICK = {"heartbeat": 1.0}
@@ -61,7 +62,7 @@ def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: 
 def test_a_launcher_that_freezes_while_the_ring_is_tested_is_missing_and_not_misconfigured(
     launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (conduct, ring):
+    for module in (coordinator, ring):
         monkeypatch.setattr(module, "PROBE_SECONDS", 1.0)
     node0 = launcher(0, 2)
     node0.start()

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 
-from slipway.launch.errors import CONFIGURATION, PEER, LaunchError
-from slipway.launch.muster import conduct
+from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.muster import coordinator
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.ring import Ring
-from slipway.launch.reach import listen
+from slipway.launch.resolve.connectivity import listen
 
 Make = Callable[..., Launcher]
 
@@ -160,7 +160,7 @@ def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) 
 def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
     launcher: Make, port: int, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipway.launch.muster.conduct.SETTLE_SECONDS", 0.6)
+    monkeypatch.setattr("slipway.launch.muster.coordinator.SETTLE_SECONDS", 0.6)
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(port) as wrong:
@@ -338,7 +338,7 @@ def test_a_network_that_opens_itself_late_is_waited_for(launcher: Make, monkeypa
         return "no answer" if len(set(visits)) < 3 else await visit(ring, probe)
 
     monkeypatch.setattr(Ring, "_visit", blocked)
-    monkeypatch.setattr(conduct, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
     crew = [launcher(rank, 2, card={"runtime": "kubernetes"}) for rank in range(2)]
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
@@ -350,7 +350,7 @@ def test_a_network_that_opens_itself_late_is_waited_for(launcher: Make, monkeypa
 def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     launcher: Make, port: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(conduct.OPENING, "kubernetes", 0.0)
+    monkeypatch.setitem(coordinator.OPENING, "kubernetes", 0.0)
     node0 = launcher(0, 2, card={"runtime": runtime})
     node0.start()
     with Client(port) as behind_nat:

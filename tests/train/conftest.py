@@ -27,7 +27,7 @@ from training_jobs import (
 )
 
 import slipway
-from slipway.train.context import open_context
+from slipway.train.worker.context import open_context
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from slipway.train import durable
-from slipway.train.snapshot import Snapshot, load_newest, save_snapshot
+from slipway.protocol import durable
+from slipway.train.snapshots.snapshot import Snapshot, load_newest, save_snapshot
 
 OPERATIONS = ("mkdir", "rename", "unlink", "rmdir", "fsync")
 DIED = 9

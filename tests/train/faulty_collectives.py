@@ -18,8 +18,8 @@ import faulty_worker
 import torch.distributed as dist
 from training_jobs import raise_stop_flag
 
-from slipway.train.collectives import Buffers
-from slipway.train.context import Context
+from slipway.train.measure.collectives import Buffers
+from slipway.train.worker.context import Context
 
 
 def break_buffers(faults: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 from test_charts import points, read
 from training_jobs import Run
 
-from slipway.train.collectives import Buffers
+from slipway.train.measure.collectives import Buffers
 
 Start = Callable[..., Run]
 SMALL = ("--min-bytes", "1K", "--max-bytes", "64K", "--factor", 8, "--iterations", 2, "--warmup-iterations", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from slipway.train.bandwidth import (
+from slipway.train.measure.bandwidth import (
     Measurement,
     count_elements,
     measure,
@@ -15,8 +15,8 @@ from slipway.train.bandwidth import (
     summary,
     time_text,
 )
-from slipway.train.laggard import find_laggard, rounds
-from slipway.train.options import AllreduceOptions, parse
+from slipway.train.measure.straggler import find_laggard, rounds
+from slipway.options import AllreduceOptions, parse
 
 GB = 1e9
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.train.options import ConfigurationError, GptOptions, LinearOptions, parse
-from slipway.train.options.command import option_lines
+from slipway.options import ConfigurationError, GptOptions, LinearOptions, parse
+from slipway.options.command import option_lines
 
 pytestmark = pytest.mark.core
 

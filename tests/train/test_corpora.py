@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from token_files import documents, write_lines, write_parquet, write_tokenizer
 from training_jobs import Run, worker_environment
 
-from slipway.train.context import Context
-from slipway.train.corpus import Corpus, open_corpus
-from slipway.train.flops import flops_per_token
-from slipway.train.heartbeat import Heartbeat
-from slipway.train.language import cut_samples
+from slipway.train.worker.context import Context
+from slipway.train.text.corpus import Corpus, open_corpus
+from slipway.train.models.flops import flops_per_token
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.text.language import cut_samples
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.train.options import ConfigurationError
-from slipway.train.place import read_place
-from slipway.train.prepared import MAKING
-from slipway.train.sample import sample
-from slipway.train.text import Text
-from slipway.train.tokenizer import open_tokenizer
-from slipway.train.tokens.preparation import Settings, prepare
-from slipway.train.tokens.streams import Stream
+from slipway.options import ConfigurationError
+from slipway.train.worker.place import read_place
+from slipway.train.worker.prepared import MAKING
+from slipway.train.text.sample import sample
+from slipway.train.text.files import Text
+from slipway.train.text.tokenizer import open_tokenizer
+from slipway.train.text.tokens.preparation import Settings, prepare
+from slipway.train.text.tokens.streams import Stream
 
 Start = Callable[..., Run]
 MODEL = ("--layers", 1, "--heads", 2, "--embed", 16, "--context", 16, "--batch-size", 4, "--sample-tokens", 8)
@@ -195,7 +195,7 @@ def test_the_standard_library_is_read_with_a_tokenizer_as_well(
     train: Start, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "\n".join(documents(300)).encode()
-    monkeypatch.setattr("slipway.train.corpus.read_stdlib", lambda: Text(lines + b"\xe9", lines[:1000], "hash"))
+    monkeypatch.setattr("slipway.train.text.corpus.read_stdlib", lambda: Text(lines + b"\xe9", lines[:1000], "hash"))
     run = train("gpt", *MODEL, "--tokenizer", tokenizer, "--steps", 1, "--eval-samples", 4)
     assert run.exit_code == 0
     state = json.loads(next(run.folder.glob("snapshots/*/state.json")).read_text())
@@ -267,7 +267,7 @@ def test_shards_are_compared_with_their_checksums_once(
 ) -> None:
     open_folder(folder, tmp_path)
     read: list[Path] = []
-    monkeypatch.setattr("slipway.train.tokens.streams.hash_file", lambda path, tick: read.append(path))
+    monkeypatch.setattr("slipway.train.text.tokens.streams.hash_file", lambda path, tick: read.append(path))
     open_folder(folder, tmp_path)
     assert read == []
     spoil(folder, "train-00000.bin", lambda content: b"\0\0" + content[2:])
@@ -342,7 +342,7 @@ def test_what_a_killed_preparation_leaves_in_the_cache_is_removed_some_day(
         left.extend(path.name for path in out.parent.iterdir())
         raise RuntimeError("killed")
 
-    monkeypatch.setattr("slipway.train.corpus.prepare", be_killed)
+    monkeypatch.setattr("slipway.train.text.corpus.prepare", be_killed)
     (tmp_path / "book.txt").write_text("the sea\n")
     with pytest.raises(RuntimeError, match="killed"):
         open_corpus(f"file:{tmp_path / 'book.txt'}", None, make_context(tmp_path))

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.train.options import ConfigurationError, GptOptions, parse
-from slipway.train.options.dataset import read_hub
+from slipway.options import ConfigurationError, GptOptions, parse
+from slipway.options.dataset import read_hub
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_data_set_of_the_hub_is_a_repo_and_a_folder(source: str, repo: str, fo
 
 def test_the_checks_need_no_torch() -> None:
     code = (
-        "import sys; from slipway.train.options import GptOptions, parse; "
+        "import sys; from slipway.options import GptOptions, parse; "
         "parse(GptOptions, ['--dataset', 'tokens:tokens', '--tokenizer', 'bytes']); "
         "print(sorted({'torch', 'numpy', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
     )

@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 from token_files import documents, write_large_tokenizer, write_lines, write_parquet, write_tokenizer
 
-from slipway.data import data
-from slipway.launch.errors import CONFIGURATION, LaunchError
-from slipway.train.options import ConfigurationError
-from slipway.train.tokenizer import open_tokenizer
-from slipway.train.tokens import inputs
-from slipway.train.tokens.folder import DTYPES, TokenFolder, read_folder
-from slipway.train.tokens.inputs import read_parts
-from slipway.train.tokens.preparation import Settings, prepare
+from slipway.cli.data import data
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.options import ConfigurationError
+from slipway.train.text.tokenizer import open_tokenizer
+from slipway.train.text.tokens import inputs
+from slipway.train.text.tokens.folder import DTYPES, TokenFolder, read_folder
+from slipway.train.text.tokens.inputs import read_parts
+from slipway.train.text.tokens.preparation import Settings, prepare
 
 SMALL = 700  # bytes in a piece, so that a test has many
 
@@ -180,9 +180,9 @@ def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:
 
 SLOW = """
 import sys, time
-from slipway.train.tokens import inputs
+from slipway.train.text.tokens import inputs
 inputs.PIECE = {piece}
-from slipway.cli import main
+from slipway.cli.cli import main
 main()
 """
 
@@ -351,7 +351,7 @@ def test_half_a_character_that_json_can_spell_becomes_a_question_mark(tmp_path: 
 
 def test_a_worker_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "slipway.train.tokens.crew.sys.executable", written(tmp_path / "python", "#!/bin/sh\nkill -9 $$\n")
+        "slipway.train.text.tokens.crew.sys.executable", written(tmp_path / "python", "#!/bin/sh\nkill -9 $$\n")
     )
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(ConfigurationError, match=r"killed by signal 9. Where memory is short"):
@@ -370,7 +370,7 @@ def test_preparing_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
         f"sys.argv = ['slipway', 'data', 'prepare', {str(lines)!r}, '--out', {str(tmp_path / 'out')!r}]; "
-        "from slipway.cli import main; main()"
+        "from slipway.cli.cli import main; main()"
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ)
     assert shown.stdout.splitlines()[-1] == "False"

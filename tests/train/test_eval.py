@@ -14,12 +14,12 @@ from PIL import Image
 from tokenizers import models, pre_tokenizers, trainers
 from training_jobs import Run
 
-from slipway import cli
-from slipway.launch.errors import LaunchError
-from slipway.train.context import outside_job
+from slipway.cli import cli
+from slipway.protocol.errors import LaunchError
+from slipway.train.worker.context import outside_job
 from slipway.train.export import export_run
-from slipway.train.judgement import Judgement, judge_trained
-from slipway.train.options import ConfigurationError
+from slipway.train.workloads.judgement import Judgement, judge_trained
+from slipway.options import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import Run
 
-from slipway.train import loader as module
-from slipway.train.data import Sampler
-from slipway.train.loader import Loader
+from slipway.train.fit import loader as module
+from slipway.train.fit.sampler import Sampler
+from slipway.train.fit.loader import Loader
 
 Start = Callable[..., Run]
 

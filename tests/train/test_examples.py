@@ -18,7 +18,7 @@ import torch
 from training_jobs import PATIENCE, free_port, raise_stop_flag, worker_environment
 
 import slipway
-from slipway.train.options import GptOptions, parse
+from slipway.options import GptOptions, parse
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -18,10 +18,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from training_jobs import Run
 
 from slipway.train.export import export_run, read_export
-from slipway.train.language import described_config
+from slipway.train.text.language import described_config
 from slipway.train.models.gpt import Gpt
-from slipway.train.options import GptOptions, parse
-from slipway.train.trained import publishable, read_run, without_folders
+from slipway.options import GptOptions, parse
+from slipway.train.export.trained import publishable, read_run, without_folders
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 

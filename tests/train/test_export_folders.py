@@ -11,11 +11,11 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.train.context import outside_job
+from slipway.train.worker.context import outside_job
 from slipway.train.export import export_result, export_run, read_export
-from slipway.train.loop import Result
-from slipway.train.options import ConfigurationError, GptOptions, parse
-from slipway.train.snapshot import Snapshot, SnapshotError, list_snapshots, save_snapshot
+from slipway.train.fit.loop import Result
+from slipway.options import ConfigurationError, GptOptions, parse
+from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, list_snapshots, save_snapshot
 
 Start = Callable[..., Run]
 

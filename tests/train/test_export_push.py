@@ -12,10 +12,10 @@ from hub_server import HubServer
 from huggingface_hub import constants
 from training_jobs import Run
 
-from slipway import cli
+from slipway.cli import cli
 from slipway.train.export import export_run, push_folder
-from slipway.train.hub_causes import HubError
-from slipway.train.options import ConfigurationError
+from slipway.train.hub.causes import HubError
+from slipway.options import ConfigurationError
 
 Start = Callable[..., Run]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipway.train.flops import utilisation
+from slipway.train.models.flops import utilisation
 
 # Names as the driver gives them, and the peak in TFLOP/s; 0 where it is not in our table.
 DEVICES = {

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.train import heartbeat, loop, snapshot
-from slipway.train.heartbeat import Heartbeat
-from slipway.train.loader import Loader
-from slipway.train.training import Training
+from slipway.train.worker import heartbeat
+from slipway.train.fit import loop
+from slipway.train.snapshots import snapshot
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.fit.loader import Loader
+from slipway.train.fit.training import Training
 
 pytestmark = pytest.mark.core
 

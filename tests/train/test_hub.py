@@ -15,9 +15,9 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 
-from slipway.train.hub import fetch
-from slipway.train.hub_causes import HubError
-from slipway.train.options import ConfigurationError
+from slipway.train.hub.fetch import fetch
+from slipway.train.hub.causes import HubError
+from slipway.options import ConfigurationError
 
 FILES = {"config.json": b'{"layers": 2}', "model.safetensors": bytes(range(256)) * 400, "sub/notes.txt": b"notes\n"}
 PRIVATE = {"token": "hf_right"}
@@ -203,7 +203,7 @@ def test_an_address_that_is_none_is_the_users_mistake(
 
 
 def test_a_hub_that_does_not_answer_is_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.train.hub.PATIENCE", 0.1)
+    monkeypatch.setattr("slipway.train.hub.fetch.PATIENCE", 0.1)
     hub.fail("/api/models/acme/tiny", delay=0.5)
     with pytest.raises(HubError, match="does not answer in time"):
         fetch("acme/tiny")
@@ -297,7 +297,7 @@ def test_a_token_that_is_none_is_refused_and_not_shown(hub: HubServer, monkeypat
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.train.hub_files.LINES", -1.0)
+    monkeypatch.setattr("slipway.train.hub.files.LINES", -1.0)
     hub.add("acme/tiny", FILES)
     said: list[str] = []
     fetch("acme/tiny", say=said.append)
@@ -310,7 +310,7 @@ Fetch = Callable[..., tuple[int, str]]
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Fetch:
     """Type `slipway data fetch …`: exit code and output."""
-    from slipway.cli import main
+    from slipway.cli.cli import main
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["slipway", "data", "fetch", *words])

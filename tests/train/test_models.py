@@ -10,9 +10,9 @@ import torch
 from training_jobs import Run
 
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.train.options import ConfigurationError, GptOptions, parse
-from slipway.train.sample import sample
-from slipway.train.tokenizer import ByteTokenizer
+from slipway.options import ConfigurationError, GptOptions, parse
+from slipway.train.text.sample import sample
+from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.workloads.gpt import read_config
 
 SMALL = GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=256)

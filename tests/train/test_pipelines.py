@@ -12,17 +12,17 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
-from slipway.train.context import Context
-from slipway.train.heartbeat import Heartbeat
-from slipway.train.language import described_config
+from slipway.train.worker.context import Context
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.text.language import described_config
 from slipway.train.models.gpt import Gpt
-from slipway.train.options import LinearOptions, parse
-from slipway.train.place import read_place
-from slipway.train.precision import Precision
-from slipway.train.sample import sample
-from slipway.train.snapshot import list_snapshots, load_snapshot
-from slipway.train.step import take_step
-from slipway.train.training import prepare
+from slipway.options import LinearOptions, parse
+from slipway.train.worker.place import read_place
+from slipway.train.fit.precision import Precision
+from slipway.train.text.sample import sample
+from slipway.train.snapshots.snapshot import list_snapshots, load_snapshot
+from slipway.train.fit.step import take_step
+from slipway.train.fit.training import prepare
 from slipway.train.workloads.linear import make_task
 
 Start = Callable[..., Run]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from slipway.train import prepared
-from slipway.train.durable import replace_file
-from slipway.train.options import ConfigurationError
-from slipway.train.prepared import make_folder_once, temporary_folder
+from slipway.train.worker import prepared
+from slipway.protocol.durable import replace_file
+from slipway.options import ConfigurationError
+from slipway.train.worker.prepared import make_folder_once, temporary_folder
 
 
 @pytest.fixture

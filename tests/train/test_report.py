@@ -16,9 +16,9 @@ import torch
 from click.testing import CliRunner, Result
 from training_jobs import Run
 
-from slipway.launch.errors import CONFIGURATION, LaunchError
-from slipway.reports import report
-from slipway.train.charts import Charts
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.cli.reports import report
+from slipway.train.fit.charts import Charts
 
 Start = Callable[..., Run]
 GPT = (
@@ -293,7 +293,7 @@ def test_only_a_page_of_ours_is_overwritten(train: Start, tmp_path: Path) -> Non
 
 def test_a_page_is_made_without_torch(train: Start) -> None:
     run = train("gpt", *GPT)
-    code = "import sys; from slipway.reports import report; report([sys.argv[1]], standalone_mode=False); assert 'torch' not in sys.modules"
+    code = "import sys; from slipway.cli.reports import report; report([sys.argv[1]], standalone_mode=False); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, run.folder], check=True)
     assert Page(run.folder / "report.html").titles
 

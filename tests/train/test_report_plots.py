@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from slipway.train.bandwidth import size_text
-from slipway.train.plots import POINTS, Axis, Curve, draw, standalone, thin
+from slipway.train.measure.bandwidth import size_text
+from slipway.train.measure.plots import POINTS, Axis, Curve, draw, standalone, thin
 
 
 def drawn(*curves: Curve, x: Axis = Axis(), y: Axis = Axis()) -> list[str]:  # noqa: B008  # frozen

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.resume import Finding, choose
+from slipway.train.snapshots.resume import Finding, choose
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)

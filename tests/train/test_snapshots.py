@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from training_jobs import Run
 
-from slipway.train import snapshot as module
-from slipway.train.snapshot import (
+from slipway.train.snapshots import snapshot as module
+from slipway.train.snapshots.snapshot import (
     NewerFormatError,
     Snapshot,
     SnapshotError,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.train.data import Sampler
-from slipway.train.text import is_validation, read_stdlib, stdlib_files
+from slipway.train.fit.sampler import Sampler
+from slipway.train.text.files import is_validation, read_stdlib, stdlib_files
 
 SIZES = st.integers(1, 600)
 SEEDS = st.integers(0, 2**63)

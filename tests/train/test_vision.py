@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 from training_jobs import Run
 
-from slipway.train.durable import sync_tree
+from slipway.protocol.durable import sync_tree
 from slipway.train.models.cnn import build, flops_per_picture
-from slipway.train.options import ConfigurationError, VisionOptions, parse
+from slipway.options import ConfigurationError, VisionOptions, parse
 from slipway.train.pictures.arrays import read_arrays
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.glyphs import CLASSES, DEVIATION, MEAN

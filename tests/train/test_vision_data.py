@@ -22,12 +22,12 @@ from PIL import Image
 from pyarrow import parquet
 from training_jobs import Run, worker_environment
 
-from slipway.train.context import Context
-from slipway.train.data import Sampler
-from slipway.train.heartbeat import Heartbeat
-from slipway.train.loader import Loader
+from slipway.train.worker.context import Context
+from slipway.train.fit.sampler import Sampler
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.fit.loader import Loader
 from slipway.train.models.cnn import build
-from slipway.train.options import ConfigurationError
+from slipway.options import ConfigurationError
 from slipway.train.pictures import cifar10
 from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_arrays
 from slipway.train.pictures.augmentation import Variation, choose, cut_out, vary, windows
@@ -36,7 +36,7 @@ from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.distortion import Recipe, distort
 from slipway.train.pictures.folder import Files, list_files, open_folder
 from slipway.train.pictures.glyphs import draw_glyphs
-from slipway.train.place import read_place
+from slipway.train.worker.place import read_place
 
 Start = Callable[..., Run]
 Make = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]

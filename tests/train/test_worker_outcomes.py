@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from training_jobs import worker_environment
 
-from slipway.train.context import STOPS, open_context
-from slipway.train.metrics import Progress, clock, keep_metrics, short
-from slipway.train.options import ConfigurationError
-from slipway.train.outcome import NoProgressError, PeerError, classify
-from slipway.train.sample import read_until_end
-from slipway.train.snapshot import NewerFormatError, SnapshotError
-from slipway.train.stop import StopFlag, read_stop_flag
-from slipway.train.tokenizer import ByteTokenizer
+from slipway.train.worker.context import STOPS, open_context
+from slipway.train.fit.metrics import Progress, clock, keep_metrics, short
+from slipway.options import ConfigurationError
+from slipway.train.worker.outcome import NoProgressError, PeerError, classify
+from slipway.train.text.sample import read_until_end
+from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
+from slipway.train.worker.stop import StopFlag, read_stop_flag
+from slipway.train.text.tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.core
 
@@ -90,7 +90,7 @@ def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.Mon
         def wait(self) -> None:
             self.number.copy_(torch.tensor([2, 1]))
 
-    monkeypatch.setattr("slipway.train.stop.dist.all_reduce", Exchange)
+    monkeypatch.setattr("slipway.train.worker.stop.dist.all_reduce", Exchange)
     flag = StopFlag(None, object())  # type: ignore[arg-type]
     assert flag.agreed() == (None, False)
     flag.look()

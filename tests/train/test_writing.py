@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import slipway
-from slipway.train import snapshot as module
-from slipway.train.metrics import keep_metrics
-from slipway.train.snapshot import Snapshot, load_snapshot, save_snapshot
-from slipway.train.writer import Writer
+from slipway.train.snapshots import snapshot as module
+from slipway.train.fit.metrics import keep_metrics
+from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
+from slipway.train.snapshots.writer import Writer
 
 pytestmark = pytest.mark.core
 

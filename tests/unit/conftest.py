@@ -11,9 +11,10 @@ from hypothesis import settings
 from stand_ins import Answer, Slipway, make_devices
 from worker_output import MakeOutput, Output
 
-from slipway import arguments, cli
-from slipway.launch.devices import Devices
-from slipway.launch.supervise import Attempt
+from slipway.cli import arguments
+from slipway.cli import cli
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.attempt.supervise import Attempt
 
 settings.register_profile("unit", deadline=None)  # a busy machine is no failure
 settings.load_profile("unit")

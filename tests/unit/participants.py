@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from slipway.launch.muster.card import Card
-from slipway.launch.verdict import Outcome
+from slipway.launch.verdict.verdict import Outcome
 
 
 def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:

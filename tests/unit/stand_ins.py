@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slipway.launch.catalog import find_workload
-from slipway.launch.devices import Devices, Gpu
-from slipway.launch.host import Host
-from slipway.launch.plan import Plan, make_plan
-from slipway.launch.settings import Sources
-from slipway.launch.topology import Topology, resolve_topology
+from slipway.launch.resolve.catalog import find_workload
+from slipway.launch.resolve.devices import Devices, Gpu
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.plan import Plan, make_plan
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.topology import Topology, resolve_topology
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.attempts import DEFAULT, PAUSES, STUCK, Course, Decision, Try, decide, is_passing
-from slipway.launch.settings import BY_NAME
-from slipway.launch.verdict import CODES, Outcome
+from slipway.launch.verdict.attempts import DEFAULT, PAUSES, STUCK, Course, Decision, Try, decide, is_passing
+from slipway.launch.resolve.settings import BY_NAME
+from slipway.launch.verdict.verdict import CODES, Outcome
 
 
 def ended(word: str, evidence: str = "ValueError: bad batch") -> Outcome:

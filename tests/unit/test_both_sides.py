@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import slipway
-from slipway.launch import rundir
-from slipway.launch.heartbeat import PATIENCE
-from slipway.train import durable
+from slipway.launch.run_directory import run
+from slipway.launch.attempt.heartbeat import PATIENCE
+from slipway.protocol import durable
 
 TRAIN = Path(slipway.__file__).with_name("train")
 
@@ -50,7 +50,7 @@ def phases() -> dict[str, str]:
 
 def test_the_launcher_knows_how_long_each_phase_of_training_may_stand_still() -> None:
     unknown = {phase: place for phase, place in phases().items() if phase not in PATIENCE}
-    assert not unknown, "a phase that PATIENCE in launch/heartbeat.py does not know has the patience of `train`"
+    assert not unknown, "a phase that PATIENCE in launch/attempt/heartbeat.py does not know has the patience of `train`"
 
 
 def test_the_launcher_is_patient_with_no_phase_that_training_never_says() -> None:
@@ -60,9 +60,9 @@ def test_the_launcher_is_patient_with_no_phase_that_training_never_says() -> Non
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO"])
 def test_a_full_or_broken_disk_is_told_apart_on_both_sides(name: str) -> None:
     """Where only one of them knows an error, the node counts as healthy and a scheduler tries again on the full disk."""
-    assert getattr(errno, name) in rundir.DISK_ERRORS
+    assert getattr(errno, name) in run.DISK_ERRORS
     assert getattr(errno, name) in durable.DISK_ERRORS
 
 
 def test_both_sides_blame_the_disk_for_the_same_errors() -> None:
-    assert rundir.DISK_ERRORS == durable.DISK_ERRORS
+    assert run.DISK_ERRORS == durable.DISK_ERRORS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch import caches
-from slipway.launch.caches import make_folders, place_home, private_folder
+from slipway.launch.resolve import caches
+from slipway.launch.resolve.caches import make_folders, place_home, private_folder
 
 NAMES = {"XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 CODE = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

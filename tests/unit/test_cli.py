@@ -10,10 +10,11 @@ import click
 import pytest
 from stand_ins import Slipway
 
-from slipway import __version__, cli
-from slipway.launch.catalog import WORKLOADS
-from slipway.launch.errors import EXITS
-from slipway.launch.settings import SETTINGS
+from slipway import __version__
+from slipway.cli import cli
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.protocol.errors import EXITS
+from slipway.launch.resolve.settings import SETTINGS
 
 
 def start(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,8 @@ import pytest
 from environments import BARE_SRUN, INDEXED_JOB, OPEN_MPI, PER_PROCESS, PLAIN, SKYPILOT, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, resolve
 
-from slipway.launch.devices import Devices
-from slipway.launch.errors import CONFIGURATION, UNHEALTHY, LaunchError
+from slipway.launch.resolve.devices import Devices
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
 
 POD = {"fqdn": "lm-2.lm.default.svc.cluster.local"}
 GPUS = BARE_SRUN | {"SLURM_GPUS_ON_NODE": "4"}

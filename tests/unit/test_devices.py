@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from stand_ins import FakeNvml, NvmlError, make_card, write_files
 
-from slipway.launch import devices
-from slipway.launch.devices import cgroup_folders, count_cpus, read_devices
+from slipway.launch.resolve import devices
+from slipway.launch.resolve.devices import cgroup_folders, count_cpus, read_devices
 
 FOUR = [make_card(number) for number in range(4)]
 SLICED = [

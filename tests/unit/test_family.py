@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.family import catches, descendants, ignores, send, started, state
+from slipway.launch.process_tree import catches, descendants, ignores, send, started, state
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -46,7 +46,7 @@ def test_signalling_those_that_have_ended_is_no_error() -> None:
 # A launcher with a child in a session of its own, which has a child in another session that ignores what can be ignored.
 FAMILY = """
 import json, os, signal, subprocess, sys, time
-from slipway.launch.family import adopt_orphans, descendants, end_all, send
+from slipway.launch.process_tree import adopt_orphans, descendants, end_all, send
 if "adopt" in sys.argv:
     adopt_orphans()
 inner = "trap '' TERM INT HUP; sleep 60 & echo ready; wait; sleep 60"

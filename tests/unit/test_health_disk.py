@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from stand_ins import make_host
 
-from slipway.launch.errors import CONFIGURATION, UNHEALTHY
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY
 from slipway.launch.health import disk
 from slipway.launch.health.disk import Room, judge_error, judge_flock, judge_room, look_at_disks, places
-from slipway.launch.surroundings import fleeting_results
+from slipway.launch.resolve.container_checks import fleeting_results
 
 MB, GB = 1 << 20, 1 << 30
 HERE = Path("/somewhere")
@@ -89,8 +89,8 @@ def test_a_folder_that_cannot_be_made_is_wrong_configuration(tmp_path: Path) -> 
 
 
 def test_in_the_image_the_flag_of_the_runtime_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("slipway.launch.surroundings.can_write", lambda folder: False)
-    monkeypatch.setattr("slipway.launch.surroundings.is_read_only", lambda folder: True)
+    monkeypatch.setattr("slipway.launch.resolve.container_checks.can_write", lambda folder: False)
+    monkeypatch.setattr("slipway.launch.resolve.container_checks.is_read_only", lambda folder: True)
     host = dataclasses.replace(make_host(), image="0.1", runtime="docker", mounts={tmp_path: "ext4"})
     row = next(look_at_disks(host, {}, tmp_path))
     assert (row.level, row.code) == ("error", CONFIGURATION)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand_ins import make_devices, write_files
 
-from slipway.launch.errors import UNHEALTHY
+from slipway.protocol.errors import UNHEALTHY
 from slipway.launch.health.limits import (
     Memory,
     judge_cpus,

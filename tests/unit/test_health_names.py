@@ -8,7 +8,7 @@ import threading
 import pytest
 from stand_ins import resolve
 
-from slipway.launch.errors import CONFIGURATION
+from slipway.protocol.errors import CONFIGURATION
 from slipway.launch.health.finding import Finding
 from slipway.launch.health.names import judge_own_name, judge_port, look_at_names
 from slipway.launch.health.patience import within

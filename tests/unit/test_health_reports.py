@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from stand_ins import make_devices, make_host, make_sources, resolve
 
-from slipway.launch.catalog import CHECK
-from slipway.launch.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
+from slipway.launch.resolve.catalog import CHECK
+from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.launch.health import nodes as meeting
 from slipway.launch.health import quick
 from slipway.launch.health.finding import (
@@ -34,9 +34,9 @@ from slipway.launch.health.products import Ending, judge_product, read_report
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.job import Job
-from slipway.launch.plan import make_plan
-from slipway.launch.rundir import write_json
-from slipway.train.laggard import Laggard
+from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.run import write_json
+from slipway.train.measure.straggler import Laggard
 
 ROWS = (
     ok("memory", "much"),

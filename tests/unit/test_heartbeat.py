@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.heartbeat import PATIENCE, Beat, Pulse, heartbeat_file, read_beats
+from slipway.launch.attempt.heartbeat import PATIENCE, Beat, Pulse, heartbeat_file, read_beats
 
 
 def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:

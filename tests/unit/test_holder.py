@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.errors import CANCELLED, CONFIGURATION, LaunchError
-from slipway.launch.holder import Hold, Holder, find_holders, is_alive, read_holder, refuse_held, this_launcher
-from slipway.launch.status import sleep
-from slipway.launch.stops import Stops, ask_to_stop
+from slipway.protocol.errors import CANCELLED, CONFIGURATION, LaunchError
+from slipway.launch.run_directory.run_lock import Hold, Holder, find_holders, is_alive, read_holder, refuse_held, this_launcher
+from slipway.launch.run_directory.status import sleep
+from slipway.launch.attempt.stops import Stops, ask_to_stop
 
 PATIENCE = 1.5  # s; a living holder gives a sign of life every second
 

@@ -34,14 +34,14 @@ def third_party(loaded: set[str]) -> set[str]:
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
-    loaded = loaded_by("import slipway.cli")
+    loaded = loaded_by("import slipway.cli.cli")
     assert third_party(loaded) == {"slipway", "click"}
     assert not {"asyncio", "torch", "numpy", "pynvml", "dotenv"} & loaded
 
 
 PLAN = """
 import os, sys
-from slipway.cli import main
+from slipway.cli.cli import main
 sys.argv = ["slipway", "plan", "gpt"]
 shown, sys.stdout = sys.stdout, open(os.devnull, "w")
 try:
@@ -91,7 +91,7 @@ def test_the_launcher_imports_no_training_code(file: Path) -> None:
 
 @files("train")
 def test_training_code_imports_no_launcher(file: Path) -> None:
-    assert [name for name in imports(file) if name.startswith(("slipway.launch", "slipway.cli", "slipway.agent"))] == []
+    assert [name for name in imports(file) if name.startswith(("slipway.launch", "slipway.cli.cli", "slipway.agent"))] == []
 
 
 @files(".")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
-from slipway import cli
+from slipway.cli import cli
 from slipway.launch import job
-from slipway.launch.catalog import WORKLOADS
-from slipway.launch.errors import EXITS
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.protocol.errors import EXITS
 from slipway.launch.job import IMAGE_USER, Job, filled, next_commands, typed
-from slipway.launch.rundir import Run
+from slipway.launch.run_directory.run import Run
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
-from slipway.launch.attempts import Course, Try
-from slipway.launch.errors import CONFIGURATION, USAGE
-from slipway.launch.relay import stamp
-from slipway.launch.rundir import write_json
-from slipway.launch.verdict import Outcome, judge
-from slipway.launch.verdict_block import as_json
+from slipway.launch.verdict.attempts import Course, Try
+from slipway.protocol.errors import CONFIGURATION, USAGE
+from slipway.launch.attempt.worker_output import stamp
+from slipway.launch.run_directory.run import write_json
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.launch.verdict.block import as_json
 
 START = 1_795_276_800.0  # 2026-11-21 16:00:00 UTC
 
@@ -195,7 +195,7 @@ def test_a_bundle_tells_where_it_is_and_what_it_lacks(slipway: Slipway, tmp_path
 def test_a_bundle_that_goes_with_the_container_is_warned_of(
     slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipway.launch.host.read_mounts", lambda: {Path("/"): "overlay"})
+    monkeypatch.setattr("slipway.launch.resolve.host.read_mounts", lambda: {Path("/"): "overlay"})
     inside = slipway("logs", "runs/gpt-1", "--bundle", "x.tar.gz", SLIPWAY_IMAGE="0.1")
     assert inside.code == 0
     assert f"slipway: warning: {tmp_path} is no volume: the results go when the container is removed." in inside.err

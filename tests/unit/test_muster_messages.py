@@ -12,7 +12,7 @@ from participants import make_card, make_outcome
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
-from slipway.launch.verdict import judge
+from slipway.launch.verdict.verdict import judge
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
 EXAMPLES = (

@@ -4,8 +4,8 @@ import pytest
 from environments import BARE_SRUN, ENROOT, ENROOT_TASKS, OPEN_MPI_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, resolve
 
-from slipway.launch.devices import Devices
-from slipway.launch.errors import LaunchError
+from slipway.launch.resolve.devices import Devices
+from slipway.protocol.errors import LaunchError
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.plan import flight_recorder, interfaces, plan_json, plan_lines, resolved_values
-from slipway.launch.redact import redact
-from slipway.launch.settings import SETTINGS
-from slipway.launch.topology import TOPOLOGICAL
+from slipway.launch.resolve.plan import flight_recorder, interfaces, plan_json, plan_lines, resolved_values
+from slipway.launch.resolve.redact import redact
+from slipway.launch.resolve.settings import SETTINGS
+from slipway.launch.resolve.topology import TOPOLOGICAL
 
 ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGHUP,SIGQUIT"]
 LEASHED = ["setpriv", "--pdeathsig=KILL"]  # no worker outlives torchrun

@@ -11,8 +11,8 @@ import pytest
 from environments import ENROOT_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import Slipway, make_devices
 
-from slipway.arguments import read_job
-from slipway.launch.settings import SETTINGS
+from slipway.cli.arguments import read_job
+from slipway.launch.resolve.settings import SETTINGS
 
 TOPOLOGY = {
     "nodes", "least_nodes", "node_rank", "processes_per_node", "master_addr", "master_port", "backend", "level", "scheduler", "image",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from worker_output import MakeOutput, logged
 
-from slipway.launch.relay import ERASE_LINE
+from slipway.launch.attempt.worker_output import ERASE_LINE
 
 Capture = pytest.CaptureFixture[bytes]
 BAR = [b"\r 10%|#  |", b"\r 20%|## |", b"\r100%|###|\n", b"done\n"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 from slipway.render.references import name_for_enroot, pinned
 
 DIGEST = f"@sha256:{'0' * 64}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from worker_output import MakeOutput, logged
 
-from slipway.launch import relay as module
+from slipway.launch.attempt import worker_output as module
 
 Capture = pytest.CaptureFixture[bytes]
 ABOVE = b"--- attempt 2 ---\n"
@@ -120,7 +120,7 @@ def test_last_words_are_not_lost_when_a_leftover_process_holds_the_pipe(
 PROGRAM = """
 import sys
 from pathlib import Path
-from slipway.cli import open_streams
+from slipway.cli.cli import open_streams
 open_streams()
 from worker_output import Output
 output = Output((0,), 0, True, Path(sys.argv[1]))

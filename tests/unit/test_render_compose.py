@@ -12,10 +12,10 @@ import pytest
 import yaml
 from stand_ins import Answer, Slipway
 
-from slipway.launch.settings import BY_NAME
+from slipway.launch.resolve.settings import BY_NAME
 from slipway.render import render as render_group
-from slipway.train.options import WORKLOADS as KINDS
-from slipway.train.options import parse
+from slipway.options import WORKLOADS as KINDS
+from slipway.options import parse
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())

@@ -15,8 +15,8 @@ from stand_ins import Answer, Slipway
 
 from slipway.render.kubernetes import COMMANDS
 from slipway.render.manifests import NAME_LENGTH, merged
-from slipway.train.options import WORKLOADS as KINDS
-from slipway.train.options import parse
+from slipway.options import WORKLOADS as KINDS
+from slipway.options import parse
 
 ROOT = Path(__file__).parents[2]
 RENEW = bool(os.environ.get("RENEW_GOLDEN"))

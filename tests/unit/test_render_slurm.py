@@ -13,11 +13,11 @@ import click
 import pytest
 from stand_ins import Answer, Slipway
 
-from slipway.launch.settings import BY_NAME
+from slipway.launch.resolve.settings import BY_NAME
 from slipway.render import render as render_group
 from slipway.render.sbatch import LEAVING, read_time
-from slipway.train.options import WORKLOADS as KINDS
-from slipway.train.options import parse
+from slipway.options import WORKLOADS as KINDS
+from slipway.options import parse
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,10 +7,10 @@ import pytest
 from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_host, make_sources
 
-from slipway.launch.catalog import find_workload
-from slipway.launch.errors import CONFIGURATION, LaunchError
-from slipway.launch.plan import Plan, make_plan
-from slipway.launch.rundir import (
+from slipway.launch.resolve.catalog import find_workload
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.launch.resolve.plan import Plan, make_plan
+from slipway.launch.run_directory.run import (
     AlreadyFinishedError,
     Run,
     choose_run,
@@ -20,8 +20,8 @@ from slipway.launch.rundir import (
     read_json,
     write_json,
 )
-from slipway.launch.settings import Sources
-from slipway.launch.topology import resolve_topology
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.topology import resolve_topology
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
 

@@ -13,7 +13,7 @@ from environments import (
     VOLCANO_PYTORCH,
 )
 
-from slipway.launch.schedulers import BEFORE_PLAIN, Reading, read_schedulers
+from slipway.launch.resolve.schedulers import BEFORE_PLAIN, Reading, read_schedulers
 
 POD = "lm-2.lm.default.svc.cluster.local"
 

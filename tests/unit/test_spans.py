@@ -3,7 +3,7 @@
 import pytest
 from stand_ins import Slipway, make_devices
 
-from slipway.launch.catalog import WORKLOADS
+from slipway.launch.resolve.catalog import WORKLOADS
 
 FIVE = ("--layers", "5")
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from stand_ins import Slipway, make_devices, make_sources, resolve
 
-from slipway.launch.catalog import WORKLOADS, spawned
-from slipway.launch.ending import tell_ending
-from slipway.launch.plan import make_plan
-from slipway.launch.rundir import Run
-from slipway.launch.stops import Stops
-from slipway.launch.supervise import Attempt
+from slipway.launch.resolve.catalog import WORKLOADS, spawned
+from slipway.launch.attempt.ending import tell_ending
+from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.run import Run
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.supervise import Attempt
 
 
 def made(slipway: Slipway, *words: str, **environ: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def test_one_process_is_started_that_knows_where_the_others_meet(slipway: Slipwa
     words = ["--launcher", "spawn", "--world-size", "3", "--lr", "0.2"]
     started = made(slipway, *words, "--master-port", "4000", MASTER_ADDR="localhost")["torchrun"]
     assert started["argv"][:2] == ["setpriv", "--pdeathsig=KILL"]
-    assert started["argv"][-8:] == ["slipway.train.spawn", "linear", *words]
+    assert started["argv"][-8:] == ["slipway.train.worker.spawn", "linear", *words]
     facts = {"MASTER_ADDR": "localhost", "MASTER_PORT": "4000", "WORLD_SIZE": "3"}
     assert {name: started["env"].get(name) for name in facts} == facts
     assert "RANK" not in started["env"]
@@ -36,7 +36,7 @@ def test_the_plan_for_people_names_it(slipway: Slipway) -> None:
     lines = slipway("plan", "linear", "--launcher=spawn").out.splitlines()
     assert lines[-3] == "one process, which spawns the workers:"
     assert "WORLD_SIZE=2" in lines[-2]
-    assert lines[-1].endswith("-m slipway.train.spawn linear --launcher=spawn")
+    assert lines[-1].endswith("-m slipway.train.worker.spawn linear --launcher=spawn")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.stops import SAME_STOP, Stop, Stops, ask_to_stop, raise_flag
+from slipway.launch.attempt.stops import SAME_STOP, Stop, Stops, ask_to_stop, raise_flag
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources
 
-from slipway.launch import surroundings
-from slipway.launch.errors import CONFIGURATION, LaunchError
-from slipway.launch.folders import mount_point, read_mounts
-from slipway.launch.host import Host
-from slipway.launch.surroundings import default_runs, fleeting_results, require_writable, warnings
-from slipway.launch.topology import resolve_topology
+from slipway.launch.resolve import container_checks
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.launch.resolve.folders import mount_point, read_mounts
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.container_checks import default_runs, fleeting_results, require_writable, warnings
+from slipway.launch.resolve.topology import resolve_topology
 
 ROOT, CHECKPOINTS = Path("/"), Path("/checkpoints")
 OVERLAY = {ROOT: "overlay", Path("/proc"): "proc", Path("/tmp"): "tmpfs"}
@@ -98,7 +98,7 @@ def test_the_folder_for_runs_is_the_images_own_or_on_a_read_only_root_a_spare_on
 ) -> None:
     assert default_runs(make_host(), tmp_path) == "runs"
     assert default_runs(in_image(), tmp_path) == str(tmp_path)
-    monkeypatch.setattr(surroundings, "can_write", lambda folder: False)
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: False)
     assert default_runs(in_image(), CHECKPOINTS) == "/tmp/slipway-7/runs"
     assert default_runs(in_image(mounts=VOLUME), CHECKPOINTS) == "/checkpoints", "a volume was meant: an error follows"
 
@@ -115,8 +115,8 @@ def test_results_that_cannot_be_written_are_an_error_with_the_flag(
     monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str], read_only: bool, says: str
 ) -> None:
     require_writable(in_image(mounts=mounts), Path("/tmp"))
-    monkeypatch.setattr(surroundings, "can_write", lambda folder: False)
-    monkeypatch.setattr(surroundings, "is_read_only", lambda folder: read_only)
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: False)
+    monkeypatch.setattr(container_checks, "is_read_only", lambda folder: read_only)
     with pytest.raises(LaunchError) as caught:
         require_writable(in_image(mounts=mounts), CHECKPOINTS)
     assert says in str(caught.value)

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import make_devices, resolve
 
-from slipway.launch.devices import Devices
-from slipway.launch.settings import Claim
-from slipway.launch.topology import Topology
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.settings import Claim
+from slipway.launch.resolve.topology import Topology
 
 
 def resolve_case(case: Case) -> Topology:

@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
-from slipway.launch.errors import EXITS, FAILED, PEER, STOPPED, UNHEALTHY
+from slipway.protocol.errors import EXITS, FAILED, PEER, STOPPED, UNHEALTHY
 
 SBATCH = Path(__file__).parents[2] / "slurm/train.sbatch"
 # What srun makes of a task that was ended by one of these.

@@ -7,9 +7,9 @@ import json
 import pytest
 from stand_ins import Slipway
 
-from slipway.arguments import read_job
+from slipway.cli.arguments import read_job
 from slipway.launch.alone import restart_limit
-from slipway.launch.catalog import WORKLOADS
+from slipway.launch.resolve.catalog import WORKLOADS
 
 
 def test_every_workload_has_a_line_with_its_data(slipway: Slipway) -> None:

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable
 from pathlib import Path
 
-from slipway.launch.relay import Relay
+from slipway.launch.attempt.worker_output import Relay
 
 
 class Output:

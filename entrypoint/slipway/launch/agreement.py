@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
-from slipway.launch.attempts import Try, count_failures
-from slipway.launch.errors import LaunchError
+from slipway.launch.verdict.attempts import Try, count_failures
+from slipway.protocol.errors import LaunchError
 from slipway.launch.job import Job, say
-from slipway.launch.logs.versions import installed
+from slipway.launch.resolve.versions import installed
 from slipway.launch.muster.card import Card, Go
-from slipway.launch.plan import interfaces, make_plan
-from slipway.launch.rundir import NoNewRunError, Run, choose_run, newest_step, place_run
-from slipway.launch.surroundings import require_writable, results_folder
+from slipway.launch.resolve.plan import interfaces, make_plan
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, newest_step, place_run
+from slipway.launch.resolve.container_checks import require_writable, results_folder
 
 
 @dataclass(frozen=True)

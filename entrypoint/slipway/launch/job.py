@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
-from slipway.launch.attempts import Course, Try
-from slipway.launch.caches import make_folders
-from slipway.launch.catalog import Workload
-from slipway.launch.devices import Devices
-from slipway.launch.ending import tell_ending
-from slipway.launch.errors import EXITS, LaunchError
-from slipway.launch.host import CHECKPOINTS, Host
-from slipway.launch.logs.plan_file import write_plan
-from slipway.launch.plan import Plan
-from slipway.launch.relay import write_out
-from slipway.launch.rundir import (
+from slipway.launch.verdict.attempts import Course, Try
+from slipway.launch.resolve.caches import make_folders
+from slipway.launch.resolve.catalog import Workload
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.attempt.ending import tell_ending
+from slipway.protocol.errors import EXITS, LaunchError
+from slipway.launch.resolve.host import CHECKPOINTS, Host
+from slipway.launch.run_directory.plan_file import write_plan
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.attempt.worker_output import write_out
+from slipway.launch.run_directory.run import (
     OUTCOME_FILE,
     Run,
     code_of,
@@ -31,12 +31,12 @@ from slipway.launch.rundir import (
     prepare_run,
     write_json,
 )
-from slipway.launch.settings import Sources
-from slipway.launch.stops import Stops
-from slipway.launch.supervise import Attempt, Elsewhere
-from slipway.launch.surroundings import fleeting_results, results_folder
-from slipway.launch.verdict import Outcome, Verdict
-from slipway.launch.verdict_block import as_json, block, termination_message
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.resolve.container_checks import fleeting_results, results_folder
+from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.launch.verdict.block import as_json, block, termination_message
 
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
 LENGTHS = ("--steps", "--epochs")

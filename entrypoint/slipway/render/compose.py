@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from slipway.arguments import read_sources
-from slipway.launch.errors import LaunchError
-from slipway.launch.redact import secret_values
+from slipway.cli.arguments import read_sources
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.redact import secret_values
 from slipway.render.command import make_command, matching
 from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
 

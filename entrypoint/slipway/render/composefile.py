@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from slipway.launch.catalog import is_program
-from slipway.launch.redact import make_redactor, secret_arguments
+from slipway.launch.resolve.catalog import is_program
+from slipway.launch.resolve.redact import make_redactor, secret_arguments
 from slipway.render.words import MARGIN
 from slipway.render.yaml_text import yaml_text
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from slipway.arguments import read_sources
-from slipway.launch.errors import LaunchError
-from slipway.launch.redact import secret_values
-from slipway.launch.schedulers import SCHEDULERS
-from slipway.launch.settings import BY_NAME, Sources
+from slipway.cli.arguments import read_sources
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.redact import secret_values
+from slipway.launch.resolve.schedulers import SCHEDULERS
+from slipway.launch.resolve.settings import BY_NAME, Sources
 from slipway.render.command import checked, make_command, matching
 from slipway.render.manifests import COMPONENTS, CPUS_PER_GPU, MEM_PER_GPU, NAME, Asked, Document, Read, make_manifests
 from slipway.render.operators import make_jobset, make_trainer

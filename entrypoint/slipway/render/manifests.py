@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 from slipway.render.words import MARGIN
 
 Document = dict[str, Any]

@@ -2,7 +2,7 @@
 
 import re
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 
 DOCKER_HUB = "registry-1.docker.io"  # where enroot looks for an image without a registry (enroot's src/docker.sh)
 ENGINE = "dockerd://"  # enroot's word for the Docker Engine of the node

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 from slipway.render.times import read_time
 
 LEAVING = 40  # s between the end of the grace and the time limit: verdict, srun's return, and the job puts itself back

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from slipway.arguments import read_sources
-from slipway.launch.errors import LaunchError
-from slipway.launch.redact import secret_values
-from slipway.launch.settings import BY_NAME, Claim
-from slipway.launching import hyphens
+from slipway.cli.arguments import read_sources
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.redact import secret_values
+from slipway.launch.resolve.settings import BY_NAME, Claim
+from slipway.cli.launching import hyphens
 from slipway.render.command import checked, make_command, matching
 from slipway.render.references import name_for_enroot
 from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, Asked, make_sbatch

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipway.arguments import check_arguments
-from slipway.launch.catalog import find_workload
-from slipway.launch.errors import LaunchError
-from slipway.launch.host import CHECKPOINTS
-from slipway.launch.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
+from slipway.cli.arguments import check_arguments
+from slipway.launch.resolve.catalog import find_workload
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.host import CHECKPOINTS
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
 from slipway.render.references import pinned
 
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from slipway.launch.errors import LaunchError
+from slipway.protocol.errors import LaunchError
 
 # PyYAML quotes what YAML 1.1 takes for something else than text. In Go's readers 1e-3 and 0o17 are numbers, too, and y is yes.
 _AMBIGUOUS = re.compile(r"[-+]?\.?\d.*|[yYnN]")

@@ -10,25 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
-    from slipway.train.context import Context as Context
-    from slipway.train.context import open_context as open_context
-    from slipway.train.data import Sampler as Sampler
-    from slipway.train.loader import Loader as Loader
-    from slipway.train.loop import Result as Result
-    from slipway.train.loop import fit as fit
-    from slipway.train.options import Common as Common
-    from slipway.train.options import ConfigurationError as ConfigurationError
-    from slipway.train.options import parse as parse
-    from slipway.train.options.common import option as option
-    from slipway.train.prepared import cache_folder as cache_folder
-    from slipway.train.prepared import make_together as make_together
-    from slipway.train.snapshot import Snapshot as Snapshot
-    from slipway.train.snapshot import SnapshotError as SnapshotError
-    from slipway.train.snapshot import load_newest as load_newest
-    from slipway.train.snapshot import save_snapshot as save_snapshot
-    from slipway.train.task import Batch as Batch
-    from slipway.train.task import Task as Task
-    from slipway.train.task import Validation as Validation
+    from slipway.train.worker.context import Context as Context
+    from slipway.train.worker.context import open_context as open_context
+    from slipway.train.fit.sampler import Sampler as Sampler
+    from slipway.train.fit.loader import Loader as Loader
+    from slipway.train.fit.loop import Result as Result
+    from slipway.train.fit.loop import fit as fit
+    from slipway.options import Common as Common
+    from slipway.options import ConfigurationError as ConfigurationError
+    from slipway.options import parse as parse
+    from slipway.options.common import option as option
+    from slipway.train.worker.prepared import cache_folder as cache_folder
+    from slipway.train.worker.prepared import make_together as make_together
+    from slipway.train.snapshots.snapshot import Snapshot as Snapshot
+    from slipway.train.snapshots.snapshot import SnapshotError as SnapshotError
+    from slipway.train.snapshots.snapshot import load_newest as load_newest
+    from slipway.train.snapshots.snapshot import save_snapshot as save_snapshot
+    from slipway.train.fit.task import Batch as Batch
+    from slipway.train.fit.task import Task as Task
+    from slipway.train.fit.task import Validation as Validation
 
 PUBLIC = {
     "context": ("Context", "open_context"),

@@ -67,7 +67,7 @@ def infect(fault: Fault) -> None:
     """The next losses are infinite, so many times."""
     import torch
 
-    from slipway.train import step
+    from slipway.train.fit import step
 
     real, left = step.poison, [fault["times"]]
 
@@ -94,7 +94,7 @@ class Harm:
 
 
 def at_beat(fault: Fault, phase: str, step: int, number: int) -> None:
-    from slipway.train.heartbeat import Heartbeat
+    from slipway.train.worker.heartbeat import Heartbeat
 
     harm, real = Harm(fault, number), Heartbeat.beat
 
@@ -117,7 +117,7 @@ def at_event(fault: Fault, name: str, pattern: str, number: int) -> None:
 
 
 def at_batch(fault: Fault, number: int) -> None:
-    from slipway.train.loader import Loader
+    from slipway.train.fit.loader import Loader
 
     harm, real = Harm(fault, number), Loader._make_part
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from slipway.launch.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})

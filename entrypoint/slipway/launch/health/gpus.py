@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from slipway.launch.devices import Devices
+from slipway.launch.resolve.devices import Devices
 from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
 
 GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED

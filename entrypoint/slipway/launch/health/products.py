@@ -1,4 +1,4 @@
-"""Does each device compute right? A child process per device multiplies matrices whose product is known (train/health.py)."""
+"""Does each device compute right? A child process per device multiplies matrices whose product is known (train/measure/health.py)."""
 
 import contextlib
 import importlib.util
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.launch.devices import Devices
-from slipway.launch.family import signal_name
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.process_tree import signal_name
 from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
 
-MODULE = "slipway.train.health"
+MODULE = "slipway.train.measure.health"
 # A first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute.
 SECONDS = 120.0
 LAST_SECONDS = 5.0  # for a child that was killed

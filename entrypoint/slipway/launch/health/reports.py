@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipway import __version__
-from slipway.launch.catalog import CHECK
-from slipway.launch.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.launch.resolve.catalog import CHECK
+from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 from slipway.launch.health.finding import COLOURS, SKIPPED, Finding, Report, ok, warning
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
@@ -61,7 +61,7 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
 
 
 def _advise(seen: str) -> str:
-    """What to look at, from what a rank was slow at: Laggard.text in slipway.train.laggard."""
+    """What to look at, from what a rank was slow at: Laggard.text in slipway.train.measure.straggler."""
     if "for its own work" in seen:
         return "look at what else runs on that node, and at its clocks"
     return "look at its network card"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.errors import LaunchError
-from slipway.launch.redact import redact_json
-from slipway.launch.rundir import code_of
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.redact import redact_json
+from slipway.launch.run_directory.run import code_of
 
 NAME_ENDS = ".tar.gz"
 # Name patterns in a run directory, and what they hold; everything else is left out.

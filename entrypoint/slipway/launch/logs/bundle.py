@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.devices import read_devices
+from slipway.launch.resolve.devices import read_devices
 from slipway.launch.health.finding import findings_lines
 from slipway.launch.health.quick import quick_check
-from slipway.launch.host import read_host
+from slipway.launch.resolve.host import read_host
 from slipway.launch.logs.archive import (
     ALL,
     LARGEST,
@@ -23,10 +23,10 @@ from slipway.launch.logs.archive import (
     write_archive,
 )
 from slipway.launch.logs.lines import tell_elsewhere
-from slipway.launch.logs.versions import read_versions
-from slipway.launch.redact import make_redactor, secret_arguments, secret_values
-from slipway.launch.rundir import RUN_FILE, read_json
-from slipway.launch.verdict_block import utc
+from slipway.launch.resolve.versions import read_versions
+from slipway.launch.resolve.redact import make_redactor, secret_arguments, secret_values
+from slipway.launch.run_directory.run import RUN_FILE, read_json
+from slipway.launch.verdict.block import utc
 
 HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 

@@ -4,9 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.muster.codec import plain
-from slipway.launch.rundir import OUTCOME_FILE, last_outcome, read_json
-from slipway.launch.verdict import Outcome
-from slipway.launch.verdict_block import ENDINGS, place
+from slipway.launch.run_directory.run import OUTCOME_FILE, last_outcome, read_json
+from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.verdict.block import ENDINGS, place
 
 
 def heading(run: Path, attempt: int) -> str:

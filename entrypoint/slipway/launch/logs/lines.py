@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from slipway.launch.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.logs.plan_file import PLAN_FILE
+from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
+from slipway.launch.run_directory.plan_file import PLAN_FILE
 from slipway.launch.muster.compare import compress
-from slipway.launch.rundir import RUN_FILE, read_json
+from slipway.launch.run_directory.run import RUN_FILE, read_json
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces

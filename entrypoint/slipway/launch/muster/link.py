@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
-from slipway.launch.muster.trouble import SilentError
+from slipway.launch.muster.connection_errors import SilentError
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read

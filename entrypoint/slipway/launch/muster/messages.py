@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from signal import Signals
 
 from slipway.launch.muster.card import TEXT, Card
-from slipway.launch.stops import STOP_WORDS
-from slipway.launch.verdict import Outcome, Verdict
+from slipway.launch.attempt.stops import STOP_WORDS
+from slipway.launch.verdict.verdict import Outcome, Verdict
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from slipway.launch.errors import FAILED, LaunchError
+from slipway.protocol.errors import FAILED, LaunchError
 from slipway.launch.muster.card import Card, Go
-from slipway.launch.reach import BACKLOG, is_loopback, listen
-from slipway.launch.verdict import Outcome, Verdict, judge
+from slipway.launch.resolve.connectivity import BACKLOG, is_loopback, listen
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.door import Door, Rule
-    from slipway.launch.muster.member import Member
+    from slipway.launch.muster.server import Door, Rule
+    from slipway.launch.muster.client import Member
     from slipway.launch.muster.messages import Ending, Stopping
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
@@ -191,7 +191,7 @@ class Muster:
 
     async def _join(self, card: Card) -> Go:
         if self._node_rank == 0:
-            from slipway.launch.muster.conduct import Conduct
+            from slipway.launch.muster.coordinator import Conduct
 
             if self._conducting:
                 self._conducting.cancel()
@@ -220,7 +220,7 @@ class Muster:
         self._say(f"muster: {context.get('exception') or context['message']}")
 
     def _make_member(self) -> "Member":
-        from slipway.launch.muster.member import Member
+        from slipway.launch.muster.client import Member
 
         return Member(
             address=self._address,
@@ -233,7 +233,7 @@ class Muster:
         )
 
     def _make_door(self) -> "Door":
-        from slipway.launch.muster.door import Door
+        from slipway.launch.muster.server import Door
 
         return Door(
             nodes=self._nodes,

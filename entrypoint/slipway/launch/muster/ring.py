@@ -10,8 +10,8 @@ from typing import Self
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
 from slipway.launch.muster.link import Link, dial
-from slipway.launch.muster.trouble import classify
-from slipway.launch.reach import is_loopback, listen
+from slipway.launch.muster.connection_errors import classify
+from slipway.launch.resolve.connectivity import is_loopback, listen
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
 RETRY_SECONDS = 0.5

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from slipway import __version__
-from slipway.train.options.command import shown
-from slipway.train.options.common import DEFAULT, is_given
-from slipway.train.options.dataset import HUB, read_hub
-from slipway.train.trained import Trained
+from slipway.options.command import shown
+from slipway.options.common import DEFAULT, is_given
+from slipway.options.dataset import HUB, read_hub
+from slipway.train.export.trained import Trained
 
 if TYPE_CHECKING:  # it takes 0.2 s to import, and every worker of a training would
     from huggingface_hub import ModelCardData

@@ -18,17 +18,17 @@ import torch
 from safetensors import SafetensorError
 
 from slipway import __version__
-from slipway.train.context import Context
-from slipway.train.durable import sync_folder, sync_tree
+from slipway.train.worker.context import Context
+from slipway.protocol.durable import sync_folder, sync_tree
 from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
-from slipway.train.language import LANGUAGE
-from slipway.train.loop import Result
-from slipway.train.options import ConfigurationError
-from slipway.train.options.common import Exportable
-from slipway.train.options.target import RECORD, read_record, require_target
-from slipway.train.prepared import temporary_folder
-from slipway.train.trained import Trained, publishable, read_run
+from slipway.train.text.language import LANGUAGE
+from slipway.train.fit.loop import Result
+from slipway.options import ConfigurationError
+from slipway.options.common import Exportable
+from slipway.options.target import RECORD, read_record, require_target
+from slipway.train.worker.prepared import temporary_folder
+from slipway.train.export.trained import Trained, publishable, read_run
 
 FORMAT = 1
 

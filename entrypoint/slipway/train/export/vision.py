@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.train.export.card import About
 from slipway.train.export.gpt import WEIGHTS, write_json
-from slipway.train.trained import Trained
+from slipway.train.export.trained import Trained
 
 PREFIX = "network."  # the attribute of Classifier
 CONFIG = ("model", "names", "size", "mean", "deviation")  # its arguments

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slipway.train.models.gpt import Gpt, continue_tokens
-from slipway.train.pipeline import Relay
+from slipway.train.parallel.pipeline import Relay
 
 TIED = "wte.weight"  # the first stage embeds with it, the last one predicts with it
 

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipway.train.durable import write_file
-from slipway.train.options import ConfigurationError
+from slipway.protocol.durable import write_file
+from slipway.options import ConfigurationError
 from slipway.train.pictures.augmentation import Variation, cut_out, vary, windows
 from slipway.train.pictures.collection import Pictures
-from slipway.train.task import Batch
+from slipway.train.fit.task import Batch
 
 MANIFEST = "manifest.json"
 Bytes = npt.NDArray[np.uint8]

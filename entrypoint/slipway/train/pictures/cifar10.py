@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from slipway.train.context import Context
-from slipway.train.durable import DISK_ERRORS
-from slipway.train.hub import fetch
-from slipway.train.hub_causes import HubError
-from slipway.train.options import ConfigurationError
+from slipway.train.worker.context import Context
+from slipway.protocol.durable import DISK_ERRORS
+from slipway.train.hub.fetch import fetch
+from slipway.train.hub.causes import HubError
+from slipway.options import ConfigurationError
 from slipway.train.pictures.arrays import Arrays, Bytes, read_arrays, write_arrays
-from slipway.train.prepared import cache_folder, make_together
+from slipway.train.worker.prepared import cache_folder, make_together
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Of the training pictures: https://github.com/kuangliu/pytorch-cifar/issues/19

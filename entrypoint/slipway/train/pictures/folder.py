@@ -19,13 +19,13 @@ import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from slipway.train.context import Context
-from slipway.train.options import ConfigurationError
+from slipway.train.worker.context import Context
+from slipway.options import ConfigurationError
 from slipway.train.pictures.augmentation import Variation, cut_out
 from slipway.train.pictures.collection import Pictures
 from slipway.train.pictures.decoding import read_picture
-from slipway.train.task import Batch
-from slipway.train.text import VALIDATION_SHARE, is_validation
+from slipway.train.fit.task import Batch
+from slipway.train.text.files import VALIDATION_SHARE, is_validation
 
 # Of ImageNet's training pictures, as torchvision's references have them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

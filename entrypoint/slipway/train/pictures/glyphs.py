@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from slipway.train.context import Context
+from slipway.train.worker.context import Context
 from slipway.train.pictures.arrays import Arrays, read_arrays, write_arrays
 from slipway.train.pictures.distortion import Recipe, distort
-from slipway.train.prepared import cache_folder, make_together
+from slipway.train.worker.prepared import cache_folder, make_together
 
 CLASSES = tuple("0123456789")
 MEAN, DEVIATION = (0.5, 0.5, 0.5), (0.31, 0.31, 0.31)  # of each channel, 0 … 1

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 from slipway.train.pictures.collection import Pictures
-from slipway.train.task import Batch
+from slipway.train.fit.task import Batch
 
 LOOKED_AT = 2000  # pictures
 BATCH = 250  # pictures

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.train.bandwidth import rate_text, size_text, time_text
-from slipway.train.plots import Axis, Curve, draw
+from slipway.train.measure.bandwidth import rate_text, size_text, time_text
+from slipway.train.measure.plots import Axis, Curve, draw
 from slipway.train.report.run import Record, is_number
 
 SIZE = Axis("message", size_text, base=2)

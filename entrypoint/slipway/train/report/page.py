@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipway import __version__
-from slipway.train.durable import replace_file
-from slipway.train.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, draw
+from slipway.protocol.durable import replace_file
+from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, draw
 from slipway.train.report import tables
 from slipway.train.report.collectives import plots, points, remarks
 from slipway.train.report.run import Record
 from slipway.train.report.template import STYLE, TEMPLATE
-from slipway.train.side_by_side import comparison_rows
+from slipway.train.report.side_by_side import comparison_rows
 
 GENERATOR = "slipway report"
 STEP, VALUE = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.train.plots import Point
+from slipway.train.measure.plots import Point
 
 RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON = (
     "run.json", "options.json", "metrics.jsonl", "allreduce.json", "comparison.json",

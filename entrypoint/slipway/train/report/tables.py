@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.train.options.command import shown
-from slipway.train.options.common import DEFAULT
+from slipway.options.command import shown
+from slipway.options.common import DEFAULT
 from slipway.train.report.run import Record
 
 NONE = "–"

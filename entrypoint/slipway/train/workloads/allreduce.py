@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from slipway.train.bandwidth import (
+from slipway.train.measure.bandwidth import (
     HEADER,
     Measurement,
     count_elements,
@@ -21,8 +21,8 @@ from slipway.train.bandwidth import (
     size_text,
     summary,
 )
-from slipway.train.charts import Charts
-from slipway.train.collectives import (
+from slipway.train.fit.charts import Charts
+from slipway.train.measure.collectives import (
     Buffers,
     WrongResultError,
     make_buffers,
@@ -31,11 +31,11 @@ from slipway.train.collectives import (
     time_links,
     why_lacking,
 )
-from slipway.train.context import Context, open_context
-from slipway.train.findings import Findings, write
-from slipway.train.laggard import find_laggard
-from slipway.train.options import AllreduceOptions, parse
-from slipway.train.outcome import PeerError
+from slipway.train.worker.context import Context, open_context
+from slipway.train.measure.findings import Findings, write
+from slipway.train.measure.straggler import find_laggard
+from slipway.options import AllreduceOptions, parse
+from slipway.train.worker.outcome import PeerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 ALONE = "one process: nothing travels between processes. Try two: slipway allreduce --nproc-per-node 2"

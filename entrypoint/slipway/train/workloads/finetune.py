@@ -13,21 +13,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from slipway.train.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
-from slipway.train.context import Context, open_context
-from slipway.train.corpus import open_corpus
+from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
+from slipway.train.worker.context import Context, open_context
+from slipway.train.text.corpus import open_corpus
 from slipway.train.export import export_result
-from slipway.train.flops import flops_per_token
-from slipway.train.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
-from slipway.train.loop import fit
-from slipway.train.metrics import METRICS, read_evaluation
+from slipway.train.models.flops import flops_per_token
+from slipway.train.text.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
+from slipway.train.fit.loop import fit
+from slipway.train.fit.metrics import METRICS, read_evaluation
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.train.options import ConfigurationError, FinetuneOptions, parse
-from slipway.train.options.common import DEFAULT
-from slipway.train.options.finetune import TINY_LR
-from slipway.train.prepared import cache_folder, make_together
-from slipway.train.sample import continue_prompt
-from slipway.train.task import Task
+from slipway.options import ConfigurationError, FinetuneOptions, parse
+from slipway.options.common import DEFAULT
+from slipway.options.finetune import TINY_LR
+from slipway.train.worker.prepared import cache_folder, make_together
+from slipway.train.text.sample import continue_prompt
+from slipway.train.fit.task import Task
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:

@@ -1,0 +1,1 @@
+"""What a user types: the commands, their words, and what they print."""

@@ -1,0 +1,183 @@
+"""What was typed: the launcher's options, the workload with its own, and from them and this machine a job."""
+
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
+from slipway.launch.resolve.devices import read_devices
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.host import read_host
+from slipway.launch.job import Job
+from slipway.launch.resolve.plan import Plan, interfaces, make_plan
+from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
+from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
+from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
+from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
+from slipway.cli.launching import launcher_options, take_options
+
+if TYPE_CHECKING:
+    from slipway.options import Options
+
+
+def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
+    """From the command line and this machine to a job. Raises LaunchError or click.UsageError; starts nothing."""
+    words = list(words)
+    if words and words[0] in WORKLOADS:
+        late, rest = take_options(words[1:], launcher_options())
+        options, words = options | late, [words[0], *rest]
+    environ = dict(os.environ)
+    host = read_host(environ)
+    sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
+    workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
+    chosen = check_arguments(workload.name, arguments) if workload.own else None
+    if chosen and chosen.values().get("launcher") == "spawn":
+        workload, sources = spawned(workload), _count_processes(sources, chosen)
+    devices = read_devices(environ)
+    topology = resolve_topology(sources, devices, host)
+    if workload.spawned:
+        _require_one_machine(topology)
+    if chosen and workload.staged:
+        topology = _divide(topology, chosen)
+    if chosen:
+        given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
+        stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
+        require_all_sizes(topology, stages, given, accumulate)
+    topology = dataclasses.replace(
+        topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
+    )
+    if topology.backend == "mpi":
+        _require_mpi()
+    if topology.rank == 0:
+        listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
+    data = _hash_stdlib if chosen and _reads_stdlib(chosen) else None
+    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data, host)
+
+
+def foresee_interfaces(job: Job) -> Plan:
+    """The plan with the network interface that several nodes will most likely use; the muster knows for sure."""
+    topology = job.plan.topology
+    if topology.nodes == 1 or topology.process:
+        return job.plan
+    name = interface_towards(topology.master_addr, one_machine=is_loopback(topology.master_addr))
+    return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
+
+
+def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
+    """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
+    names = {setting.name for setting in SETTINGS}
+    given = {name: str(value) for name, value in options.items() if name in names and value is not None}
+    if options.get("standalone"):
+        given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    path = Path(options.get("env_file") or ".env")
+    if options.get("env_file") and not path.is_file():
+        raise LaunchError(f"--env-file {path}: there is no such file.")
+    env_file = read_env_file(path) if path.is_file() else {}
+    sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
+    for setting in SETTINGS:
+        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
+            sources.parsed(setting.name)
+    return sources
+
+
+def _count_processes(sources: Sources, chosen: "Options") -> Sources:
+    """Add `--world-size`, which counts processes where they are spawned, as what `--nproc-per-node` is to torchrun."""
+    name, count = "NPROC_PER_NODE", chosen.values()["world_size"]
+    if count is None:
+        return sources
+    if name in sources.options:
+        raise click.UsageError(
+            "With --launcher spawn, --world-size and --nproc-per-node say the same; type one of them."
+        )
+    origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
+    return dataclasses.replace(sources, options={**sources.options, name: str(count)}, origins=origins)
+
+
+def _divide(topology: Topology, chosen: "Options") -> Topology:
+    """Return the topology with what `--stages` makes of its processes. Raises LaunchError for what cannot work."""
+    from slipway.options import PipelineOptions  # torch-free
+
+    assert isinstance(chosen, PipelineOptions)
+    return divide_processes(topology, chosen.stages, chosen.possible_stages(topology.world_size))
+
+
+def _require_one_machine(topology: Topology) -> None:
+    """Raise LaunchError where processes cannot be spawned from one of them."""
+    if topology.process:
+        raise LaunchError(
+            f"--launcher spawn starts all processes itself, and here is one launcher per process already (from "
+            f"{topology.process.source}). Leave it out."
+        )
+    if topology.nodes > 1:
+        raise LaunchError(
+            f"--launcher spawn starts processes on one machine only, and {topology.values['WORLD_SIZE'].claim.about('WORLD_SIZE')} "
+            "counts several. Leave --launcher out: torchrun starts them on each."
+        )
+
+
+def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
+    """Return the options of one of our workloads; a mistake in them is told before anything starts."""
+    from slipway.options import WORKLOADS as KINDS  # torch-free
+    from slipway.options import ConfigurationError, parse
+
+    try:
+        return parse(KINDS[workload], arguments)
+    except ConfigurationError as error:
+        raise LaunchError(str(error)) from None
+    except click.NoSuchOption as error:
+        import difflib  # only where somebody mistyped: it takes milliseconds
+
+        ours = [option.opts[0] for option in launcher_options()]
+        near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
+        raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+
+
+def options_lines(plan: Plan) -> list[str]:
+    """The options of one of our workloads with their values and where those came from; none of a user's program."""
+    if not plan.workload.own:
+        return []
+    from slipway.options.command import option_lines  # torch-free
+
+    return option_lines(check_arguments(plan.workload.name, plan.arguments))
+
+
+def options_json(plan: Plan) -> dict[str, Any]:
+    """The same by name."""
+    if not plan.workload.own:
+        return {}
+    options = check_arguments(plan.workload.name, plan.arguments)
+    return {
+        name.replace("_", "-"): {"value": value, "source": options.sources[name]}
+        for name, value in options.values().items()
+    }
+
+
+def _reads_stdlib(options: "Options") -> bool:
+    """Whether the data are Python's own library, which differs between versions of Python."""
+    from slipway.options.dataset import STDLIB
+
+    return options.values().get("dataset") == STDLIB
+
+
+def _hash_stdlib() -> str:
+    """The hash of that text, for the other nodes to compare."""
+    from slipway.train.text.files import read_stdlib
+
+    return read_stdlib().sha256
+
+
+def _require_mpi() -> None:
+    asked = "import sys, torch.distributed as d; sys.exit(not d.is_mpi_available())"
+    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+        raise LaunchError(
+            "This torch was built without the mpi backend. Use --backend nccl (GPUs) or gloo (CPUs); to start from mpirun, "
+            "start one launcher per process: `mpirun -n 8 -x MASTER_ADDR=HOST slipway run …` uses nccl or gloo between them."
+        )

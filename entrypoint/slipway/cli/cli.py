@@ -1,0 +1,203 @@
+"""The command line: `slipway run`, `plan`, `sample`, `status`, `stop`; a workload's name or a script alone means `run`."""
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slipway import __version__
+from slipway.cli.arguments import foresee_interfaces, options_json, options_lines, read_job
+from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
+from slipway.protocol.errors import EXITS, FAILED, LaunchError
+from slipway.launch.job import run_job, tell_pod
+from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
+from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
+from slipway.launch.attempt.stops import turn_deaf
+from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# Commands beside `run` and `plan`: their modules are imported when they are typed, so that a start need not wait for them.
+BESIDE = {
+    "check": "slipway.cli.check:check",
+    "completion": "slipway.cli.reports:completion",
+    "data": "slipway.cli.data:data",
+    "eval": "slipway.cli.results:evaluate",
+    "export": "slipway.cli.results:export",
+    "logs": "slipway.cli.logs:logs",
+    "render": "slipway.render:render",
+    "report": "slipway.cli.reports:report",
+    "sample": "slipway.cli.results:sample",
+    "status": "slipway.cli.runs:status",
+    "stop": "slipway.cli.runs:stop",
+    "workloads": "slipway.cli.reports:workloads",
+}
+TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
+EXIT_CODES = "Exit codes: " + "; ".join(f"{code} {row.meaning}" for code, row in EXITS.items()) + "."
+
+
+def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    """Print the version, and which image this is."""
+    if wanted:
+        image = os.environ.get("SLIPWAY_IMAGE")
+        click.echo(f"slipway, version {__version__}{f' (image {image})' if image else ''}")
+        context.exit()
+
+
+class Commands(click.Group):
+    """The command group; https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted([*self.commands, *BESIDE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if cmd_name not in BESIDE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = BESIDE[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant, also where a shell asks what may follow a workload or a script."""
+        return super().resolve_command(ctx, with_run(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        """What may stand first: a workload, a script, a command."""
+        return [*complete_program(ctx, None, incomplete), *super().shell_complete(ctx, incomplete)]
+
+
+@click.group(
+    cls=Commands, context_settings=CONTEXT, epilog=f"{TRAINS}\n\n{EXIT_CODES}\n\n\b\nExample: slipway gpt --steps 200"
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Print the version."
+)
+def slipway() -> None:
+    """Launch PyTorch data-parallel training the same way everywhere.
+
+    `slipway gpt` is short for `slipway run gpt`, `slipway train.py` for `slipway run train.py`, and any other program is
+    started as it is.
+    """
+
+
+def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog: str) -> None:
+    slipway.add_command(
+        Launching(
+            name,
+            callback=function,
+            params=[WORDS, *params, *launcher_options()],
+            help=function.__doc__,
+            epilog=epilog,
+            context_settings={**CONTEXT, "allow_interspersed_args": False},
+        )
+    )
+
+
+def run(words: tuple[str, ...], **options: Any) -> None:
+    """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
+    job = read_job(words, options)
+    if job.sources.parsed("SLIPWAY_CHECK"):
+        from slipway.cli.check import check_first
+
+        if code := check_first(job):
+            sys.exit(code)
+    code = run_job(job)
+    turn_deaf()
+    sys.exit(code)
+
+
+def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Show every value, who gave it and whom it overruled, and the torchrun command. Starts nothing."""
+    if words and words[0] in WORKLOADS and "--json" in words:
+        as_json, words = True, tuple(word for word in words if word != "--json")
+    job = read_job(words, options)
+    require_writable(job.host, results_folder(job.sources))
+    if job.plan.topology.rank == 0:
+        with contextlib.suppress(AlreadyFinishedError):
+            choose_run(job.plan, job.sources, time.time())  # creates nothing, but fails where run would
+    made = foresee_interfaces(job)
+    values = resolved_values(job.plan.topology, job.sources)
+    if as_json:
+        click.echo(json.dumps(plan_json(made, values, options_json(made)), indent=1))
+    else:
+        click.echo("\n".join(plan_lines(made, values, options_lines(made))))
+
+
+_EXAMPLE = "\b\nExample: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"
+_command("run", run, [], _EXAMPLE)
+JSON = click.Option(
+    ["--json", "as_json"], is_flag=True, help="Print JSON: topology, values and options with their sources, torchrun."
+)
+_command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
+
+
+def with_run(words: list[str]) -> list[str]:
+    """Return the words with `run` in front where the first means a workload or a program of the user's."""
+    known = words[0] in slipway.commands or words[0] in BESIDE
+    return ["run", *words] if not known and (words[0] in WORKLOADS or is_program(words[0])) else words
+
+
+def understand(words: list[str]) -> list[str]:
+    """Return the words, which begin with a command or an option.
+
+    An executable is exec'ed here and now. Raises LaunchError (78) for a first word that means nothing.
+    """
+    words = with_run(words) if words else words
+    known = {*slipway.commands, *BESIDE}
+    if not words or words[0] in known or words[0].startswith("-"):
+        return words
+    if program := shutil.which(words[0]):
+        os.execv(program, words)  # noqa: S606  # what the user typed is what is started
+    raise unknown_name(words[0], [*known, *WORKLOADS])
+
+
+def main() -> None:
+    """Entry point of the console script; ends with an exit code of the table in protocol/errors.py, and tells the pod."""
+    open_streams()
+    try:
+        words = understand(sys.argv[1:]) or ["--help"]
+        colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
+        sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
+    except click.ClickException as error:
+        code, said, show = error.exit_code, error.format_message(), error.show
+    except click.Abort:
+        code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)
+    except LaunchError as error:
+        code, said, show = error.code, str(error), partial(click.echo, f"slipway: {error}", err=True)
+    except Exception as error:
+        _tell_pod(FAILED, f"{type(error).__name__}: {error}")
+        raise
+    with contextlib.suppress(OSError):
+        show()
+    _tell_pod(code, said)
+    sys.exit(code)
+
+
+# What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
+SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval", "completion"}
+
+
+def _tell_pod(code: int, said: str) -> None:
+    if sys.argv[1:2] and sys.argv[1] not in SILENT:
+        tell_pod(code, said)
+
+
+def open_streams() -> None:
+    """Give a launcher that was started with stdout or stderr closed, as some daemons do, a place to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

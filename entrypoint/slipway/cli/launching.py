@@ -1,0 +1,134 @@
+"""The launcher's own options, and how they are told from those of a program behind them.
+
+They are understood before a workload's name and behind it; behind a user's own program everything is that program's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+RDZV = {
+    "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
+    "--rdzv-endpoint": "use --master-addr HOST and --master-port PORT",
+    "--rdzv-id": "use --run-dir DIR to name the run",
+    "--rdzv-conf": "nothing replaces it",
+}
+
+
+def hyphens(name: str) -> str:
+    """An option's name as we write it: people mix hyphens and underscores, and torchrun takes both."""
+    return name.replace("_", "-")
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens, "max_content_width": 110}
+PATHS = {"DIR": "dir", "PATH": "file"}  # of a setting's metavar, and what a shell calls it
+
+
+def launcher_options() -> list[click.Parameter]:
+    """The options that `run` and `plan` take, from the table of settings; torchrun's own names among them."""
+    options: list[click.Parameter] = []
+    for setting in SETTINGS:
+        if setting.option:
+            kind: dict[str, Any] = {"metavar": setting.metavar, "shell_complete": complete_setting}
+            if setting.flag:
+                kind = {"is_flag": True, "flag_value": "1"}
+            text = f"{setting.help}  [{setting.name}, default {setting.default or 'none'}]"
+            options.append(click.Option([setting.option, setting.name], default=None, help=text, **kind))
+    options += [
+        click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
+        click.Option(["--env-file"], metavar="FILE", type=click.Path(), help="Read this file instead of ./.env."),
+    ]
+    return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
+
+
+def complete_setting(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """What a shell offers for a setting's value: the words among its values, and paths where it takes them."""
+    from click.shell_completion import CompletionItem
+
+    setting = BY_NAME[option.name or ""]
+    paths = [CompletionItem(typed, kind) for word, kind in PATHS.items() if word in setting.metavar.split("|")]
+    return paths + [CompletionItem(word) for word in setting.words if word.startswith(typed)]
+
+
+def complete_program(context: click.Context, option: click.Parameter | None, typed: str) -> list[CompletionItem]:
+    """What a shell offers for what is to be trained: a workload, or a file; behind a user's own program files alone."""
+    from click.shell_completion import CompletionItem
+
+    workloads = {} if context.params.get("words") else WORKLOADS
+    names = [
+        CompletionItem(name, help=workload.summary) for name, workload in workloads.items() if name.startswith(typed)
+    ]
+    return [CompletionItem(typed, "file"), *names]  # in this order: bash offers files only where no name fits
+
+
+WORDS = click.Argument(
+    ["words"],
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]",
+    shell_complete=complete_program,
+)
+
+
+def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        name = f"--{hyphens(option.name or '')}"
+        raise LaunchError(f"{name} is torchrun's: {RDZV[name]}.")
+
+
+class Launching(click.Command):
+    """A command whose words end with a program and that program's own arguments, `-m MODULE` included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
+        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
+        before = ""
+        for index, word in enumerate(args):
+            if word == "-m":
+                args = [*args[:index], "--", *args[index:]]
+                break
+            if not word.startswith("-") and (not before.startswith("--") or "=" in before or hyphens(before) in flags):
+                break  # the program; what follows is its own
+            before = word
+        return super().parse_args(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context. Where a shell asks what may follow one of our workloads, that of the workload with our options."""
+        context = super().make_context(info_name, args, parent, **extra)
+        words = context.params.get("words")
+        if not (context.resilient_parsing and words and words[0] in WORKLOADS):
+            return context
+        from slipway.options import WORKLOADS as KINDS  # torch-free
+        from slipway.options.command import click_command
+
+        own = click_command(KINDS[words[0]])
+        own.params += [option for option in self.params if option is not WORDS]
+        return own.make_context(words[0], list(words[1:]), parent, **extra)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Our options; none behind a user's own program, whose options nobody knows."""
+        return [] if ctx.params.get("words") else super().shell_complete(ctx, incomplete)
+
+
+def take_options(
+    words: Sequence[str], options: Sequence[click.Parameter], command: str = "slipway run"
+) -> tuple[dict[str, Any], list[str]]:
+    """Take a command's options out of the words behind one of our workloads; the rest is the workload's."""
+    parser = click.Command("", params=list(options), add_help_option=False)
+    parser.context_settings = {**CONTEXT, "ignore_unknown_options": True, "allow_extra_args": True}
+    context = parser.make_context(command, list(words))
+    typed = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    return {name: context.params[name] for name in typed}, context.args

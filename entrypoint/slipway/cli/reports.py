@@ -1,0 +1,158 @@
+"""Commands that tell what there is: `slipway workloads`, `slipway completion` for the shell, and `slipway report`, a page about
+one or several runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.protocol.errors import LaunchError
+from slipway.launch.job import shown
+from slipway.launch.run_directory.run import code_of
+from slipway.launch.run_directory.status import Status, read_status
+from slipway.launch.verdict.verdict import GOOD
+from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.cli.runs import RUNS, complete_run, named_run
+
+if TYPE_CHECKING:
+    from slipway.train.report import Ending, Tried
+
+NO_DATA, NONE = "none", "–"
+SHELLS = ("bash", "zsh", "fish")  # that click can complete in
+
+
+@click.command(epilog="\b\nExample: slipway workloads --json")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: name, summary, data and help of each.")
+def workloads(as_json: bool) -> None:
+    """List the workloads: what each trains, and on which data."""
+    if as_json:
+        rows = [
+            {"name": name, "summary": workload.summary, "data": workload.data, "help": f"slipway {name} --help"}
+            for name, workload in WORKLOADS.items()
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    width = max(map(len, WORKLOADS))
+    for name, workload in WORKLOADS.items():
+        click.echo(f"{name:<{width}}  {workload.summary}; data: {workload.data or NO_DATA}")
+    click.echo(
+        "\nOptions of one: slipway NAME --help. Your own program: slipway path/to/script.py or slipway -m module."
+    )
+
+
+def own_shell() -> str:
+    """The shell of this user, where there is a script for it; else bash."""
+    name = Path(os.environ.get("SHELL", "")).name
+    return name if name in SHELLS else SHELLS[0]
+
+
+@click.command(
+    epilog='\b\nExample: eval "$(slipway completion bash)"\n'
+    "Example: slipway completion fish > ~/.config/fish/completions/slipway.fish"
+)
+@click.argument("shell", type=click.Choice(SHELLS), default=own_shell, metavar="[bash|zsh|fish]")
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script by which the Tab key completes commands, workloads, options, their values, and names of runs.
+
+    By default it is for the shell in SHELL. The line with eval loads it: put it into ~/.bashrc, or for zsh into ~/.zshrc,
+    behind compinit.
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind  # click has those of SHELLS
+    click.echo(kind(context.find_root().command, {}, "slipway", "_SLIPWAY_COMPLETE").source())
+
+
+@click.command(epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html")
+@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
+@RUNS
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The page to write.  [RUN/report.html]")
+def report(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
+    """Write one HTML page about RUNs: curves, settings, attempts, throughput. It needs no network to be read.
+
+    A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, and their page is
+    report.html here, unless --out says otherwise.
+    """
+    from slipway.train.report import NotOursError, make_page, read_run, write_page
+
+    paths = dict.fromkeys(_find(name, runs).resolve() for name in names or ("",))
+    found = [read_run(path, tell_ending(read_status(path))) for path in paths]
+    target = out or (found[0].path if len(found) == 1 else Path()) / "report.html"
+    try:
+        write_page(target, make_page(found))
+    except NotOursError as error:
+        raise LaunchError(f"{error} Name another place with --out.") from None
+    except OSError as error:
+        raise LaunchError(
+            f"The page cannot be written: {error}. Name another place with --out.", code_of(error)
+        ) from None
+    click.echo(shown(target.absolute()))
+
+
+def _find(name: str, runs: str | None) -> Path:
+    """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
+    from slipway.train.report import RECORDS
+
+    try:
+        return named_run(name, runs)
+    except LaunchError:
+        path = Path(name)
+        if not name or not path.is_dir():
+            raise
+        if any((path / record).is_file() for record in RECORDS):
+            return path
+    raise LaunchError(f"{name} is no run: it holds none of {', '.join(RECORDS)}.")
+
+
+def tell_ending(status: Status) -> Ending:
+    """How a run stands or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
+    from slipway.train.report import Ending
+
+    outcome = status.outcome
+    word, first = str(outcome.get("word")), outcome.get("first")
+    tries = tuple(_tried(tried) for tried in _list(outcome.get("attempts")) if isinstance(tried, dict))
+    if status.alive:
+        return Ending("running", facts=tuple(("running", holder.text) for holder in status.holders[:1]))
+    if word not in ENDINGS or not isinstance(first, dict):
+        return Ending("without a verdict", good=not status.record, tries=tries)
+    facts = [("verdict", _text(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
+    facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
+    facts += [("exit code", _text(outcome.get("code")))]
+    if outcome.get("no_restart"):
+        facts.append(("no restart", str(outcome["no_restart"])))
+    return Ending(ENDINGS[word], word in GOOD, tuple(facts), tries)
+
+
+def _tried(tried: Mapping[str, Any]) -> Tried:
+    from slipway.train.report import Tried
+
+    ended = tried.get("outcome")
+    ended = ended if isinstance(ended, dict) else {}
+    evidence = f"{ENDINGS.get(str(ended.get('word')), 'unknown')}: {_text(ended.get('evidence'))}"
+    return Tried(_text(tried.get("number")), _place(ended), evidence, _when(ended), _text(tried.get("after")))
+
+
+def _place(outcome: Mapping[str, Any]) -> str:
+    rank = "" if outcome.get("rank") is None else f", rank {outcome['rank']}"
+    return f"node {_text(outcome.get('node_rank'))} ({_text(outcome.get('host'))}){rank}"
+
+
+def _when(outcome: Mapping[str, Any]) -> str:
+    at = outcome.get("time")
+    return utc(at) if isinstance(at, int | float) else NONE
+
+
+def _text(value: object) -> str:
+    return NONE if value in (None, "") else str(value)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

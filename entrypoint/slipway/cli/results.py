@@ -1,0 +1,107 @@
+"""Commands for what a run yielded: `slipway sample`, `slipway eval`, `slipway export`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from slipway.cli.data import told
+from slipway.protocol.errors import LaunchError
+from slipway.cli.runs import RUNS, complete_run, named_folder
+
+RUN = click.argument("run", shell_complete=complete_run)
+STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what training code raises into what the command line tells. Imports torch."""
+    with told():
+        from slipway.train.snapshots.snapshot import SnapshotError
+
+        try:
+            yield
+        except SnapshotError as error:
+            raise LaunchError(str(error)) from None
+
+
+@click.command(epilog='\b\nExample: slipway sample gpt-20260101-120000 --prompt "def "')
+@RUN
+@RUNS
+@click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=400, show_default=True, help="How many to add.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True, help="0 takes the likeliest.")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+def sample(run: str, runs: str | None, prompt: str, tokens: int, temperature: float, seed: int) -> None:
+    """Continue a text with the newest snapshot of a gpt RUN: a path or a name in the folder of runs."""
+    path = named_folder(run, runs)
+    with _told():
+        from slipway.train.text.sample import sample as continue_text
+
+        click.echo(continue_text(path, prompt, tokens, temperature, seed))
+
+
+@click.command("eval", epilog="\b\nExample: slipway eval gpt-20260101-120000")
+@click.argument("source", metavar="RUN|DIR", shell_complete=complete_run)
+@RUNS
+@click.option("--dataset", help="Judge on the validation part of other data; named as for the training.")
+@STEP
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: results now and those that the training noted.")
+def evaluate(source: str, runs: str | None, dataset: str | None, step: int | None, as_json: bool) -> None:
+    """Judge a trained model again, in one process on this machine's best device.
+
+    RUN is a path or a name in the folder of runs, DIR a folder that `slipway export` made.
+    """
+    path = named_folder(source, runs)
+    with _told():
+        from slipway.train.worker.context import outside_job
+        from slipway.train.workloads.judgement import judge_trained
+
+        with contextlib.redirect_stdout(sys.stderr), outside_job() as context:
+            found = judge_trained(path, context, dataset, step)
+    trained, noted = found.trained, dict(found.trained.evaluation)
+    at = int(noted.pop("step", -1))
+    if as_json:
+        about = {"run": trained.run, "workload": trained.workload, "step": trained.step, "dataset": found.dataset}
+        training = {"step": at, "results": noted} if noted else None
+        more = {"same_data": found.same_data, "samples": found.samples, "results": found.results, "training": training}
+        click.echo(json.dumps(about | more, indent=1))
+        return
+    click.echo(
+        f"{trained.workload}, step {trained.step} of {trained.run}, on {found.samples:,} samples of {found.dataset}"
+    )
+    if dataset is None and not found.same_data:
+        click.echo("note: these data are not those of the training, which were " + trained.data)
+    width = max(map(len, found.results))
+    click.echo(f"{'':<{width}}  {'now':>12}" + (f"  {f'at step {at}':>12}" if noted else ""))
+    for name, value in found.results.items():
+        before = f"  {noted[name]:>12.6f}" if name in noted else ""
+        click.echo(f"{name:<{width}}  {value:>12.6f}{before}")
+
+
+@click.command(epilog="\b\nExample: slipway export gpt-20260101-120000 my-model")
+@RUN
+@RUNS
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@STEP
+@click.option("--push", "repo", metavar="OWNER/NAME", help="Upload it to this repository of the Hub.")
+@click.option("--public", is_flag=True, help="Let everyone see a repository that --push makes.")
+def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str | None, public: bool) -> None:
+    """Write the model of a RUN into a new folder DIR, in the form that `from_pretrained` reads, with a model card.
+
+    RUN is a path or a name in the folder of runs. A DIR that holds this very model is uploaded as it is. For --push the token
+    comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
+    """
+    if public and not repo:
+        raise click.UsageError("--public is said of the repository that --push makes; add --push OWNER/NAME.")
+    path = named_folder(run, runs)
+    with _told():
+        from slipway.train.export import export_run, push_folder
+
+        new = export_run(path, folder, step, name=repo or "")
+        click.echo(f"exported {path} to {folder}" if new else f"{folder} holds this model already")
+        if repo:
+            click.echo(f"pushed to {push_folder(folder, repo, public, f'The model of {folder.absolute().name}')}")

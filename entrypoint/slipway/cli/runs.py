@@ -1,0 +1,107 @@
+"""Commands for a run from another shell or container that sees its directory: `slipway status`, `slipway stop`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slipway.cli.arguments import read_sources
+from slipway.protocol.errors import FAILED, FINISHED, LaunchError
+from slipway.launch.resolve.host import read_host
+from slipway.launch.run_directory.run import RUN_FILE, code_of
+from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
+from slipway.launch.attempt.stops import TICK, ask_to_stop
+from slipway.launch.resolve.container_checks import default_runs
+from slipway.launch.verdict.verdict import GOOD
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+RUNS = click.option(
+    "--runs",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Folder that holds the runs.  [SLIPWAY_RUNS, default runs]",
+)
+
+
+def runs_folder(runs: str | None) -> Path:
+    """The folder of runs, from the same places as for `slipway run`; `runs` is what --runs says. Raises LaunchError."""
+    host = read_host(dict(os.environ))
+    return Path(read_sources({"SLIPWAY_RUNS": runs}, {"SLIPWAY_RUNS": default_runs(host)}).value("SLIPWAY_RUNS"))
+
+
+def named_run(run: str, runs: str | None) -> Path:
+    """The run that is meant, by a path or by its name in the folder of runs. Raises LaunchError where there is none."""
+    return find_run(run, runs_folder(runs))
+
+
+def named_folder(run: str, runs: str | None) -> Path:
+    """The same, for what needs a run's files alone: also a folder that the launcher did not make. Raises LaunchError."""
+    return Path(run) if Path(run).is_dir() else named_run(run, runs)
+
+
+def complete_run(context: click.Context, argument: click.Parameter, typed: str) -> list[CompletionItem]:
+    """What a shell offers for a run: the names of those in the folder of runs, else folders."""
+    from click.shell_completion import CompletionItem
+
+    names: list[str] = []
+    with contextlib.suppress(LaunchError):  # nobody wants to read of a wrong setting at the Tab key
+        names = sorted(file.parent.name for file in runs_folder(context.params.get("runs")).glob(f"*/{RUN_FILE}"))
+    return [CompletionItem(typed, "dir"), *(CompletionItem(name) for name in names if name.startswith(typed))]
+
+
+@click.command(epilog="\b\nExample: slipway status gpt-20260101-120000")
+@click.argument("run", default="", shell_complete=complete_run)
+@RUNS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
+def status(run: str, runs: str | None, as_json: bool) -> None:
+    """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
+    found = read_status(named_run(run, runs))
+    click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(status_lines(found)))
+
+
+@click.command(epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
+@click.argument("run", shell_complete=complete_run)
+@RUNS
+@click.option(
+    "--wait", is_flag=True, help="Return when the run has ended, with 0 if it was stopped, else with its code."
+)
+def stop(run: str, runs: str | None, wait: bool) -> None:
+    """Stop a RUN for good, with a snapshot, like Ctrl-C: its launcher ends with 79.
+
+    RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
+    """
+    path = named_run(run, runs)
+    found = read_status(path)
+    if not found.alive:
+        code = found.outcome.get("code")
+        how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
+        raise LaunchError(f"{path} is not running: {how}. `slipway status {path}` tells more.")
+    try:
+        ask_to_stop(path)
+    except OSError as error:
+        holder = found.holders[0]
+        raise LaunchError(
+            f"The request cannot be written: {error}. On {holder.host} type kill -INT {holder.pid}.", code_of(error)
+        ) from None
+    click.echo(f"asked {found.holders[0].text} to stop {path}")
+    if wait:
+        sys.exit(_wait(path))
+
+
+def _wait(path: Path) -> int:
+    """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code."""
+    while (found := read_status(path)).alive:
+        time.sleep(TICK)
+    click.echo("\n".join(status_lines(found)))
+    if found.outcome.get("word") in GOOD:
+        return FINISHED
+    return int(found.outcome.get("code", FAILED))

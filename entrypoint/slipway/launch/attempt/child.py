@@ -1,0 +1,90 @@
+"""The process that a launcher starts: torchrun through agent.py, with `--launcher spawn` a process that spawns the workers,
+and with one launcher per process the workload itself.
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.attempt.worker_output import Relay, open_log
+from slipway.launch.run_directory.run import OUTCOMES
+from slipway.launch.attempt.stops import STOP_WORDS
+
+# Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
+IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
+AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
+
+
+class Child:
+    """The process, and what it tells of its own children: `workers` are process ids, `failures` the ranks that failed first."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node_dir: Path,
+        environ: Mapping[str, str],
+        relay: Relay,
+        selector: selectors.BaseSelector,
+        header: str,
+    ) -> None:
+        """Start it in a session of its own, with the stop signals ignored. Raises OSError."""
+        self.started = False
+        self.workers: list[int] = []
+        self.failures: list[dict[str, Any]] = []
+        self._selector, self._rest = selector, b""
+        self._log, self._logged = node_dir / "logs" / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
+        if plan.topology.process:
+            self.process = self._run(plan.argv, environ, stdout=relay.writers[0], stderr=relay.writers[1])
+            self.started, self.workers = True, [self.process.pid]
+        else:
+            self._start_parent(plan, node_dir, environ, relay, header)
+        relay.close_writers()
+
+    def _run(self, words: tuple[str, ...], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*IGNORING, *words], env=environ, start_new_session=True, **more)
+
+    def _start_parent(self, plan: Plan, node_dir: Path, environ: Mapping[str, str], relay: Relay, header: str) -> None:
+        """Start what starts the workers, and tells of them through a pipe."""
+        events, told = os.pipe()
+        os.set_blocking(events, False)
+        self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
+        pipes = ",".join(map(str, relay.writers))
+        agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES))
+        words = (*agent, *plan.argv[1:])
+        if plan.workload.spawned:
+            words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
+        with open_log(self._log, header) as log:
+            self._logged = log.tell()
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = self._run(words, environ, pass_fds=(told, *relay.writers), **files)
+        os.close(told)
+
+    def _read(self, events: int) -> None:
+        chunk = os.read(events, 65_536)
+        if not chunk:
+            self._selector.unregister(events)
+            os.close(events)
+            return
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["event"] == "started":
+                self.started, self.workers = True, list(event["pids"].values())
+            else:
+                self.failures = event["failures"]
+
+    @property
+    def words(self) -> str:
+        """What torchrun, or what spawned the workers, said in this attempt, the last 20,000 bytes of it."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(self._logged, log.seek(0, os.SEEK_END) - 20_000))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""

@@ -1,0 +1,226 @@
+"""How the run ended on this node: what torchrun told, what the workers wrote, and what the kernel counted.
+
+Pure but for reading the workers' outcome files and the cgroup's out-of-memory counter.
+"""
+
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.resolve.devices import cgroup_folders, read_text
+from slipway.launch.process_tree import signal_name
+from slipway.launch.run_directory.run import DISK_ERRORS, OUTCOMES, rank_file, read_json
+from slipway.launch.verdict.verdict import CODES, GOOD, Outcome, blames_peer
+
+_DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
+DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
+OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
+OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
+# The line that a traceback ends with, and one that names a place; torch puts [rankN] in front.
+_EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
+_FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
+MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
+
+
+@dataclass
+class Facts:
+    """What the launcher saw while the workers ran. `stop` is the word that was asked for; `failures` as the agent tells."""
+
+    node_rank: int
+    host: str
+    own: bool
+    ranks: tuple[int, ...]
+    stop: str = ""
+    signal: str = ""  # what asked, by name
+    numbers: tuple[int, ...] = ()  # the signals that a user's script got
+    killed: bool = False  # its workers had not ended when the grace of a stop was over
+    impatient: bool = False  # or when Ctrl-C or `slipway stop` came again
+    disk: str = ""  # why the stop flag could not be written
+    started: bool = False  # torchrun told that its workers run
+    hang: str = ""  # that no rank moves any more, and whom the others wait for
+    behind: int | None = None  # the first of those
+    moved: bool | None = None  # past the first step; None where nobody can tell
+    lost: str = ""  # which other node failed first
+    still: float = 0.0  # seconds for which this launcher was frozen before it found the others gone
+    status: int = 0  # torchrun's return code, negative for a signal
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
+    last: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    agent_log: str = ""
+    parent: str = "torchrun"  # what started the workers
+
+
+def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
+    """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
+    files = {rank: record for rank in facts.ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
+
+    def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
+        return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
+
+    if facts.lost and facts.still:
+        frozen = f"it stood still for {facts.still:.0f} s (frozen, or its machine), and the others gave it up"
+        return outcome("lost", frozen, time=now - facts.still)
+    bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
+    if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
+        return _as_asked(facts, files, outcome)
+    if facts.disk:
+        return outcome("unhealthy", facts.disk, advice="free some space; the newest snapshot stands")
+    if facts.killed and facts.impatient:
+        return outcome("cancelled", "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost")
+    if any(record.get("outcome") != "peer" for record in bad.values()):
+        return _first_failure(facts, bad, now, outcome)
+    if facts.hang:
+        advice = f"the Python stacks of all ranks are in node-{facts.node_rank}/logs/rank-*.log of the run directory"
+        word = "cancelled" if facts.stop == "cancelled" else "peer"
+        return outcome(word, facts.hang, rank=facts.behind, advice=advice)
+    if facts.killed:
+        return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
+    if bad or facts.failures:
+        return _first_failure(facts, bad, now, outcome)
+    if facts.lost and facts.status != 0:
+        return outcome("peer", f"ended because of {facts.lost}")
+    if facts.status != 0:
+        return _launcher_failure(facts, outcome)
+    return _as_asked(facts, files, outcome)
+
+
+def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: MakeOutcome) -> Outcome:
+    """All workers ended well, as far as they said anything."""
+    words = {record.get("outcome") for record in files.values()}
+    if word := next((word for word in ("cancelled", "stopped") if word in words), ""):
+        record = next(record for record in files.values() if record.get("outcome") == word)
+        return outcome(word, str(record.get("message") or facts.signal))
+    if facts.stop and not facts.own:
+        return outcome(facts.stop, f"the script ended after {facts.signal}")
+    messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
+    return outcome("finished", messages[0] if messages else "")
+
+
+def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
+    """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
+    ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
+    evidence = f"{facts.signal}: {ranks} had not ended when the grace was over, and {'was' if len(late) == 1 else 'were'} killed"
+    word = "cancelled" if facts.stop == "cancelled" else "peer"
+    if facts.moved is False:
+        word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
+    advice = "the newest snapshot stands; more time: --grace-seconds S"
+    return outcome(word, evidence, rank=late[0], advice=advice)
+
+
+def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:
+    told = {failure["rank"]: failure for failure in facts.failures}
+    causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
+    if not facts.own and all(order[0] for order, _ in causes):
+        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
+    first = min(causes, key=lambda cause: cause[0])[1]
+    log = f"node-{facts.node_rank}/logs/rank-{first['rank']}.log"
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
+
+
+def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
+    causes = []
+    for rank in ranks:
+        said = _last_words(facts.last.get(rank, ()))
+        if said.startswith(": ") and not blames_peer(said) and "killed by signal" not in said:
+            where = _last_frame(facts.last[rank])
+            cause = {"word": "failed", "evidence": said[2:], "rank": rank, "time": now, "where": where}
+            causes.append(((False, False, False, True, now, rank), cause))
+    return causes
+
+
+def _cause(
+    facts: Facts, rank: int, record: Mapping[str, Any], failure: Mapping[str, Any], now: float
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How one rank failed, with a key that orders causes before their consequences."""
+    word = str(record.get("outcome"))
+    word = word if word in CODES else "failed"  # a file may be damaged
+    exitcode = int(failure.get("exitcode", 1))
+    if record:
+        evidence, where = str(record.get("exception") or record.get("message") or ""), record.get("where")
+        evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
+    else:
+        evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
+    if not record and facts.own and re.search(DISK_FULL, evidence):
+        word = "unhealthy"  # so full that the worker could not write down how it ended
+    asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
+    if not record and exitcode in asked:
+        word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
+    time = _time(record.get("time"), failure.get("time"), now)
+    # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
+    # gloo aborts where something else went wrong before.
+    echo = word == "peer" or blames_peer(evidence)
+    order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
+    return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
+
+
+def _time(*candidates: object) -> float:
+    return next(float(value) for value in candidates if isinstance(value, int | float))
+
+
+def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
+    said = _last_words(facts.last.get(rank, ()))
+    if exitcode >= 0:
+        return f"exit code {exitcode}{said}"
+    if exitcode == -signal.SIGKILL and facts.ooms:
+        return OUT_OF_MEMORY
+    if exitcode == -signal.SIGKILL:
+        return "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
+    return f"{signal_name(-exitcode)}{said}"
+
+
+def _last_frame(lines: Sequence[str]) -> str | None:
+    """The last place that a traceback on stderr names."""
+    found = next((match for line in reversed(lines) if (match := re.match(_FRAME, line))), None)
+    return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else None
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    for line in reversed(lines):
+        if found := re.match(_EXCEPTION, line.strip()):
+            return f": {found[1]}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; it said last: {last}" if last else ""
+
+
+def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
+    if facts.stop and not facts.started:
+        return outcome(facts.stop, f"{facts.signal} came before the workers had started")
+    if facts.status == -signal.SIGKILL and facts.ooms:
+        return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))
+    if facts.status < 0:
+        name = signal_name(-facts.status)
+        return outcome("failed", f"{facts.parent} was ended by {name}; its workers were ended, too")
+    last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
+    unmet = not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log)
+    return outcome("peer" if unmet else "failed", f"{facts.parent} ended with {facts.status}: {last.strip()}")
+
+
+def _advice(word: str, evidence: str, log: str = "") -> str:
+    if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
+        return "give the container more memory, or use a smaller batch or fewer data-loader workers"
+    if "shared memory" in evidence:
+        return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+    if "OutOfMemoryError" in evidence:
+        return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
+    if re.search(DISK_FULL, evidence):
+        return "free some space; the newest snapshot stands"
+    if word == "peer":
+        return "look at what was lost; the job can be started again with --resume auto"
+    if word == "unhealthy":
+        return "look at this node (nvidia-smi, dmesg, df); the job can go on elsewhere with --resume auto"
+    return f"the whole output is in {log} of the run directory" if word == "failed" and log else ""
+
+
+def count_ooms(root: Path = Path("/")) -> int:
+    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
+    for folder in cgroup_folders(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in read_text(folder / name).splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill" and count.isdigit():
+                    return int(count)
+    return 0

@@ -1,0 +1,153 @@
+"""Requests to stop the job: signals, a stop file in the run directory, `slipway stop`. All are one list of `Stop`."""
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from slipway.launch.run_directory.run import STOP_FILE, read_json, write_json
+
+STOP_WORDS = {signal.SIGTERM: "stopped", signal.SIGUSR1: "stopped", signal.SIGINT: "cancelled"}
+SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
+TICK = 0.5  # s between looks at the clock and at files
+
+
+class Stop(NamedTuple):
+    """One request: when it came (monotonic seconds), the signal that it is or amounts to, and its name for people.
+
+    `here`: whether it was this launcher that was asked, and not another node's.
+    """
+
+    at: float
+    number: signal.Signals
+    name: str
+    here: bool = True
+
+
+def turn_deaf() -> None:
+    """Ignore stops from here on: the job is over, and one that comes late must not turn its exit code into a signal's."""
+    for number in STOP_WORDS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Stops:
+    """The requests that came, for a `with` block. Remembers only; whoever waits is woken through `reader`."""
+
+    def __init__(self) -> None:
+        self.came: list[Stop] = []
+        self.reader, self._writer = socket.socketpair()
+        self._file: Path | None = None
+        self._seen: tuple[int, ...] = ()
+        self._listen: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> "Stops":
+        """Catch signals from here on."""
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._note) for number in STOP_WORDS}
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        kind = signal.Signals(number)
+        self.came.append(Stop(time.monotonic(), kind, kind.name))
+
+    def __exit__(self, *_: object) -> None:
+        """Give back the handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        self.reader.close()
+        self._writer.close()
+
+    def watch(self, run: Path) -> None:
+        """Look for the stop file of a run from here on; one that is there already was meant for an earlier start."""
+        self._file = run / STOP_FILE
+        self._seen = _identity(self._file)
+
+    def listen(self, exchange: Callable[[], object]) -> None:
+        """Call this at every look from here on: it exchanges requests with other launchers, and adds theirs to `came`."""
+        self._listen = exchange
+
+    def look(self) -> None:
+        """Take note of a stop file that is new, or was written again, and of what other launchers were asked."""
+        self._look_at_file()
+        self._listen()
+
+    def _look_at_file(self) -> None:
+        if self._file is None or (seen := _identity(self._file)) == self._seen:
+            return
+        self._seen = seen
+        if seen:
+            for_good = read_json(self._file).get("outcome") == "cancelled"
+            number, name = (signal.SIGINT, "`slipway stop`") if for_good else (signal.SIGTERM, "the stop file")
+            self.came.append(Stop(time.monotonic(), number, name))
+
+    def drain(self) -> None:
+        """Empty `reader` once it has woken somebody."""
+        with suppress(BlockingIOError):
+            self.reader.recv(4096)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but no longer than until a request comes. Returns whether there is one."""
+        until = time.monotonic() + seconds
+        while not self.came and (left := until - time.monotonic()) > 0:
+            select.select([self.reader], [], [], min(left, TICK))
+            self.drain()
+            self.look()
+        return bool(self.came)
+
+    @property
+    def first(self) -> Stop | None:
+        """The request that counts for how the job ends."""
+        return self.came[0] if self.came else None
+
+    @property
+    def word(self) -> str:
+        """The outcome that the first request asks for."""
+        return STOP_WORDS[self.came[0].number] if self.came else "stopped"
+
+    @property
+    def later(self) -> Stop | None:
+        """A request that came after the same gesture lasts, and asks for haste."""
+        return next((stop for stop in self.came if stop.at - self.came[0].at > SAME_STOP), None)
+
+    @property
+    def impatient(self) -> bool:
+        """Whether its user asked again to stop for good: nothing is waited for any longer."""
+        return any(stop.number == signal.SIGINT and stop.at - self.came[0].at > SAME_STOP for stop in self.came)
+
+
+def ask_to_stop(run: Path) -> None:
+    """Ask all launchers of a run to stop for good, from any process that sees its directory. Raises OSError."""
+    write_json(run / STOP_FILE, {"outcome": "cancelled", "time": time.time()})
+
+
+def _identity(file: Path) -> tuple[int, ...]:
+    """What changes when a file is written again, empty where there is none; never its age, since clocks differ."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def raise_flag(node_dir: Path, stop: Stop) -> str:
+    """Tell this node's workers to stop. Returns why that is impossible, empty where it worked.
+
+    On a full disk an empty flag often still fits, and means `stopped`; without any there will be no snapshot either.
+    """
+    flag = node_dir / STOP_FILE
+    try:
+        write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name})
+    except OSError as error:
+        try:
+            flag.touch()
+        except OSError:
+            return f"the stop flag cannot be written, so no snapshot can be: {error}"
+    return ""

@@ -1,0 +1,211 @@
+"""See one attempt through on this node: pass its output on, hand stops to those they are meant for, notice a hang.
+
+torchrun runs in a session of its own and ignores the signals that reach everybody (see child.py). Slipway's workloads
+get the stop flag, a user's script gets the signal itself; after the grace everything below us is killed.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from slipway.launch.attempt.child import Child
+from slipway.launch.attempt.ending import Facts, count_ooms
+from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send, state
+from slipway.launch.attempt.heartbeat import Pulse, read_beats
+from slipway.launch.resolve.plan import Plan, flight_recorder
+from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.run_directory.run import HEARTBEATS, HONOURS_STOP, Run, newest_step, write_json
+from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
+from slipway.launch.verdict.block import utc
+
+AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
+LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
+STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
+STACKS = 1.0  # s that workers have for printing their stacks before they are killed
+
+
+class Elsewhere(NamedTuple):
+    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word."""
+
+    text: str
+    gone: bool = False
+
+
+class Attempt:
+    """One attempt on this node, from start to end."""
+
+    def __init__(
+        self, plan: Plan, run: Run, grace: float, hang: float, say: Callable[[str], None], stops: Stops
+    ) -> None:
+        """`grace` and `hang` are seconds: from a stop to the end, and of a phase `train` without a step (0: any)."""
+        self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
+        topology = plan.topology
+        self.node_dir = run.node(topology.node_rank)
+        first = topology.group_rank * topology.processes_per_node
+        self.ranks = (
+            [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
+        )
+        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, tuple(self.ranks))
+        if plan.workload.spawned:
+            self.facts.parent = "the process that spawns the workers"
+        self.selector = selectors.DefaultSelector()
+        self.deadline = float("inf")
+        self._hang, self._next_look, self._looked = hang, 0.0, time.monotonic()
+        self._woke = self._looked
+        self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
+        self._told: Stop | None = None
+        self._signalled: set[int] = set()
+        self._stacks_asked = self._left_alone = False
+
+    def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
+        """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
+        ooms = count_ooms()
+        adopt_orphans()
+        topology, logs = self.plan.topology, self.node_dir / "logs"
+        header = f"attempt {self.run.attempt}, {utc(time.time())}"
+        alone = topology.world_size == 1
+        relay = Relay(self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header)
+        self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
+        terminal = relay.console.terminal
+        child = Child(self.plan, self.node_dir, self._environment(environ, terminal), relay, self.selector, header)
+        ended = os.pidfd_open(child.process.pid)
+        self.selector.register(ended, selectors.EVENT_READ)
+        self.pulse = Pulse(self.ranks, self._hang, time.monotonic())
+        while child.process.poll() is None:
+            self._wait(TICK)
+            self._look(child, lost)
+            self._end_when_due(child)
+        self.selector.unregister(ended)
+        os.close(ended)
+        self._finish(child, relay)
+        # Its workers may have ended before it woke up, and so before it looked.
+        if self.facts.still and not self.facts.lost and (news := lost()):
+            self.facts.lost = news.text
+        self.facts.ooms = count_ooms() - ooms
+        return self.facts
+
+    def _environment(self, environ: Mapping[str, str], terminal: bool) -> dict[str, str]:
+        told = {
+            "SLIPWAY_RUN_DIR": str(self.run.path),
+            "SLIPWAY_NODE_DIR": str(self.node_dir),
+            "SLIPWAY_SHARED_RUN_DIR": "1" if self.run.shared else "0",
+            "SLIPWAY_RESUME": self.run.resume,
+            "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
+        }
+        if self.plan.topology.backend == "nccl":
+            prefix = f"{self.node_dir}/logs/nccl-attempt-{self.run.attempt}-rank-"
+            told |= flight_recorder(environ, prefix)
+        return {**environ, **told}
+
+    def _wait(self, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
+            if key.data:
+                key.data()
+
+    def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
+        """Take note of what has happened, and pass on what the workers have to know."""
+        facts, now = self.facts, time.monotonic()
+        if (gap := now - self._looked) > STOOD_STILL and not facts.lost:
+            facts.still, self._woke = gap, now
+        elif now - self._woke > STOOD_STILL and not facts.lost:
+            facts.still = 0.0  # what was long ago explains nothing
+        self._looked = now
+        facts.started = child.started
+        if child.failures and not facts.failures:
+            facts.failures = child.failures
+            self._hurry()
+        if now >= self._next_look:
+            self._next_look = now + TICK
+            self.stops.look()
+            self._look_at_pulse(now)
+        if not facts.lost and (news := lost()):
+            facts.lost, self._left_alone = news.text, news.gone
+            follow = "; where they stand follows" if news.gone and self.plan.workload.own else ""
+            self.say(f"{news.text}: ending the processes of this node{follow}")
+            self._hurry()
+        if stop := self.stops.later or self.stops.first:
+            self._pass_on(stop, child.workers)
+
+    def _hurry(self) -> None:
+        """Give the other workers little time, unless they were asked to stop and may be saving: the grace bounds that."""
+        if not self.facts.stop:
+            self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
+
+    def _look_at_pulse(self, now: float) -> None:
+        # A script's heartbeats, where it writes any, say nothing of what it does outside of `fit`: one that only opens a
+        # context beats once, in `setup`, and works on for days.
+        if not self.plan.workload.own:
+            return
+        self.pulse.look(read_beats(self.node_dir, self.ranks), now)
+        if self.pulse.hangs and not self.facts.hang:
+            if self._can_write():
+                behind = self.pulse.laggards(state)
+                self.facts.hang, self.facts.behind = self.pulse.describe(behind, state), behind[0].rank
+                self.deadline = now
+            else:
+                self.pulse = Pulse(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+
+    def _can_write(self) -> bool:
+        probe = self.node_dir / HEARTBEATS / "probe"
+        try:
+            write_json(probe, {"probe": "x" * 4096})
+            probe.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _pass_on(self, stop: Stop, workers: list[int]) -> None:
+        """Tell the workers of a stop. A later one asks for haste: a script gets it, too, and ours are stopping already."""
+        if stop != self._told:
+            again, self._told, self._signalled = self._told is not None, stop, set()
+            if not again:
+                self.facts.stop, self.facts.signal = self.stops.word, stop.name
+                self.deadline = min(self.deadline, time.monotonic() + self.grace)
+                self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
+            else:
+                left = max(0.0, self.deadline - time.monotonic())
+                self.say(f"{stop.name} received: stopping already, at most {left:.0f} s are left for the snapshot")
+            self.facts.numbers = (*self.facts.numbers, stop.number)
+            if disk := raise_flag(self.node_dir, stop):
+                self.facts.disk, self.deadline = disk, time.monotonic()
+        if not self.plan.workload.own and not (self.node_dir / HONOURS_STOP).exists():
+            # A worker that is just being started still ignores the signal, and it would be lost.
+            ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
+            send(ready, stop.number)
+            self._signalled.update(ready)
+
+    def _end_when_due(self, child: Child) -> None:
+        """Kill everything below us once its time is over; what hangs prints its stacks before that."""
+        facts, impatient = self.facts, self.stops.impatient
+        if time.monotonic() <= self.deadline and not impatient:
+            return
+        facts.impatient = impatient
+        facts.killed = facts.killed or (bool(facts.stop) and not (facts.failures or facts.lost))
+        stuck = facts.hang or facts.killed or self._left_alone
+        if self.plan.workload.own and stuck and not (impatient or self._stacks_asked):
+            self._stacks_asked = True
+            asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
+            send(asked, signal.SIGUSR2)
+            self.deadline = time.monotonic() + (STACKS if asked else 0)
+            return
+        send(descendants(os.getpid()), signal.SIGKILL)
+
+    def _finish(self, child: Child, relay: Relay) -> None:
+        end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
+        until = time.monotonic() + LAST_OUTPUT
+        while relay.open and time.monotonic() < until:
+            self._wait(0.1)
+        relay.close()
+        self.selector.close()
+        facts = self.facts
+        facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
+        facts.last, facts.agent_log = relay.last, child.words
+        if self.plan.topology.process and facts.status:
+            facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
+        if self.plan.workload.own:
+            self.pulse.look(read_beats(self.node_dir, self.ranks), time.monotonic())
+            facts.moved = self.pulse.started(self._begun)

@@ -1,0 +1,223 @@
+"""Every launcher's side of the muster, node 0's own included: find node 0, introduce itself, follow what it says."""
+
+import asyncio
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.codec import MalformedError, OtherProtocolError
+from slipway.launch.muster.link import Link, dial
+from slipway.launch.muster.ring import Ring
+from slipway.launch.muster.connection_errors import TryLaterError, classify, explain
+from slipway.launch.resolve.connectivity import interface_towards
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+
+GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is silent longer is something else
+# Seconds between two tries: the first, the longest during the first QUICK_SECONDS, the longest after them.
+PAUSES = (0.05, 0.7, 3.0)
+QUICK_SECONDS = 15.0
+QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
+LINE_SECONDS = 5.0  # between two lines about a node 0 that does not answer
+MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
+STOPS = 100  # requests to stop that are kept; what asks for haste comes second
+RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
+
+
+class Member:
+    """One launcher in the muster. Its coroutines run in one event loop; `news` may be read from any thread."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        port: int,
+        timeout: float,
+        token: str,
+        folder: Path,
+        say: Callable[[str], None],
+        process: str,
+    ) -> None:
+        """`address` and `port` are node 0's; `process` names this launcher for its lifetime; the rest as in Muster."""
+        self.news: Outcome | None = None
+        self.heard: list[wire.Stopping] = []  # what other nodes were asked
+        self.welcome = False  # whether node 0 was ever found
+        self._address, self._port, self._timeout = address, port, timeout
+        self._token, self._folder, self._say, self._process = token.encode(), folder, say, process
+        self._said: dict[str, float] = {}
+        self._trouble = ("timed out", "no answer")
+        self._stop: wire.Stopping | None = None  # what this one was asked first
+        self._link: Link | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._ending: asyncio.Future[wire.Ending | Outcome]
+
+    async def join(self, card: Card) -> Go:
+        """Take part in one muster until go. LaunchError where it fails."""
+        await self.leave()
+        self._said = {}
+        began = patient = asyncio.get_running_loop().time()
+        pause = PAUSES[0]
+        async with Ring(card.node_rank, self._address, self._folder) as ring:
+            while True:
+                try:
+                    link, welcome = await self._introduce(card, ring, patient + self._timeout)
+                    return await self._attend(link, welcome, card, ring)
+                except (OSError, MalformedError) as error:
+                    waited = asyncio.get_running_loop().time() - began
+                    if isinstance(error, TryLaterError):
+                        patient = began + waited  # the job lives and has no seat yet: nobody is missing
+                    self._complain(*classify(error), card, waited)
+                await asyncio.sleep(pause * (1 + secrets.randbelow(100) / 300))
+                soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
+                pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
+
+    async def report(self, outcome: Outcome) -> wire.Ending | Verdict:
+        """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
+        if self._link is None:
+            return judge((outcome,))
+        self._link.send(wire.Report(outcome))
+        ending = await asyncio.shield(self._ending)
+        return ending if isinstance(ending, wire.Ending) else judge((outcome, ending))
+
+    def stop(self, stop: wire.Stopping) -> None:
+        """Tell node 0, now or as soon as it is found, that this launcher was asked to stop."""
+        self._stop = self._stop or stop
+        if self._link:
+            self._link.send(stop)
+
+    async def leave(self) -> None:
+        """Close the connection to node 0."""
+        if self._following:
+            self._following.cancel()
+        if self._link:
+            await self._link.close()
+        self._link = self._following = self.news = None
+
+    async def _introduce(self, card: Card, ring: Ring, deadline: float) -> tuple[Link, wire.Welcome]:
+        """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
+        loop = asyncio.get_running_loop()
+        if loop.time() > deadline:
+            raise LaunchError(
+                f"gave up after {self._timeout:.0f} s; missing node rank 0: "
+                + explain(*self._trouble, self._address, self._port, card.runtime),
+                PEER,
+            )
+        async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
+            link = await dial(self._address, self._port)
+            try:
+                welcome = await self._shake_hands(link, card, ring)
+            except OtherProtocolError as error:
+                link.cut()
+                raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
+            except BaseException:
+                link.cut()
+                raise
+        return link, welcome
+
+    async def _shake_hands(self, link: Link, card: Card, ring: Ring) -> wire.Welcome:
+        greeting = await link.receive()
+        if not isinstance(greeting, wire.Greeting):
+            raise MalformedError("no greeting")
+        proof = hmac.digest(self._token, greeting.challenge.encode(), "sha256").hex()
+        link.send(wire.Hello(proof, self._process, time.time(), ring.port, ring.key, card))
+        answer = await link.receive()
+        if isinstance(answer, wire.Refused) and not answer.again:
+            raise LaunchError(answer.reason, answer.code)
+        if isinstance(answer, wire.Refused):
+            raise TryLaterError(answer.reason)
+        if not isinstance(answer, wire.Welcome):
+            raise MalformedError("no welcome")
+        return answer
+
+    async def _attend(self, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
+        """Follow node 0 until go. OSError where the connection ends first; LaunchError where the muster fails."""
+        probing: set[asyncio.Task[None]] = set()
+        self._link, self.welcome = link, True
+        if self._stop:
+            link.send(self._stop)
+        try:
+            async with asyncio.timeout(welcome.seconds + MARGIN_SECONDS):
+                while not isinstance(message := await link.receive(welcome.heartbeat), wire.Start):
+                    if isinstance(message, wire.End):
+                        raise LaunchError("\n".join(message.lines), message.code)
+                    if isinstance(message, wire.Waiting):
+                        self._say(message.line)
+                    elif isinstance(message, wire.Ping):
+                        link.send(wire.Pong())
+                    elif isinstance(message, wire.Probe):
+                        probing.add(asyncio.create_task(ring.probe(message, link)))
+            go = self._read_start(message, link, card, ring)
+        except BaseException:
+            link.cut()
+            self._link = None
+            raise
+        finally:
+            for task in probing:
+                task.cancel()
+        self._ending = asyncio.get_running_loop().create_future()
+        self._following = asyncio.create_task(self._follow(link, welcome))
+        return go
+
+    async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
+        """Until the next muster: note what happens elsewhere, node 0's verdict, and its loss."""
+        while True:
+            try:
+                message = await link.receive(welcome.heartbeat)
+            except (OSError, MalformedError) as error:
+                self.news = self.news or self._lost_master(classify(error)[1], welcome.host)
+                if not self._ending.done():
+                    self._ending.set_result(self.news)
+                link.cut()
+                return
+            if isinstance(message, wire.Ending):
+                self._ending.set_result(message)
+            elif isinstance(message, wire.News):
+                self.news = self.news or message.outcome
+            elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:
+                self.heard.append(message)
+            elif isinstance(message, wire.Ping):
+                link.send(wire.Pong())
+
+    def _read_start(self, start: wire.Start, link: Link, card: Card, ring: Ring) -> Go:
+        if not RUN_NAME.fullmatch(start.run):
+            raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
+        towards = ring.neighbour if card.node_rank == 0 else link.peer
+        return Go(
+            attempt=start.attempt,
+            run=start.run,
+            nodes=start.nodes,
+            group_rank=start.group_rank,
+            processes=start.processes,
+            address=self._address,
+            port=start.port,
+            shared=start.shared,
+            interface=interface_towards(towards, one_machine=start.one_machine),
+            tries=start.tries,
+            failures=start.failures,
+            snapshot=start.snapshot,
+            notes=start.notes,
+        )
+
+    def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
+        """Say what keeps this launcher from node 0: the cause once per kind, then a short line every few seconds."""
+        if not (waited >= self._timeout and kind == "timed out"):  # time being up is no trouble of its own
+            self._trouble = (kind, words)
+        if waited < QUIET_SECONDS:
+            return
+        if kind not in self._said:
+            self._say(explain(kind, words, self._address, self._port, card.runtime))
+        elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
+            return
+        self._said[kind] = waited
+        if kind != "not now":
+            self._say(
+                f"waiting for nodes: {self._address}:{self._port} {words} after {waited:.0f} s; missing node rank 0"
+            )
+
+    def _lost_master(self, words: str, host: str = "") -> Outcome:
+        return Outcome(0, host or self._address, "lost", time.time(), evidence=words)

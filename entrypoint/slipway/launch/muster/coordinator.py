@@ -1,0 +1,308 @@
+"""Node 0's conduct of one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
+from slipway.launch.muster import messages as wire
+from slipway.launch.muster.card import Card
+from slipway.launch.muster.codec import plain
+from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
+from slipway.launch.muster.server import Door
+from slipway.launch.muster.ring import PROBE_SECONDS
+from slipway.launch.muster.roster import Roster
+from slipway.launch.muster.connection_errors import explain_ring
+from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.verdict.verdict import Outcome, judge
+
+FIRST_LINE_SECONDS = 3.0
+LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
+SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
+TROUBLES = 8  # unreachable neighbours that are listed
+# Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
+# NetworkPolicy. Seconds that neighbours are given until they reach each other, and between two tries.
+OPENING = {"kubernetes": 60.0}
+AGAIN_SECONDS = 3.0
+
+
+class Conduct:
+    """One attempt, from node 0's point of view."""
+
+    def __init__(
+        self,
+        door: Door,
+        card: Card,
+        *,
+        port: int,
+        timeout: float,
+        patience: float,
+        window: float,
+        allow_uneven: bool,
+        folder: Path,
+    ) -> None:
+        """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
+        self._door, self._port, self._timeout, self._patience, self._folder = door, port, timeout, patience, folder
+        self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
+        self._open_by = math.inf  # when neighbours must reach each other
+        self._roster = Roster(
+            own=card, nodes=door.nodes, least=door.least, process=door.process, allow_uneven=allow_uneven
+        )
+
+    async def run(self) -> None:
+        """Conduct the attempt to its verdict, or tell all launchers why it cannot start."""
+        door, loop = self._door, asyncio.get_running_loop()
+        self._began = loop.time()
+        door.links.clear()
+        door.outcomes.clear()
+        door.stopping.clear()
+        door.running, door.odd_since, door.deadline = False, math.inf, self._began + self._timeout
+        door.roster = self._roster
+        door.wake()
+        try:
+            start = None
+            while start is None:
+                await self._gather()
+                notes = self._compare()
+                if self._roster.enough:
+                    start = await self._survey(notes)
+                else:  # who did not fit has left again
+                    door.odd_since = math.inf
+            door.running = True
+            for place, node_rank in enumerate(self._roster.ranks):
+                door.links[node_rank].send(replace(start, group_rank=place))
+            await self._finish()
+        except LaunchError as error:
+            door.roster = None
+            door.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+
+    async def _gather(self) -> None:
+        """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
+        door, loop = self._door, asyncio.get_running_loop()
+        line = self._began + FIRST_LINE_SECONDS
+        while not self._settled():
+            self._heed_stops()
+            if loop.time() >= door.deadline:
+                raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
+            if loop.time() >= line:
+                door.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
+                if hint := self._roster.hint():
+                    door.broadcast(wire.Waiting(hint))
+                line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
+            settles = (door.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
+            wake = min(line, door.deadline, *(max(moment, loop.time()) for moment in settles))
+            await door.until(lambda: self._settled() or bool(door.stopping), wake)
+        self._heed_stops()
+
+    def _heed_stops(self) -> None:
+        """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
+        for stop in self._door.stopping.values():
+            raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
+
+    def _settled(self) -> bool:
+        """Whether there is nobody left to wait for before the cards are compared."""
+        since, now = self._door.odd_since, asyncio.get_running_loop().time()
+        self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
+        if since == math.inf:
+            stayed = bool(self._door.stayed) and self._door.stayed <= self._roster.seats.keys()
+            settled = stayed and self._roster.enough
+            return self._roster.complete or settled or now >= self._enough_since + self._window
+        return self._roster.everyone or now >= since + SETTLE_SECONDS
+
+    def _describe(self) -> str:
+        return self._roster.describe(asyncio.get_running_loop().time() - self._began)
+
+    def _until(self) -> str:
+        """How long the waiting may go on."""
+        if self._enough_since < math.inf:
+            left = self._enough_since + self._window - asyncio.get_running_loop().time()
+            return f"enough to start, which is in {max(left, 0):.0f} s"
+        return f"for at most {self._timeout:.0f} s"
+
+    def _compare(self) -> tuple[str, ...]:
+        """Warnings about what should agree; LaunchError (78) where something that must does not."""
+        if newest := self._roster.newest:
+            self._turn_away(newest.card)
+        elif misfit := self._misfit():
+            raise misfit
+        return self._notes()
+
+    def _turn_away(self, veteran: Card) -> None:
+        """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
+        odd = [rank for rank, card in self._roster.cards.items() if not fit(card, veteran, self._allow_uneven)]
+        misfit = self._misfit() if odd else None
+        if misfit is None:
+            return
+        links, self._door.odd_since = self._door.links, math.inf
+        for rank in links.keys() - {0} if 0 in odd else odd:
+            link = links.pop(rank)
+            self._roster.vacate(rank)
+            if rank in odd:
+                lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
+                link.send(wire.End(misfit.code, lines))
+                self._door.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+            else:
+                link.cut()  # it goes on looking for a node 0
+        if 0 in odd:
+            raise misfit
+
+    def _misfit(self) -> LaunchError | None:
+        """Why the nodes that are here cannot run together, with the table of what differs; None where they can."""
+        new = self._roster.newest is None
+        problems = [
+            f"node {rank} ({card.host}): {problem}"
+            for rank, card in self._roster.cards.items()
+            if (problem := card.problem or (card.occupied if new else ""))
+        ]
+        if problems:
+            return LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
+        if musts := [difference for difference in self._differences() if difference.must]:
+            names = ", ".join(difference.name for difference in musts)
+            table = draw_table(self._differences(), self._roster.hosts)
+            return LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
+        return None
+
+    def _differences(self) -> tuple[Difference, ...]:
+        offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
+        return find_differences(self._roster.cards, offsets, self._allow_uneven)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Warnings about what should agree and does not."""
+        differences = self._differences()
+        table = draw_table(differences, self._roster.hosts) if differences else ()
+        return ("warning: the nodes of this job are not alike:", *table) if table else ()
+
+    async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
+        """Let every launcher visit its neighbour; LaunchError (78) where one cannot.
+
+        None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
+        one where the network may still open itself.
+        """
+        door, loop = self._door, asyncio.get_running_loop()
+        changes, ranks = door.changes, self._roster.ranks
+
+        def changed() -> bool:
+            return door.changes != changes or bool(door.stopping)
+
+        await self._visit(ranks, changed)
+        if not changed():
+            suspects = {rank for first in self._troubled(ranks) for rank in (first, _after(first, ranks))}
+            await asyncio.gather(*(door.unseat_silent(rank) for rank in suspects))
+        if changed():
+            return None
+        troubled = self._troubled(ranks)  # some may have answered meanwhile
+        if not troubled:
+            return self._start(notes)
+        opening = OPENING.get(self._roster.own.runtime, 0.0)
+        self._open_by = min(self._open_by, loop.time() + opening)
+        if loop.time() >= self._open_by:
+            raise self._cut_off(troubled, ranks)
+        door.broadcast(
+            wire.Waiting(f"{self._trouble(troubled[0], ranks)} Networks may need a while; trying for {opening:.0f} s.")
+        )
+        await door.until(changed, loop.time() + AGAIN_SECONDS)
+        return None
+
+    async def _visit(self, ranks: tuple[int, ...], changed: Callable[[], bool]) -> None:
+        """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
+        door = self._door
+        door.round += 1
+        door.probed = {}
+        with self._shared_file() as name:
+            for rank in ranks:
+                there = self._roster.seats[_after(rank, ranks)]
+                door.links[rank].send(
+                    wire.Probe(door.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name)
+                )
+            deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
+            await door.until(lambda: len(door.probed) == len(ranks) or changed(), deadline)
+
+    def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
+        return [rank for rank in ranks if self._answer(rank).trouble]
+
+    def _cut_off(self, troubled: list[int], ranks: tuple[int, ...]) -> LaunchError:
+        """Which of the nodes cannot reach their neighbour, and what may be done about it."""
+        lines = [self._trouble(rank, ranks) for rank in troubled[:TROUBLES]]
+        more = [f"… and {len(troubled) - TROUBLES} more"] if len(troubled) > TROUBLES else []
+        return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
+
+    def _answer(self, node_rank: int) -> wire.Probed:
+        return self._door.probed.get(node_rank, wire.Probed(self._door.round, "its launcher did not answer", False))
+
+    def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
+        here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
+        address = there.address or "MASTER_ADDR"
+        return (
+            f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
+            f"at {address}, port {there.hello.port}: {self._answer(node_rank).trouble}."
+        )
+
+    def _start(self, notes: tuple[str, ...]) -> wire.Start:
+        seats, newest = self._roster.seats, self._roster.newest
+        seeing = [rank for rank in seats if self._answer(rank).sees]
+        if 1 < len(seeing) < len(seats):
+            notes += (f"warning: only nodes {compress(seeing)} share a run directory; each keeps its own snapshots.",)
+        return wire.Start(
+            attempt=max(seat.card.attempt for seat in seats.values()) + 1,
+            run=newest.card.run if newest else self._roster.own.run,
+            nodes=len(self._roster.ranks),
+            group_rank=0,
+            processes=min(seat.card.processes for seat in seats.values()),
+            port=free_port(self._port + 1),
+            shared=len(seeing) == len(seats),
+            one_machine=all(seat.address is None for seat in seats.values()),
+            tries=newest.card.tries if newest else 0,
+            failures=max(seat.card.failures for seat in seats.values()),
+            snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
+            notes=tuple(plain(note, 200) for note in notes),
+        )
+
+    @contextlib.contextmanager
+    def _shared_file(self) -> Iterator[str]:
+        """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
+        path = self._folder / f".slipway-muster-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        try:
+            yield path.name
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    async def _finish(self) -> None:
+        """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
+        door = self._door
+        await door.until(lambda: self._all_told() or self._failed(), math.inf)
+        await door.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
+        for rank, seat in self._roster.seats.items():
+            if rank not in door.outcomes:
+                silence = "its launcher did not say in time how it ended"
+                door.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
+        verdict = judge(door.outcomes.values())
+        leaving = tuple(sorted({*door.stopping, *verdict.unhealthy}))
+        ending = door.rule(verdict, leaving if door.outlives(leaving) else ())
+        door.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
+        door.roster, door.running = None, False
+        door.broadcast(ending)
+
+    def _all_told(self) -> bool:
+        return len(self._door.outcomes) == len(self._roster.seats)
+
+    def _failed(self) -> bool:
+        return any(not outcome.good for outcome in self._door.outcomes.values())
+
+
+def _after(node_rank: int, ranks: tuple[int, ...]) -> int:
+    """The next node in the ring of those that are here."""
+    return ranks[(ranks.index(node_rank) + 1) % len(ranks)]
+
+
+def _step(card: Card) -> int | None:
+    """The newest snapshot of this job on a node that took part in it."""
+    return card.snapshot if card.tries else None

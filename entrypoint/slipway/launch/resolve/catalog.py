@@ -1,0 +1,164 @@
+"""The workloads that ship with Slipway, and how a user's own program is told from them.
+
+Workloads are named by module strings: the launcher never imports training code.
+"""
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from slipway.protocol.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What torchrun starts per process.
+
+    `next` are commands to try after a run, with {run} for its folder and {longer} for its arguments with more steps.
+    """
+
+    name: str
+    summary: str
+    command: tuple[str, ...]
+    own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
+    next: tuple[str, ...] = ()
+    data: str = ""  # its data sets, in a line
+    resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more
+    staged: bool = False  # a model spans as many processes, with a GPU each, as --stages says
+    keeps: bool = True  # its run directory stays; else nothing is said of it
+    spawned: bool = False  # one process starts the others through torch.multiprocessing, without torchrun
+
+
+# When torchrun is killed its workers would stay behind but for this. It replaces itself by the program.
+_LEASHED = ("setpriv", "--pdeathsig=KILL")
+# The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
+# the stop flag; a user's own program gets the default handlers back.
+_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
+
+
+def _ours(name: str, summary: str, **more: Any) -> Workload:
+    command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
+    return Workload(name, summary, command, own=True, **more)
+
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        workload.name: workload
+        for workload in (
+            _ours(
+                "gpt",
+                "a GPT-2 style transformer on text, from a tiny one to 1.5 billion parameters",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway gpt --run-dir {run} --resume auto{longer}",
+                    "slipway plan gpt",
+                ),
+            ),
+            _ours(
+                "finetune",
+                "a pretrained GPT-2 checkpoint, trained on, with its perplexity before and after",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway data fetch --help",
+                    "slipway finetune --help",
+                ),
+            ),
+            _ours(
+                "pipeline",
+                "the transformer of gpt split into stages over several processes, and that as often as there are more",
+                data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
+                staged=True,
+                next=(
+                    'slipway sample {run} --prompt "def "',
+                    "slipway plan pipeline --stages 4 --nproc-per-node 8",
+                    "slipway pipeline --help",
+                ),
+            ),
+            _ours(
+                "vision",
+                "a convolutional network on labelled pictures, from a small one to ResNet-50",
+                data="glyphs (embedded), cifar10, folder:PATH",
+                next=(
+                    "slipway report {run}",
+                    "slipway vision --run-dir {run} --resume auto{longer}",
+                    "slipway vision --preset cifar10 --dataset glyphs --epochs 1",
+                ),
+            ),
+            _ours(
+                "linear",
+                "the smallest data-parallel job: one linear layer on synthetic labels",
+                data="made on the fly",
+                next=("slipway linear --compare", "slipway linear --launcher spawn", "slipway gpt"),
+            ),
+            _ours(
+                "allreduce",
+                "how fast the processes exchange data, whether it arrives right, and which one is slow",
+                next=("slipway report {run}", "slipway allreduce --help"),
+                resumes=False,
+            ),
+        )
+    }
+)
+
+# What `slipway check` starts on several nodes; nobody types its name.
+CHECK = Workload(
+    "check",
+    "the nodes exchange what they found, and numbers",
+    (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
+    resumes=False,
+    keeps=False,
+)
+
+
+def spawned(workload: Workload) -> Workload:
+    """Return one of our workloads as a single process that starts its workers itself, instead of torchrun."""
+    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.worker.spawn", workload.name)
+    return dataclasses.replace(workload, command=command, spawned=True)
+
+
+def is_program(first: str) -> bool:
+    """Whether a first argument means a user's own program: `path/to/script.py` or `-m`."""
+    return first == "-m" or first.endswith(".py")
+
+
+def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
+    """Return the workload that the words after `slipway run` name, and its arguments.
+
+    Raises LaunchError (78) for a file that is not there and for an
+    unknown name, with the nearest one.
+    """
+    first, rest = words[0], list(words[1:])
+    if first in WORKLOADS:
+        return WORKLOADS[first], rest
+    command = (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u")
+    if first == "-m":
+        if not rest:
+            raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")
+        return Workload(rest[0], "a user's module", (*command, "-m", rest[0])), rest[1:]
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            raise LaunchError(
+                f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here."
+            )
+        return Workload(Path(first).stem, "a user's script", (*command, first)), rest
+    raise unknown_name(first, WORKLOADS)
+
+
+def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
+    """The error for a first argument that means nothing."""
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    program = " It exists but is not executable." if Path(name).is_file() and not shutil.which(name) else ""
+    return LaunchError(
+        f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program} {meant}"
+        f"Available are {', '.join(sorted(known))}."
+    )

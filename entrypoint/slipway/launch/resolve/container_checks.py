@@ -1,0 +1,105 @@
+"""What a container takes away at its end or withholds, and the flag that mends it, one sentence for each. Pure but for
+questions about the folder of the results."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point
+from slipway.launch.resolve.host import CHECKPOINTS, Host
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.topology import Topology
+
+SMALL_SHM = 512 << 20  # bytes; docker gives 64 MB, and a data loader's worker wants a batch there, NCCL 10 MB per peer
+
+
+def default_runs(host: Host, checkpoints: Path = CHECKPOINTS) -> str:
+    """The folder for results where the user names none: in the image a folder of its own, on a read-only root without
+    a volume one among the temporary files."""
+    if host.image is None:
+        return "runs"
+    mounted = mount_point(checkpoints, host.mounts) == checkpoints
+    return str(checkpoints if mounted or can_write(checkpoints) else host.scratch / "runs")
+
+
+def results_folder(sources: Sources) -> Path:
+    """The folder whose disk has the results: that of the run where it is named, else that of all runs."""
+    return Path(sources.value("SLIPWAY_RUN_DIR") or sources.value("SLIPWAY_RUNS")).absolute()
+
+
+def fleeting_results(host: Host, folder: Path) -> str:
+    """The warning that the results end with the container; empty where they outlive it."""
+    if host.image is None:
+        return ""
+    point = mount_point(folder, host.mounts)
+    if point is None or (point != Path("/") and host.mounts[point] not in ("tmpfs", EMPTY_DIR)):
+        return ""
+    target = CHECKPOINTS if folder.is_relative_to(host.scratch) else folder
+    what = "no volume: the results go when the container is removed"
+    if host.mounts[point] == EMPTY_DIR:
+        what = "an emptyDir: the results go when the pod is removed"
+    return f"warning: {folder} is {what}. To keep them, {volume(host.runtime, target)}."
+
+
+def volume(runtime: str, target: Path) -> str:
+    """How a folder of the host is brought into the container."""
+    if runtime == "kubernetes":
+        return f"mount a PersistentVolumeClaim at {target} (k8s/components/pvc)"
+    if runtime == "slurm":
+        return f'add --container-mounts="$PWD/runs:{target}" to srun'
+    return f'add -v "$PWD/runs:{target}" to docker run'
+
+
+def require_writable(host: Host, folder: Path) -> None:
+    """Raise LaunchError where the image's results cannot be written to `folder`, with the flag to add or to leave out."""
+    if host.image is None or can_write(folder):
+        return
+    point = mount_point(folder, host.mounts)
+    if point is None or point == Path("/"):
+        raise LaunchError(f"{folder} cannot be written in this container: {volume(host.runtime, folder)}.")
+    if is_read_only(folder):
+        raise LaunchError(f"{point} is mounted read-only, and the results go there; mount it without :ro.")
+    raise LaunchError(
+        f"{point} is mounted, but user {os.getuid()} cannot write there. Let the folder be that user's on the host "
+        f'(sudo chown {os.getuid()} DIR), or start as its owner: add --user "$(id -u):0" to docker run.'
+    )
+
+
+def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterator[str]:
+    """What to say before a start. `folder` takes the results, `own` says that the workload is one of ours."""
+    if topology.process and topology.process.local_rank:
+        return  # its neighbour says it
+    if fleeting := fleeting_results(host, folder):
+        yield fleeting
+    if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not own):
+        yield (
+            f"warning: /dev/shm holds {host.shm >> 20} MB, too little for data-loader workers and for NCCL between the GPUs "
+            f"of a machine; {shm_remedy(host.runtime)}."
+        )
+    if host.noexec:
+        yield from _noexec(host, topology)
+
+
+def shm_remedy(runtime: str) -> str:
+    """How /dev/shm is made larger."""
+    more = {
+        "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
+        "docker": "add --shm-size 1g to docker run",
+    }
+    return more.get(runtime, "mount -o remount,size=1g /dev/shm")
+
+
+def _noexec(host: Host, topology: Topology) -> Iterator[str]:
+    """On a host of one's own that is hardening, and only matters where compiled code has no other place."""
+    place = Path(topology.mended.get("TRITON_CACHE_DIR", "/"))
+    elsewhere = not place.is_relative_to(host.scratch)
+    if elsewhere and host.runtime in ("host", "slurm"):
+        return
+    add = "set TMPDIR to a folder where programs may be started"
+    if host.runtime == "docker":
+        add = "add --tmpfs /tmp:exec,mode=1777 to docker run"
+    if host.runtime == "kubernetes":
+        add = "mount an emptyDir at /tmp"
+    then = "compiled code is kept elsewhere" if elsewhere else "code compiled by torch.compile cannot be loaded"
+    yield f"warning: {host.scratch.parent} is mounted noexec: {then}; {add}."

@@ -1,0 +1,89 @@
+"""What this host is, and what a training process needs from it and images lack: a user name, a home, caches."""
+
+import os
+import pwd
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.launch.resolve.caches import place_home, private_folder
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.folders import may_execute, read_mounts, size_of
+from slipway.launch.resolve.connectivity import free_port
+
+CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
+
+
+@dataclass(frozen=True)
+class Host:
+    """This host's full name, a port that is free here, the variables that have to be made good.
+
+    `runtime` is what runs us, for advice: host, docker, kubernetes or slurm. `image` names Slipway's own image, None
+    elsewhere. `mounts` maps mount points to types of file systems, `shm` is the size of /dev/shm in bytes, `noexec`
+    says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there.
+    """
+
+    fqdn: str
+    free_port: int
+    runtime: str
+    mended: Mapping[str, str]
+    image: str | None = None
+    mounts: Mapping[Path, str] = field(default_factory=dict)
+    shm: int | None = None
+    noexec: bool = False
+    scratch: Path = Path("/tmp")  # noqa: S108  # a default for tests; `read_host` asks
+
+
+def read_host(environ: Mapping[str, str]) -> Host:
+    """Look at this host. Asks name resolution only where the full name matters (Kubernetes).
+
+    Raises LaunchError where nothing can be written at all.
+    """
+    fqdn = socket.getfqdn() if environ.get("JOB_COMPLETION_INDEX") else socket.gethostname()
+    image = environ.get("SLIPWAY_IMAGE") or None  # set by the image itself
+    temporary = temporary_folder()
+    scratch = private_folder(temporary)
+    return Host(
+        fqdn,
+        free_port(0),
+        detect_runtime(environ),
+        {**name_user(environ), **place_home(environ, scratch, private_folder(DATA) if image else None)},
+        image,
+        read_mounts(),
+        size_of(Path("/dev/shm")),  # noqa: S108
+        not may_execute(temporary),
+        scratch,
+    )
+
+
+def temporary_folder() -> Path:
+    """The folder for temporary files, which torchrun needs. Raises LaunchError where there is none."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise LaunchError(
+            "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). In a container with a read-only root "
+            "add --tmpfs /tmp:exec,mode=1777 to docker run; elsewhere set TMPDIR to a folder of yours."
+        ) from None
+
+
+def name_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name a user whom /etc/passwd does not know: torch asks for the name."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        name = f"uid-{os.getuid()}"
+        return {} if environ.get("USER") else {"USER": name, "LOGNAME": name}
+    return {}
+
+
+def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
+    """Where this launcher runs: `kubernetes`, `slurm`, `docker` or `host`."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    if "SLURM_JOB_ID" in environ:
+        return "slurm"
+    marks = (".dockerenv", "run/.containerenv")
+    return "docker" if any((root / mark).exists() for mark in marks) else "host"

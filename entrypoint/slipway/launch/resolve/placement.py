@@ -1,0 +1,92 @@
+"""What runs on this node: device, number of processes, backend, threads. Pure."""
+
+from slipway.launch.resolve.devices import Devices
+from slipway.protocol.errors import UNHEALTHY, LaunchError
+from slipway.launch.resolve.processes import Process, injected_by_hook
+from slipway.launch.resolve.schedulers import Reading
+from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+
+SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
+
+
+def place_processes(asked: Claim, devices: Devices, sources: Sources, process: Process | None) -> tuple[str, int]:
+    """Return the device, `cuda` or `cpu`, and the number of processes on this node.
+
+    Raises LaunchError: 78 for a wish that cannot be met, 77 for GPUs that cannot be used.
+    """
+    wish = parse_claim(BY_NAME["NPROC_PER_NODE"], asked)
+    gpus, cores = len(devices.gpus), max(1, int(devices.cpus))
+    if wish == "cpu":
+        return "cpu", process.local_world_size if process else cores
+    if devices.problem:
+        advice = "To train on its CPU use NPROC_PER_NODE=cpu."
+        raise LaunchError(f"This node's GPUs cannot be used: {devices.problem}. {advice}", UNHEALTHY)
+    if wish == "gpu" and not gpus:
+        raise LaunchError(
+            f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). In a container add "
+            "--gpus all; to train on the CPU use NPROC_PER_NODE=auto."
+        )
+    _refuse_old_gpus(devices)
+    given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
+    if wish == "auto" and not gpus and given.isdigit() and int(given):
+        raise LaunchError(
+            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). Look "
+            "at nvidia-smi on this node, and in its container; to train on its CPU use NPROC_PER_NODE=cpu, or a number.",
+            UNHEALTHY,
+        )
+    device = "cuda" if gpus and not devices.stand_ins else "cpu"
+    if process:
+        return device, process.local_world_size
+    if not gpus:
+        # Two show data parallelism on any machine; more would only share the same cores.
+        return "cpu", wish if isinstance(wish, int) else min(2, cores)
+    if isinstance(wish, int) and wish > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
+        raise LaunchError(
+            f"{asked.about('NPROC_PER_NODE')}, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
+            f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
+        )
+    return device, wish if isinstance(wish, int) else gpus
+
+
+def _refuse_old_gpus(devices: Devices) -> None:
+    for gpu in devices.gpus:
+        if gpu.capability < SMALLEST_CAPABILITY:
+            major, minor = gpu.capability
+            raise LaunchError(
+                f"GPU {gpu.index} ({gpu.name}) has compute capability {major}.{minor}; this torch needs 7.0 (Volta) or "
+                "newer. Choose other GPUs with CUDA_VISIBLE_DEVICES, or train on the CPU with NPROC_PER_NODE=cpu.",
+                UNHEALTHY,
+            )
+
+
+def choose_backend(sources: Sources, device: str, processes: int, devices: Devices, process: Process | None) -> str:
+    """Return nccl, gloo or mpi. Raises LaunchError for nccl without GPUs."""
+    setting = BY_NAME["SLIPWAY_BACKEND"]
+    claim = sources.claims(setting)[0]
+    backend = str(parse_claim(setting, claim))
+    if backend == "auto":
+        # NCCL refuses two ranks on one GPU; where each process has its own launcher it may see only its own GPU.
+        enough = process is not None or processes <= len(devices.gpus)
+        return "nccl" if device == "cuda" and enough else "gloo"
+    if backend == "nccl" and device == "cpu":
+        raise LaunchError(
+            f"The nccl backend (from {claim.source}) needs GPUs, and training runs on the CPU here ({devices.reason}). "
+            "Use --backend gloo or auto; in a container add --gpus all."
+        )
+    return backend
+
+
+def choose_threads(
+    sources: Sources, readings: tuple[Reading, ...], devices: Devices, processes: int, process: Process | None
+) -> int | None:
+    """Return OMP_NUM_THREADS for each process; None where the user's own value stands.
+
+    A container hook's OMP_NUM_THREADS=1, which nobody chose, is replaced.
+    """
+    own = sources.variable("OMP_NUM_THREADS")
+    if own and not (own.value == "1" and injected_by_hook(sources.environ, readings, "WORLD_SIZE")):
+        return None
+    per_task = sources.variable("SLURM_CPUS_PER_TASK")
+    if process and per_task and per_task.value.isdigit():  # the cores that we see are this task's alone
+        return max(1, min(int(per_task.value), int(devices.cpus)))
+    return max(1, int(devices.cpus // processes))

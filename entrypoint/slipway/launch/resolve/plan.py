@@ -1,0 +1,198 @@
+"""Topology and workload become the exact torchrun command and environment. Pure, and printable by `slipway plan`."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from slipway.launch.resolve.catalog import Workload
+from slipway.launch.resolve.redact import redact
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
+from slipway.launch.resolve.topology import Topology, Value
+
+# What --debug gives to torchrun and the workers, unless the user does. NCCL writes to stderr: what C++ code writes to stdout
+# while a group is opened is dropped (train/worker/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with SIGSEGV
+# in torch 2.10, and compares collectives, which is slow.
+DEBUG = MappingProxyType(
+    {
+        "TORCH_LOGS": "distributed",  # +distributed: a pipeline tells every exchange, 18 lines a step
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": "/dev/stderr",
+    }
+)
+
+# Where the processes of a single node meet. A MASTER_ADDR that is left over from another job leads to another machine, or
+# nowhere, and torchrun would look for it for minutes.
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be started. `env` holds what is added to or changed in the environment, `unset` what is removed."""
+
+    topology: Topology
+    workload: Workload
+    arguments: tuple[str, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    unset: tuple[str, ...]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of torchrun."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset}
+        return {**kept, **self.env}
+
+
+def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], sources: Sources) -> Plan:
+    """Return the plan; run directories are not in it, they are made when it runs."""
+    return Plan(
+        topology,
+        workload,
+        tuple(arguments),
+        torchrun_argv(topology, workload, arguments),
+        _worker_environment(topology, workload, sources),
+        tuple(sorted(name for name in sources.environ if name.startswith("PET_") or name in _OURS)),
+    )
+
+
+def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep NCCL and gloo on one network interface, where the user named none."""
+    return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
+
+
+def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
+
+    What the user set stands, under the names before torch 2.9 as well.
+    """
+    rows = (
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),  # collectives
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+    )
+    return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
+
+
+# These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
+# secret is none of theirs.
+_OURS = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
+)
+
+
+def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return torchrun's command line: static rendezvous, no restarts of its own, signals left to the launcher."""
+    if topology.process or workload.spawned:
+        return (*workload.command, *arguments)
+    return (
+        "torchrun",
+        f"--nnodes={topology.nodes}",
+        f"--node-rank={topology.group_rank}",
+        f"--nproc-per-node={topology.processes_per_node}",
+        f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
+        f"--master-port={topology.store_port}",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGHUP,SIGQUIT",
+        "--no-python",
+        *workload.command,
+        *arguments,
+    )
+
+
+def _worker_environment(topology: Topology, workload: Workload, sources: Sources) -> dict[str, str]:
+    names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
+    others = ("COMPOSE_", "PET_")  # docker's own, and what torchrun would read as its options
+    filled = {
+        name: value
+        for name, value in sources.env_file.items()
+        if name not in names and not sources.environ.get(name) and not name.startswith(others)
+    }
+    env = {**topology.mended, **filled, "SLIPWAY_BACKEND": topology.backend, "SLIPWAY_DEVICE": topology.device}
+    if topology.threads is not None:
+        env["OMP_NUM_THREADS"] = str(topology.threads)
+    if topology.nodes == 1 and not topology.process and not sources.variable("GLOO_SOCKET_IFNAME"):
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
+    if sources.parsed("SLIPWAY_DEBUG"):
+        env |= {name: value for name, value in DEBUG.items() if not sources.variable(name)}
+    if topology.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if topology.process:
+        env |= {
+            "RANK": str(topology.process.rank),
+            "LOCAL_RANK": str(topology.process.local_rank),
+            "WORLD_SIZE": str(topology.process.world_size),
+            "LOCAL_WORLD_SIZE": str(topology.process.local_world_size),
+            "GROUP_RANK": str(topology.node_rank),
+            "MASTER_ADDR": topology.master_addr,
+            "MASTER_PORT": str(topology.master_port),
+        }
+    if workload.spawned:  # RANK and LOCAL_RANK it gives to each worker itself
+        meeting = {"MASTER_ADDR": topology.master_addr, "MASTER_PORT": str(topology.master_port)}
+        env |= {"WORLD_SIZE": str(topology.world_size), **meeting}
+    return env
+
+
+def resolved_values(topology: Topology, sources: Sources) -> dict[str, Value]:
+    """Every setting with its value, source and the values it overruled."""
+    values = dict(topology.values)
+    for setting in SETTINGS:
+        if setting.name not in values:
+            first, *others = sources.claims(setting)
+            values[setting.name] = Value(
+                first.value, first.source, tuple(claim for claim in others if claim.source != "default")
+            )
+    return {name: values[name] for name in BY_NAME}
+
+
+def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The documented form of `slipway plan --json`; `options` are the workload's own."""
+    topology = plan.topology
+    return {
+        "topology": {
+            "nodes": topology.nodes,
+            "least_nodes": topology.least,
+            "node_rank": topology.node_rank,
+            "processes_per_node": topology.processes_per_node,
+            "master_addr": topology.master_addr,
+            "master_port": topology.master_port,
+            "backend": topology.backend,
+            "level": topology.level,
+            "scheduler": topology.scheduler,
+            "image": topology.image,
+        },
+        "values": {
+            name: {
+                "value": redact(name, value.value),
+                "source": value.source,
+                "overruled": [
+                    {"value": redact(name, claim.value), "source": claim.source} for claim in value.overruled
+                ],
+            }
+            for name, value in values.items()
+        },
+        "options": dict(options),
+        "torchrun": {
+            "argv": list(plan.argv),
+            "env": {name: redact(name, value) for name, value in sorted(plan.env.items())},
+        },
+    }
+
+
+def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) -> list[str]:
+    """The plan for people: the arithmetic, a table of values, the workload's `options`, what one could paste into a shell."""
+    rows = [(name, redact(name, value.value) or "-", value.source, value.overruled) for name, value in values.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    image = [f"in the image {plan.topology.image}"] if plan.topology.image else []
+    lines = [plan.topology.arithmetic, *image, *plan.topology.notes, ""]
+    for name, text, source, overruled in rows:
+        lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
+        lines += [f"{'':<{widths[0]}}  overrules {redact(name, c.value)} from {c.source}" for c in overruled]
+    lines += ["", f"options of {plan.workload.name}:", *options] if options else []
+    exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
+    unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []
+    started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
+    if plan.workload.spawned:
+        started = "one process, which spawns the workers:"
+    return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(plan.argv)}"]

@@ -1,0 +1,342 @@
+"""Every setting once: its variable, option, default, parser and help; and where its values come from.
+
+Command line > environment > `.env` > default. Nothing here changes the process's environment.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from slipway.protocol.errors import LaunchError
+
+
+class Claim(NamedTuple):
+    """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
+
+    value: str
+    source: str
+
+    def about(self, name: str) -> str:
+        """How a message shows it: `RANK=3 (from the environment)`."""
+        source = self.source.removesuffix(f" ({name})")
+        return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
+
+
+class Setting(NamedTuple):
+    """One row of the table. `aliases` are further variables that mean the same and win over `name`."""
+
+    name: str
+    option: str
+    default: str
+    parse: Callable[[str], object]
+    help: str
+    metavar: str = "TEXT"
+    flag: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """Those of its values that are typed as they stand: `auto`, `none`."""
+        return [word for word in self.metavar.split("|") if word.islower()]
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()):
+            raise ValueError("a whole number is needed")
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError(f"{low} to {high} are allowed")
+        return number
+
+    return parse
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{', '.join(names)} are allowed")
+        return text
+
+    return parse
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """The smallest and the largest number of nodes: torchrun's MIN:MAX, or one number for both."""
+    low, colon, high = text.partition(":")
+    least, most = (_number(1, 65_536)(part) for part in (low, high if colon else low))
+    if least > most:
+        raise ValueError("MIN:MAX is needed, the smaller number of nodes first")
+    return least, most
+
+
+def _processes(text: str) -> int | str:
+    if text in ("auto", "gpu", "cpu"):
+        return text
+    try:
+        return _number(1, 1024)(text)
+    except ValueError:
+        raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
+
+
+def _restarts(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return _number(0, 1000)(text)
+    except ValueError:
+        raise ValueError("a number from 0 to 1000 or auto are allowed") from None
+
+
+def _words(text: str) -> str:
+    if not shlex.split(text):  # ValueError for a quote without its end, too
+        raise ValueError("the name of a workload or script is needed, and its arguments")
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
+        raise ValueError("1 or 0 are allowed")
+    return text.lower() in ("1", "true", "yes")
+
+
+SETTINGS = (
+    Setting(
+        "WORLD_SIZE",
+        "--nnodes",
+        "1",
+        _nodes,
+        "Number of nodes (not of processes), or MIN:MAX for a job that may shrink and grow.",
+        "N|MIN:MAX",
+        aliases=("NNODES",),
+    ),
+    Setting(
+        "RANK", "--node-rank", "0", _number(0, 65_535), "This node's rank, 0 to nodes-1.", "N", aliases=("NODE_RANK",)
+    ),
+    Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", str, "Name or address of node 0.", "HOST"),
+    Setting(
+        "MASTER_PORT",
+        "--master-port",
+        "29500",
+        _number(0, 65_534),
+        "Port on node 0 where the nodes meet; torchrun's store takes the next. A single node takes a free one.",
+        "PORT",
+    ),
+    Setting(
+        "NPROC_PER_NODE",
+        "--nproc-per-node",
+        "auto",
+        _processes,
+        "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU), gpu, cpu (one per core).",
+        "N|auto|gpu|cpu",
+    ),
+    Setting(
+        "WORKLOAD",
+        "",
+        "gpt --preset tiny",
+        _words,
+        "What `slipway run` trains when no name is given.",
+    ),
+    Setting(
+        "SLIPWAY_BACKEND",
+        "--backend",
+        "auto",
+        _choice("auto", "nccl", "gloo", "mpi"),
+        "Communication: auto is nccl with GPUs and gloo without.",
+        "auto|nccl|gloo|mpi",
+    ),
+    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that holds the runs; in the image /checkpoints.", "DIR"),
+    Setting("SLIPWAY_RUN_DIR", "--run-dir", "", str, "This run's folder, instead of a new one in the runs.", "DIR"),
+    Setting(
+        "SLIPWAY_RESUME",
+        "--resume",
+        "none",
+        str,
+        "none starts a new run; auto goes on from the newest snapshot of this run (or of the workload's newest one); "
+        "a PATH starts from that run or snapshot.",
+        "auto|none|PATH",
+    ),
+    Setting(
+        "SLIPWAY_GRACE_SECONDS",
+        "--grace-seconds",
+        "110",
+        _number(1, 86_400),
+        "Seconds that a stopped job has for its snapshot before it is killed.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_MAX_RESTARTS",
+        "--max-restarts",
+        "auto",
+        _restarts,
+        "How often a job that failed is started again: auto is 3 for Slipway's workloads and 0 for your own script.",
+        "N|auto",
+    ),
+    Setting(
+        "SLIPWAY_HANG_SECONDS",
+        "--hang-seconds",
+        "300",
+        _number(0, 86_400),
+        "Seconds that training may stand still before it is ended as a hang, other phases a multiple; 0 for any time.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_MUSTER_TIMEOUT",
+        "--muster-timeout",
+        "600",
+        _number(1, 86_400),
+        "Seconds that the nodes of a job wait for each other before it starts.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_HEARTBEAT_TIMEOUT",
+        "--heartbeat-timeout",
+        "30",
+        _number(2, 3600),
+        "Seconds without a sign of life after which a node counts as lost; what node 0 says counts for all.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_ELASTIC_WINDOW",
+        "--elastic-window",
+        "30",
+        _number(0, 86_400),
+        "With WORLD_SIZE=MIN:MAX: seconds that more nodes are waited for once the smallest number is there.",
+        "S",
+    ),
+    Setting(
+        "SLIPWAY_TOKEN",
+        "",
+        "",
+        str,
+        "A secret that all nodes of a job share; launchers without it are turned away.",
+    ),
+    Setting(
+        "SLIPWAY_ALLOW_UNEVEN",
+        "--allow-uneven",
+        "0",
+        _switch,
+        "Nodes with different numbers of processes all run the smallest.",
+        flag=True,
+    ),
+    Setting(
+        "SLIPWAY_CHECK",
+        "--check",
+        "0",
+        _switch,
+        "Look at this node's health first, in a few seconds, and start nothing on a sick one (see `slipway check`).",
+        flag=True,
+    ),
+    Setting(
+        "SLIPWAY_OVERSUBSCRIBE",
+        "--oversubscribe",
+        "0",
+        _switch,
+        "Allow more processes than GPUs.",
+        flag=True,
+    ),
+    Setting(
+        "SLIPWAY_DEBUG",
+        "--debug",
+        "0",
+        _switch,
+        "Let torch.distributed and NCCL say what they do, by TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, unless you set them.",
+        flag=True,
+    ),
+)
+BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Read a `.env` file without touching the environment; names with empty values are left out.
+
+    Only the lines that docker's `--env-file`, compose and python-dotenv read alike are allowed: no quotes, `$`,
+    backslashes, `export` or trailing comments. Raises LaunchError naming file, line and what to write instead.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{path} cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#") and not re.fullmatch(_PORTABLE, line):
+            name = re.match(
+                r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line
+            )  # never the value: it may be a secret
+            raise LaunchError(
+                f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, export, spaces around "
+                "the value or a comment behind it; docker, compose and Slipway then read the same."
+            )
+    from dotenv import dotenv_values  # 15 ms that a start without a file need not pay
+
+    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value}
+
+
+_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The three places that values come from, the strongest first; empty variables count as unset."""
+
+    options: Mapping[str, str]  # keyed by setting name
+    environ: Mapping[str, str]
+    env_file: Mapping[str, str]
+    env_file_name: str = ".env"
+    defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
+    origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
+
+    def option(self, setting: Setting) -> Claim | None:
+        """What the command line says."""
+        value = self.options.get(setting.name)
+        source = self.origins.get(setting.name, f"command line ({setting.option})")
+        return None if value is None else Claim(value, source)
+
+    def from_environment(self, *names: str) -> list[Claim]:
+        """What the environment says about these variables."""
+        return [Claim(value, f"environment ({name})") for name in names if (value := self.environ.get(name))]
+
+    def from_file(self, *names: str) -> list[Claim]:
+        """What the `.env` file says about these variables."""
+        return [Claim(value, f"{self.env_file_name} ({name})") for name in names if (value := self.env_file.get(name))]
+
+    def variable(self, *names: str) -> Claim | None:
+        """What the environment says about a variable (the first that is set), else what the `.env` file says."""
+        return next(iter((*self.from_environment(*names), *self.from_file(*names))), None)
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        """All values given for a setting that no scheduler has a say in, the winner first, the default last."""
+        names = (*setting.aliases, setting.name)
+        option = self.option(setting)
+        given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
+        return [*given, Claim(self.defaults.get(setting.name, setting.default), "default")]
+
+    def parsed(self, name: str) -> object:
+        """The winning value of such a setting, as its parser reads it. Raises LaunchError."""
+        return parse_claim(BY_NAME[name], self.claims(BY_NAME[name])[0])
+
+    def value(self, name: str) -> str:
+        """The winning text of such a setting, checked by its parser. Raises LaunchError."""
+        self.parsed(name)
+        return self.claims(BY_NAME[name])[0].value
+
+
+def parse_claim(setting: Setting, claim: Claim) -> object:
+    """Turn a claim's text into the setting's value. Raises LaunchError saying what was read, from where, what is allowed."""
+    try:
+        return setting.parse(claim.value)
+    except ValueError as error:
+        type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
+        text = f"{claim.about(setting.name)}: {error}.{meant(claim.value, setting.words)} {type_this}"
+        raise LaunchError(text.rstrip()) from None
+
+
+def meant(text: str, words: Sequence[str]) -> str:
+    """What somebody who mistyped one of these words meant, as a sentence with a space in front; empty where none is near."""
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(text.lower(), words, n=1)
+    return f" Did you mean {near[0]}?" if near else ""

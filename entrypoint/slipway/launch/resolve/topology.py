@@ -1,0 +1,296 @@
+"""Settings, schedulers and devices become one Topology: who we are in the job, and who said so. Pure.
+
+Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, Slurm, plain RANK/WORLD_SIZE/MASTER_*, other
+schedulers, a single node. `Topology.values` keeps every value with its source and the candidates it turned down.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipway.launch.resolve.devices import Devices
+from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.placement import choose_backend, choose_threads, place_processes
+from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
+from slipway.launch.resolve.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
+from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+
+FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
+TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
+
+
+class Value(NamedTuple):
+    """A resolved value, who gave it, and whose values were turned down."""
+
+    value: str
+    source: str
+    overruled: tuple[Claim, ...] = ()
+
+    @property
+    def claim(self) -> Claim:
+        """The winning claim."""
+        return Claim(self.value, self.source)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands. `restarts`: how often the
+    scheduler has put the job back into its queue. `replaces`: it starts another launcher in the place of each that ends, as an
+    Indexed Job of Kubernetes does, and counts for nobody how often.
+
+    `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
+    node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
+    """
+
+    nodes: int
+    least: int
+    node_rank: int
+    group_rank: int
+    processes_per_node: int
+    master_addr: str
+    master_port: int
+    store_port: int
+    backend: str
+    device: str
+    gpus: int
+    scheduler: str
+    job: str | None
+    restarts: int
+    replaces: bool
+    runtime: str
+    threads: int | None
+    process: Process | None
+    values: Mapping[str, Value]
+    mended: Mapping[str, str]
+    notes: tuple[str, ...]
+    image: str | None = None  # the identity of Slipway's image, None outside
+
+    @property
+    def level(self) -> str:
+        """`node`: this launcher starts torchrun; `process`: somebody else started one launcher per process."""
+        return "process" if self.process else "node"
+
+    @property
+    def rank(self) -> int:
+        """0 for the launcher that decides for all: that of node 0, or of process 0."""
+        return self.process.rank if self.process else self.node_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the whole job."""
+        return self.process.world_size if self.process else self.nodes * self.processes_per_node
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
+        return self.replaces or self.restarts > 0
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job may run with fewer nodes than `nodes`."""
+        return self.least < self.nodes
+
+    @property
+    def arithmetic(self) -> str:
+        """The line that every start prints."""
+        nodes, inside = _count(self.nodes, "node", "nodes"), f"(inside your script WORLD_SIZE is {self.world_size})"
+        world = _count(self.world_size, "process", "processes")
+        if self.elastic:
+            nodes, world = f"{self.least} to {nodes}", f"at most {world}"
+            fewest = self.least * self.processes_per_node
+            inside = f"(inside your script WORLD_SIZE is {fewest} to {self.world_size})"
+        if self.world_size != self.nodes * self.processes_per_node:
+            return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
+        one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")
+        if self.device == "cuda" and self.processes_per_node > self.gpus and not self.process:
+            one, many = "process", f"processes sharing {_count(self.gpus, 'GPU', 'GPUs')}"
+        return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}"
+
+
+def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology:
+    """Return this node's place in the job. Raises LaunchError (78, or 77 for GPUs that cannot be used)."""
+    _refuse_nesting(sources.environ)
+    readings = read_schedulers(sources.environ, host.fqdn)
+    values = {name: _resolve(name, sources, readings) for name in TOPOLOGICAL}
+    process = find_process(sources, readings)
+    if process:
+        _place_process(process, values)
+    else:
+        _refuse_contradictions(sources, readings, values)
+    (least, nodes), node_rank = _read_place(values)
+    if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
+        raise LaunchError(
+            f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
+            "Give a number, or leave it out for 29500."
+        )
+    if nodes > 1 and values["MASTER_ADDR"].source == "default":
+        broken = next((reading.broken for reading in readings if reading.broken), "")
+        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ))
+    if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
+        # Nobody has to find us, and 29500 would collide when two jobs share a host.
+        values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
+    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
+    return Topology(
+        nodes=nodes,
+        least=least,
+        node_rank=node_rank,
+        group_rank=node_rank,
+        processes_per_node=processes,
+        master_addr=values["MASTER_ADDR"].value,
+        master_port=_number("MASTER_PORT", values),
+        # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
+        store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
+        backend=choose_backend(sources, device, processes, devices, process),
+        device=device,
+        gpus=len(devices.gpus),
+        scheduler=readings[0].scheduler if readings else "none",
+        job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
+        restarts=max((_count_restarts(reading) for reading in readings), default=0),
+        replaces=any(reading.scheduler == INDEXED_JOB.name for reading in readings),
+        runtime=host.runtime,
+        threads=choose_threads(sources, readings, devices, processes, process),
+        process=process,
+        values=values,
+        mended=host.mended,
+        notes=tuple(_notes(sources, values, nodes, device, devices, process)),
+        image=host.image,
+    )
+
+
+def _refuse_nesting(environ: Mapping[str, str]) -> None:
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        raise LaunchError(
+            "TORCHELASTIC_RUN_ID is set: this is already a worker of torchrun, and Slipway starts torchrun itself. "
+            "Start `slipway run …` in torchrun's place, not inside it (or `unset TORCHELASTIC_RUN_ID`)."
+        )
+
+
+def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Value:
+    setting = BY_NAME[name]
+    early = setting.aliases or ((name,) if name == "NPROC_PER_NODE" else ())
+    late = () if name in early else (name,)
+    # The file only fills in what the environment leaves open, under whichever name.
+    file = sources.from_file(*early), sources.from_file(*late)
+    filled = bool(sources.from_environment(*early, *late))
+    claims = [
+        sources.option(setting),
+        *sources.from_environment(*early),
+        *(() if filled else file[0]),
+        *(reading.get(name) for reading in readings if reading.scheduler in BEFORE_PLAIN),
+        *sources.from_environment(*late),
+        *(file[0] if filled else ()),
+        *file[1],
+        *(reading.get(name) for reading in readings if reading.scheduler not in BEFORE_PLAIN),
+        Claim(setting.default, "default"),
+    ]
+    first, *others = [claim for claim in claims if claim]
+    return Value(first.value, first.source, tuple(claim for claim in others if claim.source != "default"))
+
+
+def _count_restarts(reading: Reading) -> int:
+    claim = reading.get("RESTARTS")
+    return int(claim.value) if claim and claim.value.isdigit() else 0
+
+
+def _number(name: str, values: Mapping[str, Value]) -> int:
+    return int(str(parse_claim(BY_NAME[name], values[name].claim)))
+
+
+def _place_process(process: Process, values: dict[str, Value]) -> None:
+    """Derive the node's place from the process's, where no scheduler says it."""
+    for name, number in (("WORLD_SIZE", process.nodes), ("RANK", process.rank // process.local_world_size)):
+        if process.source == "LOCAL_RANK":
+            values[name] = Value(str(number), "one launcher per process")
+
+
+def _read_place(values: Mapping[str, Value]) -> tuple[tuple[int, int], int]:
+    """Return the least and most nodes, and the node rank. Raises LaunchError where the rank does not fit."""
+    rank, size = values["RANK"], values["WORLD_SIZE"]
+    least, nodes = _parse_nodes(size.claim)
+    node_rank = _number("RANK", values)
+    if size.source == "default" and node_rank:
+        raise LaunchError(
+            f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
+            "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or unset RANK for a single node."
+        )
+    if node_rank >= nodes:
+        allowed = "only 0" if nodes == 1 else "0 or 1" if nodes == 2 else f"0 to {nodes - 1}"
+        raise LaunchError(
+            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
+            "RANK counts nodes here; unset both for a single node."
+        )
+    return (least, nodes), node_rank
+
+
+def _parse_nodes(claim: Claim) -> tuple[int, int]:
+    nodes = parse_claim(BY_NAME["WORLD_SIZE"], claim)
+    assert isinstance(nodes, tuple)  # as its parser says
+    return nodes
+
+
+def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:
+    """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
+    for reading in (reading for reading in readings if reading.strict):
+        for name in ("RANK", "WORLD_SIZE"):
+            setting, theirs = BY_NAME[name], reading.get(name)
+            decided = sources.option(setting) or sources.from_environment(*setting.aliases)
+            plain = sources.variable(name) or next(iter(sources.from_file(*setting.aliases)), None)
+            if plain is None or theirs is None or decided:
+                continue
+            hook = HOOK_FORMULAS[name] if reading.scheduler == SLURM.name else ""
+            injected = Claim(sources.environ.get(hook, ""), hook)
+            if plain.value not in (theirs.value, injected.value):
+                also = f" and {hook} (what a container hook writes) {injected.value}" if injected.value else ""
+                raise LaunchError(
+                    f"{plain.about(name)}, but {theirs.source} says {theirs.value}{also}. "
+                    f"Unset {name}, or decide with {setting.option} N."
+                )
+
+
+def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str]) -> str:
+    hint = "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST"
+    schedulers = {reading.scheduler for reading in readings}
+    if INDEXED_JOB.name in schedulers:
+        hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
+    elif OPEN_MPI.name in schedulers:
+        hint = "add -x MASTER_ADDR=HOST to mpirun"
+    elif endpoint := environ.get("PET_RDZV_ENDPOINT"):
+        hint = (
+            f"PET_RDZV_ENDPOINT={endpoint} is passed over, since ranks are static here. Set PET_MASTER_ADDR to the host of "
+            "node 0, and PET_NODE_RANK on each node"
+        )
+    return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."
+
+
+def _notes(
+    sources: Sources,
+    values: Mapping[str, Value],
+    nodes: int,
+    device: str,
+    devices: Devices,
+    process: Process | None,
+) -> list[str]:
+    notes = []
+    if process:
+        notes.append(
+            f"one launcher per process (from {process.source}): this one runs rank {process.rank} itself, without "
+            "torchrun; the others are not waited for and nothing is restarted"
+        )
+    if nodes > 1 and values["RANK"].source.startswith(f"{sources.env_file_name} ("):
+        notes.append(
+            f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
+            "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
+        )
+    if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
+        notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
+    if device == "cpu" and not devices.gpus:
+        more = "in a container add --gpus all"
+        if sources.environ.get("SLURM_JOB_ID"):
+            more = "ask Slurm for them with --gpus-per-node=N"
+        notes.append(f"no GPU visible, training on CPU; {more}")
+    return notes
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

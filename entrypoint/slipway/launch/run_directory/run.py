@@ -1,0 +1,241 @@
+"""The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
+
+import dataclasses
+import errno
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.resolve.settings import Sources
+
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
+STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
+# What else lies in a node's folder:
+WAITING_FILE = "waiting.json"  # between two attempts
+HONOURS_STOP = "honours-stop"  # its workers look at the flag
+OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, and what its workers are to resume from: `none`, `auto` or a path.
+
+    `shared`: whether all nodes see the same directory. `own`: whether this job made it before it was requeued.
+    """
+
+    path: Path
+    resume: str
+    attempt: int
+    shared: bool = True
+    own: bool = False
+
+    def node(self, node_rank: int) -> Path:
+        """The folder with what belongs to one node: logs, outcomes, the stop flag."""
+        return self.path / f"node-{node_rank}"
+
+
+class AlreadyFinishedError(Exception):
+    """`--resume auto` found a run that is finished; the message says which."""
+
+
+class NoNewRunError(LaunchError):
+    """Nothing new can begin: the run directory that was named is taken, or what to begin from is not there; the message says
+    what to type. A job that is under way goes on all the same."""
+
+
+def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool = False) -> Run:
+    """Decide where this run lies, without creating anything.
+
+    Raises NoNewRunError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
+    there is nothing left to do; with several nodes that is for the workers to see, on all of them.
+    """
+    run = place_run(plan, sources, now)
+    if run.resume not in ("auto", "none") and not Path(run.resume).exists():
+        given = sources.value("SLIPWAY_RESUME")
+        raise NoNewRunError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
+    if run.resume == "auto":
+        if not finished_is_fine:
+            _refuse_finished(run.path, plan)
+    elif run.own:
+        pass  # it begins once more where it began at first
+    elif sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
+        _refuse_used(run.path, plan)
+    else:
+        run = dataclasses.replace(run, path=_unused(run.path))
+    return run
+
+
+def place_run(plan: Plan, sources: Sources, now: float) -> Run:
+    """Where the settings, the job and the time put a run; for nodes other than 0 that is a guess until node 0 says."""
+    resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")
+    runs = Path(sources.value("SLIPWAY_RUNS")).absolute()
+    if given:
+        path = Path(given).absolute()
+    elif plan.topology.job:
+        path = runs / _safe(f"{plan.workload.name}-{plan.topology.job}")
+    elif plan.topology.process:
+        raise LaunchError(
+            "With one launcher per process, and without a scheduler that names the job, the processes cannot agree on a "
+            "run directory. Name it: --run-dir DIR."
+        )
+    elif resume == "auto" and (newest := newest_run(runs, plan.workload.name)):
+        path = newest
+    else:
+        path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
+    resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
+    record = read_json(path / RUN_FILE)
+    own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
+    if own and (resume == "none" or newest_step(path) is not None):
+        resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
+    return Run(path, resume, attempt=max(int(_number(record.get("attempt"))), plan.topology.restarts) + 1, own=own)
+
+
+def newest_run(runs: Path, workload: str = "") -> Path | None:
+    """Return the run (of a workload) that was started last, by its own record and not by file times."""
+    started = {
+        file.parent: _number(record.get("started"))
+        for file in runs.glob(f"*/{RUN_FILE}")
+        if (record := read_json(file)).get("workload") == (workload or record.get("workload"))
+    }
+    return max(started, key=started.__getitem__, default=None)
+
+
+def _number(value: object) -> float:
+    """What a file says, or 0: files get damaged."""
+    return value if isinstance(value, int | float) else 0
+
+
+def _refuse_finished(path: Path, plan: Plan) -> None:
+    record, outcome = read_json(path / RUN_FILE), last_outcome(path)
+    if outcome.get("word") == "finished" and record.get("arguments") == list(plan.arguments):
+        raise AlreadyFinishedError(
+            f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
+            "Kubernetes: with a Job of another name), or give more steps."
+        )
+
+
+def last_outcome(path: Path) -> dict[str, Any]:
+    """Return the verdict on a run's last attempt; empty while it runs, and where its launcher was killed before it judged."""
+    outcome, record = read_json(path / OUTCOME_FILE), read_json(path / RUN_FILE)
+    return outcome if not record or outcome.get("attempt") == record.get("attempt") else {}
+
+
+def is_newest(path: Path, attempt: int) -> bool:
+    """Return whether nobody has begun a later attempt on a run: one that took it over, or goes on without this node."""
+    return _number(read_json(path / RUN_FILE).get("attempt")) <= attempt
+
+
+def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
+    """Return what outcome.json says of attempts before the `first` of this start; what is damaged is left out."""
+    tries = read_json(path / OUTCOME_FILE).get("attempts")
+    whole = (tried for tried in tries if isinstance(tried, dict)) if isinstance(tries, list) else ()
+    return [tried for tried in whole if 0 < _number(tried.get("number")) < first]
+
+
+def newest_step(path: Path) -> int | None:
+    """Return the step of the newest snapshot in a run directory, None without one."""
+    steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
+    return max(steps, default=None)
+
+
+def _refuse_used(path: Path, plan: Plan) -> None:
+    """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
+    used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
+    if used and plan.topology.rank == 0:
+        raise NoNewRunError(
+            f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
+            "run in it, or choose another one with --run-dir."
+        )
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
+
+
+def _unused(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
+
+
+def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
+    """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
+    node = run.node(plan.topology.node_rank)
+    try:
+        for name in (OUTCOMES, HEARTBEATS):
+            (node / name).mkdir(parents=True, exist_ok=True)
+        for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
+            stale.unlink(missing_ok=True)
+        if plan.topology.rank == 0 or not run.shared:
+            record = read_json(run.path / RUN_FILE)
+            record |= {
+                "workload": plan.workload.name,
+                "arguments": list(plan.arguments),
+                "version": version,
+                "job": plan.topology.job,
+                "started": record.get("started", now),
+                "attempt": run.attempt,
+                "nodes": plan.topology.nodes,
+                "processes_per_node": plan.topology.processes_per_node,
+            }
+            write_json(run.path / RUN_FILE, record)
+    except OSError as error:
+        raise cannot_make(error) from None
+
+
+def cannot_make(error: OSError) -> LaunchError:
+    """The error for a run directory in which nothing can be made."""
+    text = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
+    return LaunchError(text, code_of(error))
+
+
+def code_of(error: OSError) -> int:
+    """The exit code for a file that cannot be written: a full or broken disk is the node's, all else the user's."""
+    return UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
+
+
+def _left_behind(node: Path, plan: Plan) -> list[Path]:
+    """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
+    if process := plan.topology.process:
+        mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
+    else:
+        mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
+    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE]
+    return [*mine, *(node / name for name in shared)]
+
+
+def rank_file(node: Path, folder: str, rank: int) -> Path:
+    """Where a rank writes what it says: OUTCOMES or HEARTBEATS in its node's folder."""
+    return node / folder / f"rank-{rank}.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file that is either the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

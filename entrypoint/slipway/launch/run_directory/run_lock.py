@@ -1,0 +1,201 @@
+"""Who holds a run directory: one launcher per node at a time, also on file systems that several hosts share.
+
+A launcher keeps `launcher.json` in its node's folder and touches it every second. Locks are no use: flock does nothing on
+Lustre, GPFS and some NFS. Whether a holder is alive is known at once in the same process namespace; from
+anywhere else its file is watched for change, since clocks differ and process ids repeat.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.protocol.errors import CODE_OF, LaunchError
+from slipway.launch.process_tree import started
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.run import Run, cannot_make, read_json
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.verdict.block import utc
+
+TOUCH = 1.0  # s between two signs of life
+STILL = 15.0  # s without one after which a launcher that cannot be seen is dead; a busy disk delays them by seconds
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A launcher: where it runs, its process with the start in clock ticks, and since when it holds (unix seconds)."""
+
+    host: str
+    pid: int
+    space: str  # boot and process namespace; within one, pid and start tell a process for certain
+    started: int
+    since: float
+    token: str
+
+    @property
+    def text(self) -> str:
+        """How people read it."""
+        return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
+
+
+def this_launcher(now: float) -> Holder:
+    """This process as a holder."""
+    return Holder(socket.gethostname(), os.getpid(), _space(), started(os.getpid()) or 0, now, os.urandom(8).hex())
+
+
+def _space() -> str:
+    """Boot and process namespace, empty where a sandbox hides them."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def read_holder(file: Path) -> Holder | None:
+    """Who a file names, None where there is no such file or it makes no sense."""
+    record = read_json(file)
+    with suppress(KeyError, TypeError, ValueError):
+        place = (str(record["host"]), int(record["pid"]), str(record["space"]), int(record["started"]))
+        return Holder(*place, float(record["since"]), str(record["token"]))
+    return None
+
+
+def holder_file(run: Run, plan: Plan) -> Path:
+    """The file in which a launcher says that it holds its node's folder; one per process where it was started so."""
+    process = plan.topology.process
+    return run.node(plan.topology.node_rank) / (f"launcher-{process.rank}.json" if process else "launcher.json")
+
+
+def find_holders(run: Path) -> list[Path]:
+    """The files of launchers that hold a run directory, or held it until they were killed."""
+    return sorted(run.glob("node-*/launcher*.json"))
+
+
+def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STILL) -> bool:
+    """Whether the launcher that a file names still runs. Takes up to `patience` seconds where it cannot be seen from here.
+
+    `stopped` sleeps for so many seconds, and returns whether to give up, which counts as alive.
+    """
+    holder = read_holder(file)
+    if holder and holder.space and holder.space == _space() and _visible(holder.pid):
+        return started(holder.pid) == holder.started
+    seen, until = _touched(file), time.monotonic() + patience
+    while seen and time.monotonic() < until:
+        if stopped(TOUCH / 4):
+            return True
+        if (now := _touched(file)) != seen:
+            return bool(now)
+    return False
+
+
+def _visible(pid: int) -> bool:
+    """Whether /proc tells the truth about a process: another user's may be hidden from us (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return started(pid) is not None
+    return True
+
+
+def _touched(file: Path) -> tuple[int, ...]:
+    """A file's identity and last sign of life. Opening it makes NFS ask its server."""
+    try:
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_mtime_ns)
+
+
+def refuse_held(file: Path, stops: Stops, patience: float = STILL) -> None:
+    """Raise LaunchError (78) while the launcher that a file names is alive; 75 or 79 where a stop comes meanwhile."""
+    holder = read_holder(file)
+    if not is_alive(file, stops.wait, patience):
+        return
+    if stop := stops.first:
+        raise LaunchError(f"{stop.name} came before anything was started.", CODE_OF[stops.word])
+    run = file.parent.parent
+    raise LaunchError(
+        f"The run directory {run} is in use by {_name(holder)}. Wait for it, end it with `slipway stop {run}`, or choose "
+        "another folder with --run-dir."
+    )
+
+
+def _name(holder: Holder | None) -> str:
+    return holder.text if holder else "another launcher"
+
+
+class Hold:
+    """This launcher's hold on its node's folder in a run directory, as a context manager."""
+
+    def __init__(self, file: Path, say: Callable[[str], None], stops: Stops, patience: float = STILL) -> None:
+        """`file` is what `holder_file` of the run says."""
+        self._file, self._say, self._stops, self._patience = file, say, stops, patience
+        self._released = threading.Event()
+        self.lost = ""  # who took the run directory over, if somebody did
+
+    def __enter__(self) -> "Hold":
+        """Take it. Raises LaunchError: 78 while another launcher holds it, 77 or 78 where it cannot be written."""
+        mine = this_launcher(time.time())
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            while not self._create(mine):
+                self._take_over()
+        except OSError as error:
+            raise cannot_make(error) from None
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="holder")
+        self._keeper.start()
+        return self
+
+    def _create(self, mine: Holder) -> bool:
+        try:
+            self._number = os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            return False
+        try:
+            os.write(self._number, json.dumps(dataclasses.asdict(mine)).encode())
+        except OSError:
+            self._file.unlink(missing_ok=True)
+            raise
+        return True
+
+    def _take_over(self) -> None:
+        holder = read_holder(self._file)
+        refuse_held(self._file, self._stops, self._patience)
+        self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
+        # Two launchers may come here at once; whoever is too late finds another file in its place and ends.
+        aside = self._file.with_name(f".{self._file.name}.{os.urandom(8).hex()}")
+        with suppress(FileNotFoundError):
+            self._file.rename(aside)
+            aside.unlink()
+
+    def _keep(self) -> None:
+        while not self._released.wait(TOUCH):
+            with suppress(OSError):  # a disk that is full for a while, a server that is away
+                os.utime(self._number)
+                if not self._mine():
+                    self.lost = f"{_name(read_holder(self._file))}, which took this run directory over"
+
+    def _mine(self) -> bool:
+        """Whether our file is still in its place, or none is: then somebody cleared the folder away."""
+        try:
+            return os.path.samestat(self._file.stat(), os.fstat(self._number))
+        except FileNotFoundError:
+            return True
+
+    def __exit__(self, *_: object) -> None:
+        """Let go."""
+        self._released.set()
+        self._keeper.join()
+        with suppress(OSError):
+            if self._mine():
+                self._file.unlink(missing_ok=True)
+        os.close(self._number)

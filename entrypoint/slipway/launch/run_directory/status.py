@@ -1,0 +1,174 @@
+"""What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.protocol.errors import LaunchError
+from slipway.launch.attempt.heartbeat import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_holders, is_alive, read_holder
+from slipway.launch.run_directory.run import (
+    HEARTBEATS,
+    RUN_FILE,
+    WAITING_FILE,
+    last_outcome,
+    newest_run,
+    newest_step,
+    read_json,
+)
+from slipway.launch.verdict.verdict import CODES
+from slipway.launch.verdict.block import ENDINGS, utc
+
+GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no sign of life does not count as running
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed.
+
+    `nodes` are the node ranks of the `holders`. While launchers wait for others there are no ranks, and `waiting` says since
+    when (unix seconds), and for which attempt.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+    holders: tuple[Holder, ...]  # those alive
+    nodes: tuple[int, ...]
+    waiting: Mapping[str, Any]
+    beats: tuple[Beat, ...]
+    ages: tuple[float, ...]
+    snapshot: int | None
+    outcome: Mapping[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """Whether a launcher runs it now."""
+        return bool(self.holders)
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
+
+    Raises LaunchError where there is none, or where this user may not look.
+    """
+    candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
+    for path in candidates:
+        if _is_run(path):
+            return path
+    known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
+    missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
+    if not name or not known:
+        raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.")
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
+    raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / RUN_FILE).is_file() or bool(find_holders(path)) or any(path.glob("node-*/logs"))
+    except PermissionError as error:
+        raise LaunchError(
+            f"{path} cannot be read by user {os.getuid()}: {error.strerror}. Type this as its owner."
+        ) from None
+
+
+def sleep(seconds: float) -> bool:
+    """Wait, and never give up: how somebody without stop signals watches a launcher."""
+    time.sleep(seconds)
+    return False
+
+
+def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
+    """Look at a run. Takes up to a few seconds where a launcher runs on another host, or did."""
+    files = find_holders(path)
+    with ThreadPoolExecutor(max_workers=len(files) or 1) as pool:  # each may take its few seconds
+        alive = list(pool.map(lambda file: is_alive(file, stopped, GLANCE), files))
+    living = [file for file, lives in zip(files, alive, strict=True) if lives]
+    holders = {file: holder for file in living if (holder := read_holder(file))}
+    waits = [record for file in living if (record := read_json(file.with_name(WAITING_FILE)))]
+    # Those of nodes that left the job are of no interest while it runs without them.
+    folders = {file.parent / HEARTBEATS for file in living} or path.glob(f"node-*/{HEARTBEATS}")
+    beats, ages = [], []
+    for folder in sorted(folders) if not waits else ():
+        ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
+        for beat in read_beats(folder.parent, sorted(ranks)).values():
+            with suppress(FileNotFoundError):  # another attempt may just begin
+                ages.append(max(0.0, time.time() - heartbeat_file(folder.parent, beat.rank).stat().st_mtime))
+                beats.append(beat)
+    return Status(
+        path,
+        read_json(path / RUN_FILE),
+        tuple(holders.values()),
+        tuple(int(name) if (name := file.parent.name.removeprefix("node-")).isdigit() else 0 for file in holders),
+        waits[0] if waits else {},
+        tuple(beats),
+        tuple(ages),
+        newest_step(path),
+        last_outcome(path),
+    )
+
+
+def status_json(status: Status) -> dict[str, Any]:
+    """The documented form of `slipway status --json`."""
+    return {
+        "run": str(status.path),
+        "alive": status.alive,
+        "attempt": status.record.get("attempt"),
+        "snapshot": status.snapshot,
+        "holders": [
+            {"node": node} | {name: value for name, value in asdict(holder).items() if name != "token"}
+            for node, holder in zip(status.nodes, status.holders, strict=True)
+        ],
+        "waiting": dict(status.waiting) or None,
+        "ranks": [
+            {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
+            for beat, age in zip(status.beats, status.ages, strict=True)
+        ],
+        "outcome": dict(status.outcome) or None,
+    }  # fmt: skip
+
+
+def status_lines(status: Status) -> list[str]:
+    """The same for people: who runs it and where each rank stands, or how it ended."""
+    record = status.record
+    lines = [f"{status.path}: {record.get('workload', 'a run')}, attempt {record.get('attempt', 1)}"]
+    several = isinstance(nodes := record.get("nodes"), int) and nodes > 1
+    for node, holder in zip(status.nodes, status.holders, strict=True):
+        lines.append(f"  running     {f'node {node}: ' if several else ''}{holder.text}")
+    if isinstance(since := status.waiting.get("since"), int | float):
+        attempt = status.waiting.get("attempt")
+        lines.append(f"  waiting     for nodes, since {max(0.0, time.time() - since):.0f} s, for attempt {attempt}")
+    if not status.alive:
+        lines += _ending(status)
+    if status.snapshot is not None or record.get("workload") in WORKLOADS:
+        lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
+    if status.alive and status.beats:
+        lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last sign of life")
+        for beat, age in zip(status.beats, status.ages, strict=True):
+            step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
+            lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")
+    return lines
+
+
+def _ending(status: Status) -> list[str]:
+    """How it ended, as far as anybody wrote it down."""
+    outcome = status.outcome
+    word, first = str(outcome.get("word")), outcome.get("first")
+    if word not in CODES or not isinstance(first, dict):
+        return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
+    rank = "" if first.get("rank") is None else f", rank {first['rank']}"
+    lines = [
+        f"  ended       {ENDINGS[word]}: node {first.get('node_rank')} ({first.get('host')}){rank}: {first.get('evidence')}"
+    ]
+    if isinstance(at := first.get("time"), int | float):
+        lines.append(f"  when        {utc(at)}")
+    lines += [f"  what to do  {first['advice']}"] if first.get("advice") else []
+    return [*lines, f"  exit code   {outcome.get('code')}"]

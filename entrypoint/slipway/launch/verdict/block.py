@@ -1,0 +1,122 @@
+"""How a verdict reads: the block that every node prints, `outcome.json`, the termination message of a pod. Pure."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipway.launch.verdict.attempts import Course
+from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
+from slipway.launch.verdict.verdict import CODES, Outcome, Verdict
+
+ENDINGS = {
+    "finished": "finished",
+    "stopped": "stopped by the system",
+    "cancelled": "stopped by its user",
+    "failed": "the workload failed",
+    "configuration": "wrong configuration",
+    "peer": "a peer was lost, or workers hang",
+    "lost": "a node was lost",
+    "unhealthy": "a node is unhealthy",
+    "no-progress": "no progress",
+}
+TALLIES = {**{word: word for word in CODES}, "peer": "ended because a peer went away"}
+TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
+MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
+
+
+def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # noqa: B008  # frozen
+    """The lines that every node prints at the end; `course`: the attempts that this launcher made."""
+    nodes = sum(tally.nodes for tally in verdict.tallies)
+    evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
+    if verdict.word == "finished":
+        after = f" after {course.made} attempts" if course.made > 1 else ""
+        return (f"finished on {_count(nodes)}{after}{evidence}",)
+    lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
+    lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
+    lines += [f"  when        {utc(verdict.first.time)}"]
+    lines += [f"  then        {place(other)}: {other.evidence or other.word}" for other in verdict.others]
+    lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
+    lines += _attempts(course)
+    lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
+    return (*lines, f"  exit code   {_codes(verdict)}")
+
+
+def place(outcome: Outcome) -> str:
+    """Where an outcome happened: `node 1 (gpu08), rank 9`."""
+    rank = "" if outcome.rank is None else f", rank {outcome.rank}"
+    return f"node {outcome.node_rank} ({outcome.host}){rank}"
+
+
+def _attempts(course: Course) -> list[str]:
+    lines = [
+        f"  attempt {attempt.number:<4}{place(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
+        for attempt in course.tries[:-1]
+    ]
+    restarts = max(0, course.made - 1)
+    if not (lines or restarts or course.why):
+        return []
+    return [*lines, f"  restarts    {restarts or 'none'}{f': {course.why}' if course.why else ''}"]
+
+
+def as_json(
+    verdict: Verdict,
+    node_rank: int,
+    course: Course = Course(),  # noqa: B008  # frozen
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The content of `outcome.json` on one node; `earlier` attempts are those of other starts of the run, as they stood there."""
+    return {
+        "code": verdict.code(node_rank),
+        **dataclasses.asdict(verdict),
+        "attempt": course.number,
+        "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
+        "no_restart": course.why,
+    }
+
+
+def termination_message(code: int, message: str, verdict: Verdict | None = None) -> bytes:
+    """What a pod says at its end, for `/dev/termination-log`: one JSON object of at most 4096 bytes.
+
+    Whatever ended it, there are `code`, `word` and `message`; behind a job's end comes the verdict.
+    """
+    fields: dict[str, Any] = {"code": code, "word": EXITS[code].word, "message": message}
+    trims: list[dict[str, Any]] = [{}]
+    if verdict:
+        fields |= dataclasses.asdict(verdict)
+        trims += [{"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)}]
+    for less in (*trims, *({"message": message[:length]} for length in MESSAGE_LENGTHS)):
+        fields |= less
+        text = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
+        if len(text) <= TERMINATION_BYTES:
+            break
+    return text
+
+
+def _shortened(outcome: Outcome) -> dict[str, Any]:
+    texts = {"evidence": outcome.evidence[:200], "where": (outcome.where or "")[:200], "advice": outcome.advice[:200]}
+    return dataclasses.asdict(outcome) | {"host": outcome.host[:100]} | texts
+
+
+def _summary(verdict: Verdict) -> str:
+    return ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
+
+
+def _codes(verdict: Verdict) -> str:
+    if verdict.word != "unhealthy":
+        return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
+    ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
+    return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def utc(seconds: float) -> str:
+    """A time in unix seconds as people read it; whatever a file says."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"at {seconds:.0f} s"

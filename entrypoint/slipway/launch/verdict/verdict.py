@@ -1,0 +1,122 @@
+"""From how the run ended on each node to one verdict: the first cause, and the exit code of every node.
+
+Pure. The causality rule: what a node did for a reason of its own comes before peers that merely lost it, whatever their
+clocks say; among several reasons of their own the earliest counts, by node 0's clock.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
+
+# The words of the exit-code table, and a node that went away without a word.
+CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != "usage"} | {"lost": PEER})
+GOOD = frozenset({"finished", "stopped", "cancelled"})
+# What torch 2.10 says on ranks whose peer went away (gloo's transport, NCCL's watchdog and sockets, the TCP store).
+# A script that raises one of these did not fail for a reason of its own.
+PEER_TEXTS = (
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|Socket Timeout"
+    r"|Watchdog caught collective operation timeout|NCCL communicator was aborted"
+    r"|Timed out waiting \d+ms for (recv|send)"
+    r"|failed to recv, got 0 bytes|DistNetworkError|DistBackendError: NCCL error"
+)
+OTHERS = 8  # own-reason outcomes kept beside the first cause
+TEXT = 500  # characters of evidence, place and advice that travel
+
+
+def blames_peer(text: str) -> bool:
+    """Whether a text is what torch says of a peer that went away."""
+    return re.search(PEER_TEXTS, text, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended on one node. `time` is unix seconds of its first failure; `rank` is the rank that failed first.
+
+    ValueError where `word` is not one of CODES.
+    """
+
+    node_rank: int
+    host: str
+    word: str
+    time: float
+    rank: int | None = None
+    evidence: str = ""
+    where: str | None = None
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep what travels bounded."""
+        if self.word not in CODES:
+            raise ValueError(f"unknown outcome {self.word[:20]!r}, allowed are {', '.join(CODES)}")
+        for name, limit in (("host", 253), ("evidence", TEXT), ("where", TEXT), ("advice", TEXT)):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, text[:limit])
+
+    @property
+    def good(self) -> bool:
+        """Whether the run ended as asked."""
+        return self.word in GOOD
+
+    @property
+    def own(self) -> bool:
+        """Whether the node ended for a reason of its own rather than because a peer went away."""
+        echo = self.word == "peer" or (self.word == "failed" and blames_peer(self.evidence))
+        return not self.good and not echo
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many nodes ended with one word."""
+
+    word: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a job, the same on every node. `unhealthy` holds the node ranks that exit 77, not 76."""
+
+    word: str
+    first: Outcome
+    tallies: tuple[Tally, ...]
+    others: tuple[Outcome, ...] = ()
+    unhealthy: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError where `word` is not one of CODES."""
+        if self.word not in CODES:
+            raise ValueError(f"unknown outcome {self.word[:20]!r}")
+
+    def code(self, node_rank: int) -> int:
+        """The exit code of one node's launcher."""
+        if self.word == "unhealthy":
+            return UNHEALTHY if node_rank in self.unhealthy else PEER
+        return CODES[self.word]
+
+
+def judge(outcomes: Iterable[Outcome]) -> Verdict:
+    """One verdict from the outcomes of all nodes (at least one), whose times are by one clock."""
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
+    bad = [outcome for outcome in ordered if not outcome.good]
+    own = [outcome for outcome in bad if outcome.own]
+    # Where all bad outcomes only echo another node's end, a stop explains them.
+    asked = [outcome for outcome in ordered if outcome.word in ("cancelled", "stopped")]
+    ranking = (
+        own
+        or (asked if bad else [])
+        or bad
+        or sorted(ordered, key=lambda o: ("cancelled", "stopped", "finished").index(o.word))
+    )
+    first = ranking[0]
+    counted = Counter(outcome.word if outcome.good or outcome.own else "peer" for outcome in ordered)
+    return Verdict(
+        word=first.word,
+        first=first,
+        tallies=tuple(Tally(word, counted[word]) for word in CODES if counted[word]),
+        others=tuple(own[1 : OTHERS + 1]),
+        unhealthy=tuple(outcome.node_rank for outcome in own if outcome.word == "unhealthy"),
+    )

@@ -1,0 +1,69 @@
+"""What a user may type after the name of a workload: one frozen dataclass per workload, and its command line.
+
+The launcher calls `parse` before it starts anything, each worker calls it again. Nothing heavier than click is imported
+here; PyYAML only where --config names a file. A workload's class is loaded when it is asked for: each takes milliseconds to
+make, which a start pays for the one workload that it starts.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from slipway.options.command import parse
+from slipway.options.common import Common, ConfigurationError, Options
+
+if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
+    from slipway.options.allreduce import AllreduceOptions
+    from slipway.options.finetune import FinetuneOptions
+    from slipway.options.gpt import GptOptions
+    from slipway.options.linear import LinearOptions
+    from slipway.options.pipeline import PipelineOptions
+    from slipway.options.vision import VisionOptions
+
+NAMES = {
+    name: f"{name.capitalize()}Options" for name in ("finetune", "gpt", "pipeline", "vision", "linear", "allreduce")
+}
+
+
+class Workloads(Mapping[str, type[Options]]):
+    """The class of each workload, by the workload's name."""
+
+    def __getitem__(self, workload: str) -> type[Options]:
+        """Load it from the module of the workload's name. Raises KeyError."""
+        name = NAMES[workload]
+        kind: type[Options] = getattr(import_module(f"{__name__}.{workload}"), name)
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(NAMES)
+
+
+WORKLOADS = Workloads()
+
+
+def __getattr__(name: str) -> Any:
+    """Load the class of a workload by its own name. Raises AttributeError."""
+    for workload, kind in NAMES.items():
+        if kind == name:
+            return WORKLOADS[workload]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "WORKLOADS",
+    "AllreduceOptions",
+    "Common",
+    "ConfigurationError",
+    "FinetuneOptions",
+    "GptOptions",
+    "LinearOptions",
+    "Options",
+    "PipelineOptions",
+    "VisionOptions",
+    "parse",
+]

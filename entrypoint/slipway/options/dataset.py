@@ -1,0 +1,105 @@
+"""What `--dataset` and `--tokenizer` may say, and what of it can be checked before anything starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from slipway.options.common import ConfigurationError
+
+STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
+FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"
+MANIFEST = "manifest.json"  # makes a folder one of tokens
+REPO = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+
+
+class Dataset(click.ParamType[str]):
+    """Text to train on: one of FORMS."""
+
+    name = "data"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """As `--help` shows it."""
+        return "stdlib|file:PATH|tokens:DIR|hub:REPO"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The same text. Fails for any other form, with what was probably meant."""
+        scheme, _, rest = str(value).partition(":")
+        if value == STDLIB or (scheme in (FILE, TOKENS, HUB) and rest):
+            return str(value)
+        raise click.BadParameter(f"{value!r} is no data set: type {FORMS}.{meant_dataset(str(value))}", ctx, param)
+
+
+def meant_dataset(value: str) -> str:
+    """What a wrong `--dataset` probably meant, as a sentence; empty where nothing comes near."""
+    scheme, colon, rest = value.partition(":")
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(scheme, [STDLIB, FILE, TOKENS, HUB], n=1)
+    if near and colon and near[0] != STDLIB:
+        return f" Did you mean {near[0]}:{rest or '…'}?"
+    if Path(value).exists():
+        return f" Did you mean {TOKENS if (Path(value) / MANIFEST).exists() else FILE}:{value}?"
+    if near:
+        return f" Did you mean {near[0]}{'' if near[0] == STDLIB else ':…'}?"
+    return f" Did you mean {HUB}:{value}?" if "/" in value and REPO.fullmatch(value) else ""
+
+
+class HubData(NamedTuple):
+    """A data set on the Hub: its repo (`owner/name` or `owner/name@revision`), and a folder in it, or none."""
+
+    repo: str
+    folder: str
+
+
+def read_hub(source: str) -> HubData:
+    """Take `OWNER/NAME[/FOLDER][@REVISION]` apart. Raises ConfigurationError where it is none."""
+    path, mark, revision = source.partition("@")
+    parts = path.strip("/").split("/")
+    if not all(parts) or (mark and not revision):
+        raise ConfigurationError(f"--dataset {HUB}:{source} names no repo; type {HUB}:OWNER/NAME[/FOLDER][@REVISION].")
+    return HubData("/".join(parts[:2]) + mark + revision, "/".join(parts[2:]))
+
+
+def check_dataset(dataset: str) -> None:
+    """Raise ConfigurationError where a path is not there, or is no folder of tokens."""
+    scheme, _, rest = dataset.partition(":")
+    if scheme == HUB:
+        read_hub(rest)
+    if scheme in (FILE, TOKENS) and not Path(rest).exists():
+        raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest(rest)}")
+    if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():
+        again = Path(rest) / ".preparation"
+        raise ConfigurationError(
+            f"--dataset {dataset}: {rest} is not finished; go on with the same `slipway data prepare` command."
+            if again.exists()
+            else f"--dataset {dataset}: {rest} holds no {MANIFEST}. Make a folder of tokens by "
+            f"`slipway data prepare INPUT --out DIR`, or type {FILE}:{rest} for text."
+        )
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise ConfigurationError for a path that is not there; what could be a repo of the Hub is asked for later."""
+    if not Path(name).exists() and (not REPO.fullmatch(name) or name.endswith(".json") or name.startswith(".")):
+        raise ConfigurationError(
+            f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest(name)} Type bytes, the path of a "
+            "tokenizer.json or of a folder with one, or a repo of the Hub."
+        )
+
+
+def seen_from(path: str) -> str:
+    """Where a relative path was looked for."""
+    return "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+
+
+def nearest(path: str) -> str:
+    """A sentence with the name beside `path` that comes nearest; empty where there is none."""
+    folder = Path(path).parent
+    beside = sorted(other.name for other in folder.iterdir()) if folder.is_dir() else []
+    import difflib  # only where somebody mistyped: it takes milliseconds
+
+    near = difflib.get_close_matches(Path(path).name, beside, n=1)
+    return f" Did you mean {folder / near[0]}?" if near else ""

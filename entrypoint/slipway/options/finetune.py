@@ -1,0 +1,51 @@
+"""Options of `finetune`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+
+from slipway.options.common import COUNT, ConfigurationError, option
+from slipway.options.dataset import REPO, nearest, seen_from
+from slipway.options.gpt import TextOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(TextOptions):
+    """Train a pretrained GPT-2 checkpoint on, and compare its perplexity before and after."""
+
+    workload: ClassVar[str] = "finetune"
+    example: ClassVar[str] = "--steps 50 --export my-model"
+    # Rate and clipping as transformers' Trainer has them. A tiny checkpoint made on the fly learns with `TINY_LR`.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": {
+            "steps": 200, "batch_size": 16, "lr": 5e-5, "warmup": 20, "schedule": "linear", "clip": 1.0,
+            "weight_decay": 0.01, "save_every": 100, "eval_every": 100, "eval_samples": 256,
+        }
+    }  # fmt: skip
+
+    model: str | None = option(
+        None, click.STRING, "A folder or a Hub repo (REPO or REPO@REVISION) with a GPT-2; without, a tiny one is made."
+    )
+    context: int | None = option(None, COUNT, "Tokens in a sample; by default as many as the model sees at once.")
+    train_blocks: int | None = option(
+        None, COUNT, "Train the last so many blocks and what follows them; embeddings and earlier blocks are frozen."
+    )
+
+    def check(self) -> None:
+        """Raise click.UsageError where values contradict each other, ConfigurationError for what is not there."""
+        super().check()
+        if self.model is None or Path(self.model).is_dir():
+            return
+        if Path(self.model).exists() or self.model.startswith(".") or not REPO.fullmatch(self.model):
+            raise ConfigurationError(
+                f"--model {self.model} is no folder{seen_from(self.model)}.{nearest(self.model)} Type the path of a folder "
+                "with config.json and safetensors, or a repo of the Hub: OWNER/NAME or OWNER/NAME@REVISION."
+            )
+
+
+TINY_LR = 3e-3

@@ -1,0 +1,1 @@
+"""The one training loop: from a task to trained weights."""

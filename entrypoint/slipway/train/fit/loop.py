@@ -1,0 +1,254 @@
+"""`fit`: the only training loop. A workload describes its task, this trains it on any number of processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from slipway.train.fit.charts import Charts
+from slipway.train.worker.context import Context
+from slipway.protocol.durable import replace_file
+from slipway.train.fit.evaluation import judge
+from slipway.train.models.flops import utilisation
+from slipway.train.fit.metrics import METRICS, MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
+from slipway.train.fit.nonfinite import NonFiniteError
+from slipway.options import Common
+from slipway.train.fit.saving import resume, save, wait_for_writers
+from slipway.train.fit.step import take_step
+from slipway.train.fit.task import Task
+from slipway.train.fit.training import Training, prepare
+
+MOMENT = 0.5  # seconds; whoever waits longer for data says so
+
+
+@dataclass(frozen=True)
+class Result:
+    """How training ended: `finished`, `stopped` or `cancelled`, at which step, the last evaluation and sample."""
+
+    outcome: str
+    step: int
+    evaluation: Mapping[str, float]
+    sample: str = ""
+
+
+def fit(task: Task, options: Common, context: Context) -> Result:
+    """Train `task` until its last step or until the stop flag, save, evaluate, and note the outcome in `context`.
+
+    Raises ConfigurationError for a batch that cannot be divided, NoProgressError for too many steps that are not finite,
+    SnapshotError and OSError where a snapshot cannot be read or written.
+    """
+    training = prepare(task, options, context)
+    try:
+        resumed = resume(training, context.place.resume)
+        if resumed and training.step >= training.total and is_evaluated(training):
+            wait_for_writers(training)
+            context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
+            context.conclude("finished", f"was already finished at step {training.step}")
+            return Result("finished", training.step, {})
+        outcome = train_through(training)
+        context.beat("finish")
+        conclude(training, outcome)
+        return Result(outcome, training.step, training.evaluation, training.sample)
+    finally:
+        training.loader.close()
+        if training.writer.wait(0):
+            context.beat("save")
+        training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
+
+
+def train_through(training: Training) -> str:
+    """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
+    try:
+        return run(training, "first-step")
+    except NonFiniteError as error:
+        training.context.warn(f"{error}; going back to the newest snapshot, once")
+        wait_for_writers(training)
+        if not resume(training, "auto"):
+            raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
+    try:
+        return run(training, "train")
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
+
+
+def run(training: Training, phase: str) -> str:
+    """Train from where the training stands, with files and progress that begin there. Returns the outcome.
+
+    `phase` is what the first step is called to the launcher.
+    """
+    context, task = training.context, training.task
+    first, file = context.place.rank == 0, context.place.run_dir / METRICS
+    if first:
+        keep_metrics(file, training.step)
+        write_options(training)
+    charts = Charts(file.with_name("tensorboard"), training.step, context.warn) if first else None
+    metrics = MetricsFile(file if first else None, charts)
+    units = training.batch_size * task.units_per_sample
+    progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
+    training.loader.start(training.position)
+    try:
+        return train(training, metrics, progress, phase)
+    finally:
+        progress.close()
+        metrics.close()
+
+
+def train(training: Training, metrics: MetricsFile, progress: Progress, phase: str) -> str:
+    """Take all steps, with everything that happens between them. Returns the outcome."""
+    options, context = training.options, training.context
+    word, _ = context.agree()  # before the first step, which may compile for minutes
+    if word is None and (training.step or training.task.judged_before) and not is_evaluated(training):
+        word = evaluate(training, metrics, progress)
+    if word is None:
+        context.beat(phase)
+        training.parallel.settle(training.loader.example)
+        context.look(late=not training.loader.ready())
+    while training.step < training.total and word is None:
+        word = next_word(training)
+        if word is not None:
+            break
+        rate = take_step(training, phase)
+        phase = "train"
+        context.beat(phase)
+        mind(training, training.numbers.late())
+        progress.advance()
+        ended_epoch = training.position % training.task.samples < training.batch_size
+        last = training.step == training.total
+        if last or ended_epoch or training.step % options.log_every == 0:
+            report(training, rate, metrics, progress, ended_epoch)
+        if last or (options.save_every and training.step % options.save_every == 0):
+            mind(training, int(training.numbers.in_row))
+            save(training, live=last)
+            progress.restart(training.step)
+        if is_due(training):
+            word = evaluate(training, metrics, progress)
+            progress.restart(training.step)
+    save(training, live=True)
+    wait_for_writers(training)
+    return word or "finished"
+
+
+def next_word(training: Training) -> str | None:
+    """What the ranks agreed on while the step before was taken; without a word, once all have the next step's data.
+
+    Raises OSError where a snapshot could not be written meanwhile.
+    """
+    training.writer.check()
+    word, late = training.context.agreed()
+    while late and word is None:
+        mine = not training.loader.ready(within=MOMENT)
+        if mine:
+            training.context.beat("data")
+        word, late = training.context.agree(late=mine)
+    return word
+
+
+def mind(training: Training, left_out: int) -> None:
+    """Raise NonFiniteError, on all ranks, where more steps in a row were left out than the user allows."""
+    if left_out > training.options.nonfinite_budget:
+        steps = "1 step" if left_out == 1 else f"{left_out} steps in a row"
+        raise NonFiniteError(f"loss or gradient were not finite in {steps}, up to step {training.step}")
+
+
+def report(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
+    """Show this process's own mean loss since the last report, and write down the mean of all processes."""
+    task, numbers, context = training.task, training.numbers, training.context
+    skipped = int(numbers.skipped)
+    taken = max(1, training.step - training.reported - skipped)
+    own = float(numbers.losses) / taken if skipped < training.step - training.reported else math.nan
+    loss = float(context.sum(numbers.losses.clone())) / taken / context.place.world_size
+    training.reported = training.step
+    numbers.restart()
+    epochs = training.position / task.samples
+    text = f"loss {own:.4f}  lr {rate:.3g}"
+    if ended_epoch:
+        text = f"epoch {int(epochs)} done  {text}"
+    if skipped:
+        text += f"  {skipped} step{'s' if skipped > 1 else ''} left out: not finite"
+    speed = progress.speed(training.step)
+    values = {"epoch": round(epochs, 4), "lr": rate, f"{task.unit}_per_second": round(speed, 1)}
+    if share := utilisation(task.flops_per_unit * speed / context.place.world_size, context.device):
+        text += f"  {share:.1%} MFU"
+        values["mfu"] = round(share, 4)
+    values["memory_peak_gib"] = round(peak_memory(context.device), 3)
+    progress.report(training.step, f"{text}  {values['memory_peak_gib']:.1f} GiB")
+    if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
+        values["grad_norm"] = norm
+    values |= {"skipped": skipped} if skipped else {}
+    values |= {} if math.isnan(own) else {"loss": loss}
+    metrics.write(training.step, **values)
+
+
+def is_due(training: Training) -> bool:
+    """Whether the model is judged at this step."""
+    every = training.options.eval_every
+    if training.step == 0:
+        return training.task.judged_before
+    return training.step >= training.total or bool(every and training.step % every == 0)
+
+
+def is_evaluated(training: Training) -> bool:
+    """Whether nothing is left to judge at this step: a stop may have come between its snapshot and its evaluation."""
+    context, step = training.context, training.step
+    file = context.place.run_dir / METRICS
+    done = not is_due(training) or (context.place.rank == 0 and read_evaluation(file, step).get("step") == step)
+    return bool(context.share(torch.tensor([done])))
+
+
+def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
+    """Judge the model on the validation samples, shared out over the processes. Returns the word where a stop came."""
+    task, context, place = training.task, training.context, training.context.place
+    word: str | None = None
+
+    def turn() -> bool:
+        nonlocal word
+        word, _ = context.agreed()
+        if word is None:
+            context.beat("evaluate")
+            context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
+        return word is None
+
+    parallel, precision = training.parallel, training.precision
+    parallel.align()
+    results = judge(task.validation, parallel.judged, precision, context.device, parallel.share, context.sum, turn)
+    if results is None:
+        return word
+    training.evaluation = results
+    metrics.write(training.step, **training.evaluation)
+    if place.rank == 0:
+        progress.say(f"step {training.step}/{training.total}  {headline(results)}")
+        if not math.isfinite(results["val_loss"]):
+            context.warn(f"the validation loss is not finite at step {training.step}; {NonFiniteError.advice}")
+    if task.sample and parallel.share[0] == 0:
+        training.sample = task.sample()
+        metrics.write_text(training.step, "sample", training.sample)
+    if place.rank == 0:
+        for name, picture in (task.pictures() if task.pictures else {}).items():
+            metrics.write_picture(training.step, name, picture)
+    return None
+
+
+def headline(evaluation: Mapping[str, float]) -> str:
+    """Results in a line; without those of parts, which are called `part/name`."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
+
+
+def write_options(training: Training) -> None:
+    """Write the options, as they were resolved, to `options.json`."""
+    values = training.options.values() | {"batch_size": training.batch_size}
+    values = {"workload": training.task.name, **values, "sources": dict(training.options.sources)}
+    replace_file(training.context.place.run_dir / "options.json", json.dumps(values, indent=1))
+
+
+def conclude(training: Training, outcome: str) -> None:
+    """Note the outcome, once every rank is here."""
+    context = training.context
+    context.wait_for_all()
+    if outcome == "finished":
+        context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
+    else:
+        context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

@@ -1,0 +1,153 @@
+"""What a run leaves for machines (`metrics.jsonl`) and what it shows people (lines or a progress bar)."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from tqdm import tqdm
+
+from slipway.train.fit.charts import Charts
+from slipway.protocol.durable import replace_file
+
+METRICS = "metrics.jsonl"  # in the run directory
+
+
+def keep_metrics(path: Path, step: int) -> None:
+    """Drop from a metrics file what lies after `step`, where training goes on: those steps will be taken again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a crash while it was written
+    replace_file(path, "".join(f"{line}\n" for line in kept))
+
+
+def read_evaluation(path: Path, step: int) -> dict[str, float]:
+    """The newest results in a metrics file up to `step`, with the `step` they belong to; empty without any."""
+    newest: dict[str, float] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue  # torn by a crash while it was written
+        if "val_loss" in values and newest.get("step", 0) <= values["step"] <= step:
+            newest = {name: value for name, value in values.items() if name != "time"}
+    return newest
+
+
+class MetricsFile:
+    """JSON lines, each with `time` (Unix seconds) and `step`, and the same in `charts`; nothing where they are None."""
+
+    def __init__(self, path: Path | None, charts: Charts | None) -> None:
+        """Append to `path`. Raises OSError."""
+        self._file: TextIO | None = path.open("a", buffering=1) if path else None
+        self._charts = charts
+
+    def write(self, step: int, **values: float) -> None:
+        """Add a line. Raises OSError."""
+        if self._file:
+            self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
+        if self._charts:
+            self._charts.write(step, values)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Add a text to the charts; it is no metric."""
+        if self._charts:
+            self._charts.write_text(step, name, text)
+
+    def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
+        """Add a picture, uint8 of shape (3, height, width), to the charts."""
+        if self._charts:
+            self._charts.write_picture(step, name, picture)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._file:
+            self._file.close()
+        if self._charts:
+            self._charts.close()
+
+
+class Progress:
+    """Lines with loss, throughput and time left; on a terminal a bar as well."""
+
+    def __init__(self, total: int, step: int, speaks: bool, bar: bool, unit: str, units_per_step: int) -> None:
+        """Begin at `step` of `total`, each worth `units_per_step` of `unit` (as in `tokens`)."""
+        self._total = total
+        self._speaks = speaks
+        self._unit = unit
+        self._units_per_step = units_per_step
+        self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True) if bar else None
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Measure throughput from here on: what just happened was not training."""
+        self._since = (step, time.perf_counter())
+
+    def advance(self) -> None:
+        """Move the bar by a step."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def speed(self, step: int) -> float:
+        """Units per second since the last report or restart."""
+        return self._rate(step) * self._units_per_step
+
+    def _rate(self, step: int) -> float:
+        return (step - self._since[0]) / max(time.perf_counter() - self._since[1], 1e-9)
+
+    def report(self, step: int, text: str) -> None:
+        """Print where training stands."""
+        rate = self._rate(step)
+        left = clock((self._total - step) / rate) if rate else "?"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{text}, {short(rate * self._units_per_step)} {self._unit}/s")
+        else:
+            self.say(
+                f"step {step}/{self._total}  {text}  {short(rate * self._units_per_step)} {self._unit}/s  {left} left"
+            )
+        self.restart(step)
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        elif self._speaks:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory that this process has had so far, in GiB: of its GPU, or where it has none of the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
+
+
+def clock(seconds: float) -> str:
+    """A duration as people write it: 0:42, 1:07:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(number: float) -> str:
+    """A number with three digits and a unit prefix: 950, 55.3k, 1.21M."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{prefix}"
+    return f"{number:.3g}"

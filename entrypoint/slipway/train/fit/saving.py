@@ -1,0 +1,116 @@
+"""From a training to a snapshot and back, on all ranks together."""
+
+from __future__ import annotations
+
+import torch
+
+from slipway.train.fit.nonfinite import NonFiniteError, are_finite
+from slipway.options import ConfigurationError
+from slipway.train.worker.outcome import PeerError
+from slipway.train.snapshots.resume import POLL, share_snapshot
+from slipway.train.snapshots.snapshot import Snapshot, snapshot_name
+from slipway.train.snapshots.state import load_model, load_optimizer_state, random_states, set_random_states
+from slipway.train.fit.training import Training
+
+
+def save(training: Training, live: bool = False) -> None:
+    """Begin to write a snapshot of this step, on the ranks that keep one.
+
+    `live`: nothing changes before `wait_for_writers`, so it needs no copy. Raises NonFiniteError, on all ranks, where
+    it would hold something that is not finite, and what `wait_for_writers` raises about the one before.
+    """
+    if training.saved == training.step:
+        return
+    wait_for_writers(training)
+    context = training.context
+    training.parallel.align()
+    states = (value for entries in training.task.optimizer.state.values() for value in entries.values())
+    numbers = (*training.task.model.state_dict().values(), *states)
+    floating = [number for number in numbers if isinstance(number, torch.Tensor) and number.is_floating_point()]
+    if any(context.total(not are_finite(floating))):
+        raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
+    tensors, values = training.parallel.collect()
+    own = {**random_states(context.device), "numbers": training.numbers.state()}
+    ranks = {f"{rank}.{name}": part for name, state in own.items() for rank, part in enumerate(context.gather(state))}
+    if context.place.keeps_snapshots and training.held != training.step:
+        state = {
+            "workload": training.task.name,
+            "model": dict(training.task.description),
+            "data": training.task.data,
+            "position": training.position,
+            "reported": training.reported,
+            "world_size": context.place.world_size,
+            "stages": stages(training),
+            "optimizer": values,
+            "scaler": training.scaler.state_dict(),
+        }
+        snapshot = Snapshot(training.step, state, {**tensors, "ranks": ranks})
+        training.writer.start(snapshot, copy=not live)
+    training.saved = training.step
+
+
+def wait_for_writers(training: Training) -> None:
+    """Return on all ranks once the snapshot under way is there. Raises OSError, or PeerError where it failed elsewhere.
+
+    No rank waits in one long exchange, however long the disks take.
+    """
+    context, writer = training.context, training.writer
+    seen = -1
+    while True:
+        busy, failed, written = context.total(writer.wait(POLL), writer.failed, writer.written)
+        if failed:
+            writer.check()
+            raise PeerError("another rank could not write its snapshot")
+        if written > seen:  # only then does anything move
+            context.beat("save")
+            seen = written
+        if not busy:
+            break
+    if training.saved >= 0:
+        context.progress(training.step, snapshot_name(training.saved))
+
+
+def resume(training: Training, wanted: str) -> bool:
+    """Go on from the snapshot that `wanted` means: none, auto or a path. Returns whether there was one."""
+    context, options = training.context, training.options
+    snapshot, held = share_snapshot(context, wanted, training.parallel.wants)
+    if snapshot is None:
+        return False
+    state = snapshot.state
+    if state.get("workload") != training.task.name:
+        origin = f"of the workload {state['workload']}" if "workload" in state else "of a script with a loop of its own"
+        raise ConfigurationError(f"The snapshot to resume from is {origin}, and this is {training.task.name}.")
+    load_model(training.task.model, snapshot, training.task.description)
+    if state["data"] != training.task.data:
+        context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
+    load_optimizer_state(
+        training.task.optimizer, training.task.model, snapshot.tensors["optimizer"], state["optimizer"]
+    )
+    if state["scaler"]:  # else it comes from an arithmetic that needs none
+        training.scaler.load_state_dict(state["scaler"])
+    training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
+    load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
+    training.held = snapshot.step if held else -1
+    [without] = context.total(context.place.keeps_snapshots and not held)
+    training.saved = -1 if without else snapshot.step
+    save(training)  # a node without this snapshot gets its copy now, and a run that branches off its beginning
+    return True
+
+
+def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
+    """Take what this rank had; with another world size, split or device, generators begin anew from `seed`."""
+    context, tensors = training.context, snapshot.tensors["ranks"]
+    divided = snapshot.state["world_size"], snapshot.state["stages"]
+    rank, same = context.place.rank, divided == (context.place.world_size, stages(training))
+    numbers = [tensors[f"{number}.numbers"] for number in range(snapshot.state["world_size"])]
+    training.numbers.load(numbers, numbers[rank] if same else None)
+    kinds = {kind: tensors[f"{rank}.{kind}"] for kind in ("cpu", "cuda") if f"{rank}.{kind}" in tensors}
+    if same and context.device.type in kinds:
+        set_random_states(context.device, kinds)
+    else:
+        torch.manual_seed(seed)
+
+
+def stages(training: Training) -> int:
+    """Over how many processes the model is split."""
+    return training.task.split.stages if training.task.split else 1

@@ -1,0 +1,133 @@
+"""A task under way: what it consists of, and how it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from slipway.train.fit.compiler import decide_compile
+from slipway.train.worker.context import Context
+from slipway.train.fit.sampler import Sampler
+from slipway.train.fit.loader import Loader
+from slipway.train.fit.nonfinite import Numbers
+from slipway.options import Common, ConfigurationError
+from slipway.train.parallel.data_parallel import DataParallel, Parallel
+from slipway.train.parallel.pipeline import PipelineParallel
+from slipway.train.fit.precision import Precision, read_precision
+from slipway.train.snapshots.resume import SNAPSHOTS
+from slipway.train.fit.task import Task
+from slipway.train.snapshots.writer import Writer
+
+
+@dataclass
+class Training:
+    """A task under way."""
+
+    task: Task
+    options: Common
+    context: Context
+    precision: Precision
+    batch_size: int
+    total: int  # steps
+    parallel: Parallel  # how the processes share the work
+    scaler: torch.amp.grad_scaler.GradScaler
+    loader: Loader
+    writer: Writer
+    numbers: Numbers
+    gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
+    parameters: Mapping[str, nn.Parameter]  # of the task's model
+    buffers: Sequence[torch.Tensor]
+    step: int = 0
+    position: int = 0  # in the sampler's stream, in samples
+    reported: int = 0  # the step of the last report
+    saved: int = -1  # the step of the last snapshot, the same on all ranks
+    held: int = -1  # the step of a valid snapshot that this rank's run directory held already
+    evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sample: str = ""
+
+
+def prepare(task: Task, options: Common, context: Context) -> Training:
+    """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
+    agree_on_data(task, context)
+    batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
+    precision = read_precision(options.precision, context.device)
+    scaler = precision.scaler()
+    compiled = decide_compile(options.compile, context.device.type, os.environ)
+    model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
+    kind = PipelineParallel if task.split else DataParallel
+    parallel: Parallel = kind(task, model, options, context, precision, scaler)
+    allow_left_out_steps(task.optimizer)
+    total = options.steps or math.ceil((options.epochs or 1) * task.samples / batch_size)
+    context.steps = total
+    context.say(
+        f"{task.name}: {parallel.parameters:,} parameters{parallel.described}, {task.samples:,} samples, {total:,} steps "
+        f"of {batch_size} samples ({batch_size // parallel.share[1]} per {'pipeline' if task.split else 'process'}), "
+        f"{precision.name} on {context.device.type}"
+    )
+    # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
+    torch.manual_seed(options.seed + 1 + context.place.rank)
+    loader = Loader(
+        task.batch, Sampler(task.samples, options.seed), batch_size, options.accumulate,
+        parallel.share, torch.device("cpu") if task.on_host else context.device, options.workers,
+    )  # fmt: skip
+    return Training(
+        task=task, options=options, context=context, precision=precision, batch_size=batch_size, total=total,
+        parallel=parallel, scaler=scaler, loader=loader,
+        writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep), numbers=Numbers(context.device),
+        gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
+        buffers=list(task.model.buffers()),
+    )  # fmt: skip
+
+
+def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Make sure that the optimizer can leave out a step as the device decides. Raises TypeError where it cannot."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise TypeError(f"{type(optimizer).__name__} needs fused=True, so that it can leave out a step.")
+    if isinstance(optimizer, torch.optim.SGD):
+        # torch 2.10 leaves the momentum of a first step that is left out uninitialised; zeros mean the same as none.
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def agree_on_data(task: Task, context: Context) -> None:
+    """Raise ConfigurationError, on all ranks, where they do not train on the same data."""
+    first = context.share_text(task.data)
+    different = [rank for rank, [odd] in enumerate(context.gather(torch.tensor([task.data != first]))) if odd]
+    if different:
+        raise ConfigurationError(
+            f"Rank {different[0]} has other data than rank 0, which has: {first}. Give all nodes the same files and the "
+            "same image."
+        )
+
+
+def divide_batch(options: Common, context: Context, readers: int | None = None) -> int:
+    """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError.
+
+    `readers` share it: all processes, or all pipelines of them.
+    """
+    readers = readers or context.place.world_size
+    if options.batch_size_per_process:
+        return options.batch_size_per_process * readers
+    parts = readers * options.accumulate
+    if not options.batch_size:
+        raise ConfigurationError("Type --batch-size or --batch-size-per-process.")
+    if options.batch_size % parts == 0:
+        return options.batch_size
+    above = math.ceil(options.batch_size / parts) * parts
+    if "batch_size" not in options.given:
+        context.say(f"batch size {above} instead of {options.batch_size}, to divide it among {parts} parts")
+        return above
+    below = above - parts
+    raise ConfigurationError(
+        f"--batch-size {options.batch_size} counts all processes, and {readers} "
+        f"{'processes' if readers == context.place.world_size else 'pipelines'} × "
+        f"--accumulate {options.accumulate} do not divide it. Type --batch-size "
+        f"{f'{below} or {above}' if below else above}."
+    )

@@ -1,0 +1,1 @@
+"""Models and data from the Hub, and what went wrong with it."""

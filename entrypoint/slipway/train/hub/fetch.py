@@ -1,0 +1,136 @@
+"""Models and data sets from the Hub, at one commit, in its library's own cache.
+
+slipway data fetch openai-community/gpt2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.train.hub.causes import HubError, explain, missing_offline, nothing_matches
+from slipway.train.hub.files import ByteProgress, Listed, download, verify
+from slipway.options import ConfigurationError
+
+if TYPE_CHECKING:
+    from slipway.train.worker.context import Context
+
+PATIENCE = 20.0  # seconds for the Hub's first answer
+
+
+def read_source(source: str, revision: str | None = None) -> tuple[str, str | None]:
+    """`owner/name@revision` in two; `revision` is meant where there is none. Raises ConfigurationError for both."""
+    repo, mark, pinned = source.partition("@")
+    if mark and revision and pinned != revision:
+        raise ConfigurationError(f"{source} names one revision, and --revision {revision} another; type one of them.")
+    return repo, pinned or revision
+
+
+def fetch(
+    repo: str,
+    *,
+    revision: str | None = None,
+    kind: str = "model",
+    include: Sequence[str] = (),
+    tick: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda text: print(text, flush=True),
+) -> Path:
+    """The folder with the files of `repo` (`owner/name` or `owner/name@revision`); its name is the commit.
+
+    `kind` is model or dataset; `include` are globs, none means all files. `tick` is called whenever the download got on.
+    The library's own variables hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT. Where the Hub cannot be reached,
+    files that are in the cache do.
+
+    Raises ConfigurationError for what the user can mend, HubError for what may pass, and OSError for a disk that is
+    full or broken.
+    """
+    from huggingface_hub import constants
+
+    repo, revision = read_source(repo, revision)
+    if constants.is_offline_mode():
+        return find_cached(repo, revision, kind, include) or missing_offline(repo, revision, kind, include)
+    try:
+        commit, files = look_up(repo, revision, kind)
+    except Exception as error:
+        explained = explain(error, repo, revision, kind)
+        cached = find_cached(repo, revision, kind, include) if isinstance(explained, HubError) else None
+        if cached is None:
+            raise explained from error
+        say(f"{explained} Going on with commit {cached.name}, which is in the cache.")
+        return cached
+    wanted = choose(files, include) or nothing_matches(repo, include, files)
+    if commit != revision:
+        say(f"{repo} at {revision or 'its main revision'} is commit {commit}")
+    progress = ByteProgress(repo, sum(file.size for file in wanted.values()), say)
+    try:
+        folder = download(repo, revision, kind, include, tick, progress)
+    except Exception as error:
+        raise explain(error, repo, revision, kind) from error
+    if folder.name != commit:
+        raise HubError(f"{repo} changed from commit {commit} to {folder.name} while it was fetched; try again.")
+    verify(repo, folder, wanted, tick)
+    return folder
+
+
+def fetch_together(context: Context, repo: str, *, kind: str = "model", include: Sequence[str] = ()) -> Path:
+    """`fetch`, by one process of each node while all wait; by every rank. Returns the folder on this rank's node.
+
+    Raises what `fetch` raises, PeerError on the other ranks, and HubError where nodes came by different commits.
+    """
+    from slipway.train.worker.prepared import act_together
+
+    fetched: list[Path] = []
+    act_together(
+        context, f"fetch {repo}", lambda tick: fetched.append(fetch(repo, kind=kind, include=include, tick=tick))
+    )
+    commit = context.share_text(fetched[0].name if fetched else "")
+    folder = find_cached(read_source(repo)[0], commit, kind, include)
+    if folder is None:
+        raise HubError(
+            f"Rank 0 has commit {commit} of {repo}, and this node another. Try again, or type {repo}@{commit}."
+        )
+    return folder
+
+
+def look_up(repo: str, revision: str | None, kind: str) -> tuple[str, dict[str, Listed]]:
+    """The commit that `revision` means now, and its files by name. Raises what the library raises."""
+    from huggingface_hub import HfApi
+
+    ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
+    info = ask(repo, revision=revision, files_metadata=True, timeout=PATIENCE)
+    files = {
+        file.rfilename: Listed(file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
+        for file in info.siblings or []
+    }
+    if not info.sha:
+        raise HubError(f"The Hub names no commit of {repo}.")
+    return info.sha, files
+
+
+def choose(files: Mapping[str, Listed], include: Sequence[str]) -> dict[str, Listed]:
+    """The files whose names match one of the globs `include`, as the library reads them; all where there are none."""
+    globs = [f"{glob}*" if glob.endswith("/") else glob for glob in include or ["*"]]
+    return {name: file for name, file in files.items() if any(fnmatchcase(name, glob) for glob in globs)}
+
+
+def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[str]) -> Path | None:
+    """The folder of files fetched before, None where any are missing, as far as the cache knows.
+
+    Raises ConfigurationError for what is no name of a repo.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                repo, revision=revision, repo_type=kind, allow_patterns=list(include) or None, local_files_only=True
+            )
+        )
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise explain(error, repo, revision, kind) from None
+    return folder if any(folder.iterdir()) else None

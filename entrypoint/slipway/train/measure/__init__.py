@@ -1,0 +1,1 @@
+"""What is measured of the hardware and the network, and how it is drawn."""

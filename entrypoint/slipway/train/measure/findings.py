@@ -1,0 +1,70 @@
+"""What `allreduce` found: allreduce.json and allreduce.svg in the run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
+from slipway.train.worker.context import Context
+from slipway.protocol.durable import replace_file
+from slipway.train.measure.straggler import Laggard
+from slipway.options import AllreduceOptions
+from slipway.train.measure.plots import Axis, Curve, draw, standalone
+
+
+@dataclass
+class Findings:
+    """What was found so far; the same on all ranks but for `own`, the seconds that this one worked by itself."""
+
+    rows: list[Measurement] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    own: float = 0.0
+    laggard: Laggard | None = None
+    laggards_host: str = ""
+    complete: bool = False
+
+
+def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> dict[str, Any]:
+    """The content of allreduce.json."""
+    place, cuda = context.place, context.device.type == "cuda"
+    laggard = findings.laggard
+    return {
+        "complete": findings.complete,
+        "processes": place.world_size,
+        "backend": place.backend,
+        "device": torch.cuda.get_device_name(context.device) if cuda else "cpu",
+        "torch": torch.__version__,
+        "dtype": options.dtype,
+        "iterations": options.iterations,
+        "warmup_iterations": options.warmup_iterations,
+        "results": [row.values() for row in findings.rows],
+        "skipped": findings.skipped,
+        "slowest": {
+            **asdict(laggard), "host": findings.laggards_host, "certain": laggard.certain, "text": laggard.text,
+        } if laggard else None,
+    }  # fmt: skip
+
+
+def picture(rows: list[Measurement]) -> str:
+    """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
+    names = list(dict.fromkeys(row.collective for row in rows))
+    curves = [
+        Curve(name, tuple((row.size, row.bus) for row in rows if row.collective == name), number)
+        for number, name in enumerate(names)
+    ]
+    axes = Axis("message", size_text, base=2), Axis("", rate_text)
+    return standalone(draw("Bus bandwidth", curves, *axes, legend=True))
+
+
+def write(options: AllreduceOptions, context: Context, findings: Findings) -> None:
+    """Leave what was found in the run directory: for machines, for people, and with which options."""
+    folder = context.place.run_dir
+    asked = {"workload": options.workload, **options.values(), "sources": dict(options.sources)}
+    replace_file(folder / "options.json", json.dumps(asked, indent=1))
+    replace_file(folder / "allreduce.json", json.dumps(as_json(options, context, findings), indent=1))
+    if findings.rows:
+        replace_file(folder / "allreduce.svg", picture(findings.rows))

@@ -1,0 +1,176 @@
+"""Pipelines of processes: each has a stage of the model, and batches go through in parts.
+
+https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from slipway.train.worker.context import Context
+from slipway.options import Common
+from slipway.train.parallel.data_parallel import Shards
+from slipway.train.fit.precision import Precision
+from slipway.train.parallel.split import Split
+from slipway.train.parallel.stage_files import collect_shards
+from slipway.train.snapshots.state import optimizer_state
+from slipway.train.fit.task import Batch, Task
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Relay(nn.Module):
+    """All stages of a pipeline as one model, forward only."""
+
+    def __init__(self, stage: nn.Module, split: Split) -> None:
+        """`stage` is this process's own."""
+        super().__init__()
+        self.stage = stage
+        self.split = split
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The model's output on the last stage, None on the others; by all stages, with the same inputs."""
+        split, given = self.split, inputs
+        if not split.first:
+            given = torch.empty(*inputs.shape, split.width, device=inputs.device)
+            if len(inputs):
+                dist.recv(given, split.rank(split.stage - 1), group=split.own)
+        output: torch.Tensor = self.stage(given)
+        if split.last:
+            return output
+        if len(inputs):
+            dist.send(output.contiguous(), split.rank(split.stage + 1), group=split.own)
+        return None
+
+
+class PipelineParallel:
+    """Every process has one stage; gradients are averaged over the processes that have the same one.
+
+    A batch is (inputs, targets). Stages take what comes in, the last also `targets`, for which it returns their mean loss.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, options: Common, context: Context, precision: Precision, scaler: Any
+    ) -> None:
+        """`model` is the task's stage, compiled if asked for."""
+        assert task.split is not None
+        self._split = split = task.split
+        self._task, self._model, self._options, self._context = task, model, options, context
+        self._precision, self._scaler = precision, scaler
+        self._schedule: PipelineScheduleSingle | None = None
+        self._weigh: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
+        self._mean = torch.zeros((), device=context.device)
+        self._names = frozenset(task.model.state_dict())
+        own = [part.numel() for name, part in task.model.named_parameters() if not split.duplicates(name)]
+        self.parameters = context.total(sum(own))[0] // split.pipelines
+        repeated = f" × {split.pipelines} pipelines" if split.pipelines > 1 else ""
+        self.described = f" in {split.stages} stages ({split.schedule}){repeated}"
+        self.share = split.pipeline, split.pipelines
+        self.judged: nn.Module = Relay(model, split)
+        self._begin_alike()
+
+    def backward(self, parts: Iterable[Batch], weigh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """See Parallel. Only the last stage knows the loss, until `agree`."""
+        batches = list(parts)
+        inputs, targets = (torch.cat([batch[number] for batch in batches]) for number in (0, 1))
+        if self._schedule is None:
+            self._schedule = self._make_schedule(batches[0][0])
+        self._weigh = weigh
+        self._mean = torch.zeros((), device=self._context.device)
+        with self._precision.autocast():
+            if self._split.last:
+                self._schedule.step(target=targets, targets=targets, return_outputs=False)
+            else:
+                self._schedule.step(*((inputs,) if self._split.first else ()), return_outputs=False)
+        self._average()
+        return self._mean
+
+    def agree(self, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Parallel. Added up in the order of the stages, so that all pipelines get the same bits."""
+        own = [gradient for name, gradient in gradients.items() if not self._split.duplicates(name)]
+        mine = torch.stack([loss.double(), nn.utils.get_total_norm(own).double() ** 2])
+        all_stages = [torch.empty_like(mine) for _ in range(self._split.stages)]
+        dist.all_gather(all_stages, mine, group=self._split.own)
+        loss, squared = torch.stack(all_stages).sum(0)
+        return loss.float(), squared.sqrt().float()
+
+    def settle(self, example: Callable[[], Batch]) -> None:
+        """See Parallel; here is nothing of that kind."""
+
+    def align(self) -> None:
+        """See Parallel; each stage for itself."""
+        if self._split.peers is not None:
+            for buffer in self._task.model.buffers():
+                dist.broadcast(buffer, self._split.stage, group=self._split.peers)
+
+    def collect(self) -> tuple[Shards, dict[str, Any]]:
+        """See Parallel; what two stages have is stored once."""
+        twice, model = self._split.duplicates, self._task.model
+        states, values = optimizer_state(self._task.optimizer, model)
+        weights = {name: tensor for name, tensor in model.state_dict().items() if not twice(name)}
+        states = {name: tensor for name, tensor in states.items() if not twice(name.rpartition(".")[0])}
+        return collect_shards({"model": weights, "optimizer": states}, values, self._split, self._context)
+
+    def wants(self, stem: str, name: str) -> bool:
+        """See Parallel."""
+        return stem == "ranks" or name in self._names or name.rpartition(".")[0] in self._names
+
+    def _begin_alike(self) -> None:
+        """Give all pipelines the first one's weights, and both ends the same tied ones."""
+        split = self._split
+        with torch.no_grad():
+            for name, parameter in self._task.model.named_parameters():
+                if split.peers is not None:
+                    dist.broadcast(parameter, split.stage, group=split.peers)
+                if split.ends is not None and name in split.tied:
+                    dist.broadcast(parameter, split.rank(0), group=split.ends)
+        self.align()
+
+    def _make_schedule(self, inputs: torch.Tensor) -> PipelineScheduleSingle:
+        """The schedule for parts like `inputs`. Shapes are told, or the stages would pickle them to each other."""
+        # Loaded here, for torch._dynamo comes with it. Every optimizer loads that as well, so a training gains nothing; but
+        # `slipway sample` and `slipway export` import this module and have none.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        split = self._split
+        schedules: Mapping[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+        between = torch.empty(*inputs.shape, split.width, device="meta")
+        stage = PipelineStage(
+            self._model, split.stage, split.stages, self._context.device,
+            input_args=torch.empty(inputs.shape, dtype=inputs.dtype, device="meta") if split.first else between,
+            output_args=torch.empty((), device="meta") if split.last else between,
+            group=split.own,
+        )  # fmt: skip
+        return schedules[split.schedule](stage, self._options.accumulate, loss_fn=self._weighed, scale_grads=False)
+
+    def _weighed(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        """What the last stage begins a part's backward with: it has computed the loss already."""
+        loss = self._weigh(loss)
+        self._mean += loss.detach()
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def _average(self) -> None:
+        """Average the gradients over the pipelines, in one exchange, then add up those of tied parameters.
+
+        In this order both ends add the same two numbers, so that they stay equal.
+        """
+        split, parameters = self._split, dict(self._task.model.named_parameters())
+        if split.peers is not None:
+            gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients]).to(WIRE[self._options.comm])
+            dist.all_reduce(flat.div_(split.pipelines), group=split.peers)
+            pieces = torch.split(flat.float(), [gradient.numel() for gradient in gradients])
+            for gradient, piece in zip(gradients, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+        if split.ends is not None:
+            for name in sorted(split.tied):
+                dist.all_reduce(parameters[name].grad, group=split.ends)

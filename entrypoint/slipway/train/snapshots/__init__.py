@@ -1,0 +1,1 @@
+"""Snapshots: written, verified, and gone on from."""

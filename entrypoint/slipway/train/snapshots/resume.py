@@ -1,0 +1,180 @@
+"""Which snapshot to go on from, and how all ranks come by it.
+
+The ranks that keep snapshots look for one, each in what its node sees. The newest valid one of all goes to every rank
+over the process group, so no file system needs to be shared, and a node may come back with an empty disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.train.worker.context import Context
+from slipway.options import ConfigurationError
+from slipway.train.snapshots.snapshot import (
+    NewerFormatError,
+    Snapshot,
+    SnapshotError,
+    list_snapshots,
+    load_newest,
+    load_snapshot,
+    snapshot_step,
+)
+
+SNAPSHOTS = "snapshots"
+POLL = 0.05  # seconds between two looks at the disks
+
+
+class Finding(IntEnum):
+    """What a rank found, as the ranks exchange it."""
+
+    NOTHING = 0
+    SNAPSHOT = 1
+    DAMAGED = 2  # snapshots, but none that can be loaded: fine where another node has one
+    REFUSED = 3  # a reason not to go on, whatever the others have
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one rank found: a snapshot with its path, or the reason why not."""
+
+    finding: Finding = Finding.NOTHING
+    path: Path | None = None
+    snapshot: Snapshot | None = None
+    failure: Exception | None = None
+
+    @property
+    def report(self) -> tuple[int, int]:
+        """What the others must know to choose: the finding and the step."""
+        return int(self.finding), self.snapshot.step if self.snapshot else -1
+
+
+def search(resume: str, own: Path, context: Context) -> Search:
+    """Look for the snapshot that `resume` means, with `own` as the run's snapshots. Each one skipped is named."""
+    latest = next(iter(list_snapshots(own)), None)
+    try:
+        if resume == "none":
+            if latest is None:
+                return Search()
+            raise ConfigurationError(
+                f"{own} already holds {latest.name}. Go on with it by --resume auto, or type another --run-dir."
+            )
+        found = load_newest(own, context.warn) if resume == "auto" else load_named(Path(resume), context)
+    except (ConfigurationError, SnapshotError) as error:
+        return Search(Finding.REFUSED, failure=error)
+    if found is None:
+        if resume == "auto" and latest is not None:
+            nothing = SnapshotError(f"{own} holds no snapshot that can be loaded. Start again with another --run-dir.")
+            return Search(Finding.DAMAGED, failure=nothing)
+        return Search()
+    if latest is not None and snapshot_step(latest) > found[1].step and resume != "auto":
+        later = f"{own} already holds {latest.name}, later than {found[0].name}. Type another --run-dir to branch off."
+        return Search(Finding.REFUSED, failure=ConfigurationError(later))
+    return Search(Finding.SNAPSHOT, *found)
+
+
+def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
+    """The snapshot at `path`, or the newest valid one of the run there; None where there is neither.
+
+    Raises SnapshotError where the snapshot itself was named and is damaged.
+    """
+    if (path / SNAPSHOTS).is_dir():
+        return load_newest(path / SNAPSHOTS, context.warn)
+    return (path, load_snapshot(path)) if path.name.startswith("step-") and path.is_dir() else None
+
+
+def choose(reports: Sequence[tuple[int, int]]) -> int | None:
+    """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
+    for finding in (Finding.REFUSED, Finding.SNAPSHOT, Finding.DAMAGED):
+        ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
+        if ranks:
+            return max(ranks, key=lambda rank: reports[rank][1])
+    return None
+
+
+def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bool]) -> tuple[Snapshot | None, bool]:
+    """The snapshot that `resume` (none, auto or a path) means, and whether this rank's run directory holds it already.
+
+    The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises
+    ConfigurationError and SnapshotError, on all ranks.
+    """
+    place = context.place
+    context.beat("load")
+    own = search_together(resume, context)
+    reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
+    source = choose(reports)
+    if source is None:
+        if resume in ("none", "auto"):
+            return None, False
+        raise ConfigurationError(
+            f"--resume {resume} is neither a snapshot nor a run directory with one that can be loaded."
+        )
+    layout = json.loads(context.share_text(json.dumps(describe_layout(own)), source))
+    if layout["failure"] is not None:
+        kind, message = layout["failure"]
+        raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
+    context.say(f"going on from {layout['path']}")
+    snapshot = own.snapshot if place.rank == source else None
+    snapshot = receive(context, layout, snapshot, source, wants)
+    if resume == "auto":
+        context.progress(snapshot.step, Path(layout["path"]).name)
+    return snapshot, resume == "auto" and own.snapshot is not None and own.snapshot.step == snapshot.step
+
+
+def search_together(resume: str, context: Context) -> Search:
+    """What `search` finds, where this rank keeps snapshots; no rank waits in one long exchange, however long disks take."""
+    place = context.place
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        own = [reader.submit(search, resume, place.run_dir / SNAPSHOTS, context)] if place.keeps_snapshots else []
+        while any(context.total(len(wait(own, POLL).not_done))):
+            continue
+    return own[0].result() if own else Search()
+
+
+def receive(
+    context: Context,
+    layout: Mapping[str, Any],
+    own: Snapshot | None,
+    source: int,
+    wants: Callable[[str, str], bool],
+) -> Snapshot:
+    """What each rank `wants` of the snapshot of rank `source`, where it is `own`; by all ranks."""
+    received: dict[str, dict[str, torch.Tensor]] = {}
+    for stem, described in layout["tensors"].items():
+        received[stem] = {}
+        for name, shape, dtype in described:
+            tensor = own.tensors[stem][name].contiguous() if own else make_empty(shape, dtype)
+            context.share(tensor, source)
+            if wants(stem, name):
+                received[stem][name] = tensor
+            context.beat("load")
+    return Snapshot(layout["step"], layout["state"], received)
+
+
+def describe_layout(own: Search) -> dict[str, Any]:
+    """What the other ranks must know before the tensors come."""
+    if own.failure is not None:
+        wrong = isinstance(own.failure, ConfigurationError | NewerFormatError)
+        return {"failure": ["configuration" if wrong else "snapshot", str(own.failure)]}
+    if own.snapshot is None:
+        return {"failure": None}
+    tensors = {stem: describe(tensors) for stem, tensors in own.snapshot.tensors.items()}
+    described = {"step": own.snapshot.step, "state": own.snapshot.state, "tensors": tensors}
+    return {"failure": None, "path": str(own.path), **described}
+
+
+def describe(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, list[int], str]]:
+    """Name, shape and type of each tensor, as JSON can carry them."""
+    return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
+
+
+def make_empty(shape: list[int], dtype: str) -> torch.Tensor:
+    """A CPU tensor to be filled by another rank."""
+    return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -1,0 +1,210 @@
+"""Snapshots that cannot lie: a folder per snapshot, complete and verified or not there at all.
+
+`snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `ranks.safetensors` (what differs from rank
+to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). Of
+a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one model. A snapshot is
+written under a temporary name, fsynced and renamed. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from slipway.protocol.durable import make_folder, safetensors_chunks, sync_folder, write_file
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TENSORS = ".safetensors"
+PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be used; the message says which file and why."""
+
+
+class NewerFormatError(SnapshotError):
+    """A snapshot that a later version wrote. It is whole, so nothing older is taken instead of it."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything needed to go on after `step`: JSON values in `state`, tensors by file (model, optimizer, ranks)."""
+
+    step: int
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def snapshot_name(step: int) -> str:
+    """The folder's name, which sorts by step."""
+    return f"step-{step:08d}"
+
+
+def list_snapshots(folder: Path) -> list[Path]:
+    """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
+    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    return sorted(found, key=snapshot_step, reverse=True)
+
+
+def snapshot_step(path: Path) -> int:
+    """The step in a snapshot's name."""
+    return int(path.name[5:])
+
+
+def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[int], None] = lambda size: None) -> Path:
+    """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
+
+    Snapshots of later steps are deleted as well: the job went on from an earlier one, so they can only be damaged.
+    `note` is told the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
+    does not give back what was written.
+    """
+    make_folder(folder)
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover)
+    final = folder / snapshot_name(snapshot.step)
+    temporary = folder / f".{final.name}.writing"
+    try:
+        temporary.mkdir()
+        write_files(temporary, snapshot, note)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
+        raise
+    if final.exists():  # damaged, or the job would have gone on from it
+        final.rename(folder / f".{final.name}.replaced")
+    temporary.rename(final)
+    sync_folder(folder)
+    try:
+        verify_snapshot(final)
+    except SnapshotError as error:
+        raise OSError(errno.EIO, f"the disk does not give back what was written: {error}") from error
+    prune(folder, final, keep)
+    return final
+
+
+def prune(folder: Path, newest: Path, keep: int) -> None:
+    """Delete all snapshots but `newest`, which was verified, and the `keep` - 1 before it."""
+    snapshots = list_snapshots(folder)
+    wanted = {newest, *[path for path in snapshots if snapshot_step(path) < snapshot_step(newest)][: keep - 1]}
+    for path in snapshots:
+        if path not in wanted:
+            # A half-deleted snapshot must not look like a damaged one.
+            shutil.rmtree(path.rename(folder / f".{path.name}.deleting"))
+
+
+def write_files(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:
+    """Write all files of a snapshot, the manifest last, and fsync each."""
+    state = json.dumps(snapshot.state, indent=1, sort_keys=True).encode()
+    files = {STATE: write_file(folder / STATE, [state], note)}
+    for stem, tensors in snapshot.tensors.items():
+        name = f"{stem}{TENSORS}"
+        files[name] = write_file(folder / name, safetensors_chunks(tensors), note)
+    manifest = {"format": FORMAT, "step": snapshot.step, "files": files}
+    write_file(folder / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()], note)
+    sync_folder(folder)
+
+
+def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and sha256 of each file of a snapshot. Raises SnapshotError, and NewerFormatError for a later version's."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] > FORMAT:
+            raise NewerFormatError(
+                f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
+                "Go on with the version that wrote it, or type --resume PATH with an older snapshot."
+            )
+        if snapshot_name(manifest["step"]) != path.name:
+            raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest['step']}")
+        files = {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
+    except FileNotFoundError:
+        raise SnapshotError(f"{path / MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{path / MANIFEST} cannot be read ({error!r})") from error
+    if STATE not in files:
+        raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
+    if odd := [name for name in files if name != STATE and not name.endswith(TENSORS)]:
+        raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is no file of a snapshot")
+    return files
+
+
+def verify_snapshot(path: Path) -> None:
+    """Compare every file with the manifest. Raises SnapshotError naming the first wrong one."""
+    for name, (size, sha256) in read_manifest(path).items():
+        verify_file(path / name, size, sha256)
+
+
+def verify_file(path: Path, size: int, sha256: str) -> None:
+    """Raise SnapshotError unless the file has this size and checksum."""
+    with told(path):
+        check(path, path.stat().st_size, size, "bytes")
+        with path.open("rb") as file:
+            check(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
+
+
+def read_file(path: Path, size: int, sha256: str) -> bytes:
+    """The content of a file, which is what was verified. Raises SnapshotError unless it has this size and checksum."""
+    with told(path):
+        check(path, path.stat().st_size, size, "bytes")
+        content = path.read_bytes()
+        check(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
+    return content
+
+
+def check(path: Path, found: object, expected: object, what: str) -> None:
+    """Raise SnapshotError where a file is not as the manifest says."""
+    if found != expected:
+        raise SnapshotError(f"{path} has {found} {what} instead of {expected}")
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn an OSError into a SnapshotError that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SnapshotError(f"{path} is missing") from None
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
+    """Verify and read one snapshot into CPU tensors: all, or those of `stems`. Raises SnapshotError."""
+    manifest = read_manifest(path)
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for name, (size, sha256) in manifest.items():
+        stem = PART.sub("", Path(name).stem)
+        if stems and stem not in stems:
+            verify_file(path / name, size, sha256)
+        elif name != STATE:
+            tensors.setdefault(stem, {}).update(load(read_file(path / name, size, sha256)))
+    state = json.loads(read_file(path / STATE, *manifest[STATE]))
+    return Snapshot(snapshot_step(path), state, tensors)
+
+
+def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()) -> tuple[Path, Snapshot] | None:
+    """The newest snapshot in `folder` that verifies, None without any. Each one skipped is named through `warn`.
+
+    `stems`: as for `load_snapshot`.
+
+    Raises NewerFormatError where a later version wrote the newest.
+    """
+    for path in list_snapshots(folder):
+        try:
+            return path, load_snapshot(path, stems)
+        except NewerFormatError:
+            raise
+        except SnapshotError as error:
+            warn(f"skipping the damaged snapshot {path.name}: {error}")
+    return None

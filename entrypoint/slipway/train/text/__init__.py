@@ -1,0 +1,1 @@
+"""Text as training data, as tokens, and as what a model writes."""

@@ -1,0 +1,162 @@
+"""GPT-2 checkpoints as the Hub has them: a folder with config.json and safetensors, read into our Gpt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from slipway.train.worker.context import Context
+from slipway.protocol.durable import replace_file, safetensors_chunks, write_file
+from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
+from slipway.train.hub.fetch import fetch_together
+from slipway.train.hub.causes import listed
+from slipway.train.models.gpt import Gpt, GptConfig
+from slipway.options import ConfigurationError
+from slipway.train.worker.prepared import agree_here
+from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+INCLUDE = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, "tokenizer_config.json", "vocab.json")
+TINY = GptConfig(layers=2, heads=4, embed=128, context=64, vocab_size=256)
+# What config.json calls the dimensions, and what transformers takes where it is silent (GPT2Config).
+DIMENSIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {
+        "layers": ("n_layer", 12), "heads": ("n_head", 12), "embed": ("n_embd", 768),
+        "context": ("n_positions", 1024), "vocab_size": ("vocab_size", 50257),
+    }
+)  # fmt: skip
+# What our Gpt does; the first value is what transformers takes where config.json is silent.
+REQUIRED: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
+)
+
+
+def find_checkpoint(name: str, context: Context) -> Path:
+    """The folder of the checkpoint that `name` means: a folder, or a repo of the Hub. By every rank.
+
+    Raises ConfigurationError for a folder that some nodes have and others have not, and what fetching raises.
+    """
+    here = agree_here(context, Path(name).is_dir(), f"--model {name}")
+    return Path(name) if here else fetch_together(context, name, include=INCLUDE)
+
+
+def read_config(folder: Path, dropout: float) -> GptConfig:
+    """The dimensions in a checkpoint's config.json. Raises ConfigurationError where it is not one that our Gpt can be."""
+    file = folder / CONFIG
+    try:
+        stored = json.loads(file.read_bytes())
+        sizes = {ours: int(stored.get(name, default)) for ours, (name, default) in DIMENSIONS.items()}
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{folder} holds no {CONFIG}; it is no checkpoint as save_pretrained writes it."
+        ) from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from None
+    if stored.get("model_type") != "gpt2":
+        raise ConfigurationError(f"{file} says model_type {stored.get('model_type')}; finetune reads gpt2.")
+    required = {**REQUIRED, "n_inner": (None, 4 * sizes["embed"])}
+    different = [
+        f"{name} {stored[name]} where it has {allowed[0]}"
+        for name, allowed in required.items()
+        if stored.get(name, allowed[0]) not in allowed
+    ]
+    if sizes["heads"] < 1 or sizes["embed"] % sizes["heads"]:
+        different.append(f"n_head {sizes['heads']}, which does not divide n_embd {sizes['embed']}")
+    if different:
+        raise ConfigurationError(f"{file} is of a model that this GPT-2 is not: {', '.join(different)}.")
+    return GptConfig(**sizes, dropout=dropout)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors under our names, in fp32. Raises ConfigurationError where there are none, or damaged ones."""
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_index(folder / INDEX).values()))
+    elif (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    else:
+        raise ConfigurationError(
+            f"{folder} holds no {WEIGHTS}. Weights in other forms are not read (pickled ones can run code): load them with "
+            "transformers and write them anew by save_pretrained."
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        try:
+            tensors |= load_file(folder / name)
+        except (SafetensorError, FileNotFoundError) as error:
+            raise ConfigurationError(f"{folder / name} cannot be read: {error}") from None
+    output = tensors.get("lm_head.weight")
+    embedding = tensors.get("transformer.wte.weight", tensors.get("wte.weight"))
+    if output is not None and embedding is not None and not torch.equal(output, embedding):
+        raise ConfigurationError(f"{folder} has an output layer of its own; GPT-2 has the token embedding there.")
+    return {name: tensor.float() for name, tensor in from_gpt2(tensors).items()}
+
+
+def read_index(file: Path) -> Mapping[str, str]:
+    """Which tensor lies in which file. Raises ConfigurationError."""
+    try:
+        index: dict[str, Any] = json.loads(file.read_bytes())["weight_map"]
+        return {tensor: str(Path(name).name) for tensor, name in index.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error!r}") from None
+
+
+def load_weights(model: Gpt, folder: Path) -> None:
+    """Copy a checkpoint's weights into `model`. Raises ConfigurationError where they are of another shape."""
+    given, wanted = read_weights(folder), model.state_dict()
+    odd = [f"{name} is missing" for name in wanted if name not in given]
+    odd += [f"there is no {name} in a GPT-2 of that size" for name in given if name not in wanted]
+    odd += [
+        f"{name} is {shape(given[name])} and not {shape(tensor)}"
+        for name, tensor in wanted.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    if odd:
+        raise ConfigurationError(f"The weights in {folder} are not those of its {CONFIG}: {listed(odd)}.")
+    model.load_state_dict(given)
+
+
+def shape(tensor: torch.Tensor) -> str:
+    """A tensor's shape as people write it: 256 × 24."""
+    return " × ".join(map(str, tensor.shape))
+
+
+def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
+    """A checkpoint's own tokenizer; bytes where it has none. Raises ConfigurationError where it does not fit the model."""
+    if (folder / TOKENIZER).is_file():
+        tokenizer = open_tokenizer(str(folder))
+    elif (folder / "vocab.json").is_file():
+        raise ConfigurationError(
+            f"{folder} has a tokenizer in its old form only, without {TOKENIZER}. Write it anew: "
+            f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}")'
+        )
+    else:
+        tokenizer = open_tokenizer(BYTES)
+    if tokenizer.size > config.vocab_size:
+        raise ConfigurationError(
+            f"The tokenizer of {folder} has {tokenizer.size} tokens, and its model {config.vocab_size}."
+        )
+    return tokenizer
+
+
+def make_tiny(folder: Path, seed: int) -> None:
+    """Write a tiny checkpoint with random weights, for bytes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        weights = to_gpt2(Gpt(TINY).state_dict())
+    write_file(folder / WEIGHTS, safetensors_chunks(weights))
+    replace_file(folder / CONFIG, json.dumps(gpt2_config(TINY), indent=2))

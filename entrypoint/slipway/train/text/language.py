@@ -1,0 +1,164 @@
+"""Predicting the next token: samples, loss and judgement of any model that was given a corpus.
+
+A model is called as `model(inputs)` for logits (batch, tokens, vocab_size), as `model(inputs, targets)` for the mean loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipway.train.worker.context import Context
+from slipway.train.text.corpus import Corpus, Tokens
+from slipway.train.models.gpt import GptConfig
+from slipway.options import ConfigurationError
+from slipway.options.gpt import GptOptions
+from slipway.train.snapshots.resume import SNAPSHOTS
+from slipway.train.snapshots.snapshot import list_snapshots
+from slipway.train.fit.task import Batch, Validation
+from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
+from slipway.train.text.tokens.streams import hash_file
+
+# Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.
+LANGUAGE = ("gpt", "finetune", "pipeline")
+JUDGED_TOKENS = 8192  # in one batch of an evaluation
+LARGEST = 700.0  # nats; e to the power of more is no float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A corpus cut into samples: what a `Task` needs to know of it."""
+
+    count: int  # in an epoch
+    batch: Callable[[torch.Tensor, torch.Tensor], Batch]
+    validation: Validation
+    on_host: bool  # whether indices are wanted on the CPU
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy in nats per token."""
+    result: torch.Tensor = model(*batch)
+    return result
+
+
+def sums(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Loss in nats and number of tokens of a batch, float64, shape (2,)."""
+    return add_up(model(batch[0]), batch[1])
+
+
+def add_up(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The same of logits (batch, tokens, vocab_size) and the right tokens (batch, tokens)."""
+    targets = targets.flatten()
+    losses = functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none").double()
+    return torch.stack([losses.sum(), losses.new_tensor(len(targets))])
+
+
+def cut(tokens: Tokens, indices: torch.Tensor, length: int, stride: int) -> Batch:
+    """Samples `indices` of a text: inputs (n, length) and the tokens that follow each, same shape, both int64."""
+    windows = tokens.windows(indices * stride, length + 1)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
+    """Samples of `length` tokens, side by side; up to `eval_samples` for validation, spread over the whole of it.
+
+    Raises ConfigurationError where a part of the corpus is too short.
+    """
+    train, validation = corpus.train, corpus.validation
+    if min(len(train), len(validation)) <= length:
+        raise ConfigurationError(
+            f"--context {length} is longer than the text, which has {len(train):,} tokens for training and "
+            f"{len(validation):,} for validation; type a smaller one, or take more text."
+        )
+    available = (len(validation) - 1) // length
+    judged = min(available, eval_samples)
+    return Samples(
+        count=(len(train) - 1) // length,
+        batch=lambda indices, keys: cut(train, indices, length, length),
+        validation=Validation(
+            samples=judged,
+            batch_size=max(1, JUDGED_TOKENS // length),
+            batch=lambda indices: cut(validation, indices, length, length * (available // judged)),
+            sums=sums,
+            results=lambda means: results(means[0], corpus),
+        ),
+        on_host=train.on_host,
+    )
+
+
+def results(nats: float, corpus: Corpus) -> dict[str, float]:
+    """What a mean loss in nats per token says: also as bits per byte of text, whatever the tokenizer."""
+    judged = {"val_loss": nats, "bits_per_byte": nats / math.log(2) / corpus.bytes_per_token}
+    if corpus.tokenizer.identity == BYTES:
+        return judged
+    return judged | {"perplexity": math.exp(min(nats, LARGEST))}
+
+
+def choose_vocab_size(options: GptOptions, tokenizer: Tokenizer) -> int:
+    """The model's: what the user typed, else the tokenizer's. Raises ConfigurationError where that has more.
+
+    Bytes take the preset's where it is larger, so that `--preset gpt2` has GPT-2's size without any tokenizer at hand.
+    """
+    if "vocab_size" not in options.given:
+        return max(options.vocab_size, tokenizer.size) if tokenizer.identity == BYTES else tokenizer.size
+    if options.vocab_size < tokenizer.size:
+        raise ConfigurationError(
+            f"--vocab-size {options.vocab_size} is less than the {tokenizer.size} tokens of the tokenizer "
+            f"{tokenizer.name}. Type {tokenizer.size} or more, or leave it out."
+        )
+    return options.vocab_size
+
+
+def describe(config: GptConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What tells a model from others, for `Task.description`. Not the dropout: it may change with each start."""
+    sizes = {name: value for name, value in asdict(config).items() if name != "dropout"}
+    return {**sizes, "tokenizer": tokenizer.identity}
+
+
+def described_config(description: Mapping[str, Any], dropout: float = 0.0) -> GptConfig:
+    """The dimensions of the model that `describe` described, whatever else is said about it."""
+    sizes = {field.name: description[field.name] for field in fields(GptConfig) if field.name != "dropout"}
+    return GptConfig(**sizes, dropout=dropout)
+
+
+def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
+    """Store the tokenizer beside the snapshots, so that `slipway sample` finds it.
+
+    Raises ConfigurationError where another one's snapshots are there, OSError where it cannot be written.
+    """
+    run = context.place.run_dir
+    if not context.place.keeps_snapshots:
+        return
+    kept = tokenizer.identity
+    if (run / FILE).exists():
+        kept = hash_file(run / FILE)
+    elif list_snapshots(run / SNAPSHOTS):
+        kept = BYTES  # which need no file
+    if kept != tokenizer.identity:
+        raise ConfigurationError(
+            f"{run} holds the work of another tokenizer than {tokenizer.name}. Type its --tokenizer, or another --run-dir."
+        )
+    tokenizer.save(run)
+
+
+def kept_tokenizer(run: Path, description: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of the model that `describe` described, from where `keep_tokenizer` stored it.
+
+    Raises ConfigurationError where it is not there, or another.
+    """
+    identity = description.get("tokenizer", BYTES)
+    if identity == BYTES:
+        return open_tokenizer(BYTES)
+    if not (run / FILE).is_file():
+        raise ConfigurationError(f"{run / FILE} is missing; take it from the first node, or copy it there yourself.")
+    tokenizer = open_tokenizer(str(run))
+    if tokenizer.identity != identity:
+        raise ConfigurationError(f"{run / FILE} is not this run's tokenizer: its sha256 is not {identity}.")
+    return tokenizer

@@ -1,0 +1,164 @@
+"""Text to tokens and back: plain bytes, or any `tokenizer.json` of a file, a model's folder or the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway.options import ConfigurationError
+from slipway.train.worker.prepared import agree_here
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+    from slipway.train.worker.context import Context
+
+BYTES = "bytes"
+FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# How published tokenizers call the token that ends a document, where their settings do not say.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """What training and sampling ask of a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """What the user typed for it."""
+
+    @property
+    def identity(self) -> str:
+        """`bytes`, or the sha256 of its file: what tells it from others."""
+
+    @property
+    def size(self) -> int:
+        """The number of different tokens: one more than the largest."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that stands after each document; None where it has none."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with nothing added."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The tokens of each text, all at once, as arrays of unsigned integers."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no text becomes U+FFFD."""
+
+    def save(self, folder: Path) -> None:
+        """Write what `open_tokenizer` needs into `folder`, nothing for bytes. Raises OSError."""
+
+
+class ByteTokenizer:
+    """Each byte of UTF-8 is a token. Byte 0, which texts do not hold, ends a document."""
+
+    name = identity = BYTES
+    size = 256
+    end = 0
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        return list(text.encode())
+
+    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The bytes of each text."""
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text; a model with more than 256 tokens can name one that is no byte."""
+        return bytes(min(token, 255) for token in tokens).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        """Nothing is needed."""
+
+
+class FileTokenizer:
+    """A `tokenizer.json` as the `tokenizers` library reads it."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        """Read `file`. Raises ConfigurationError where it is no tokenizer, OSError where it cannot be read."""
+        from tokenizers import Tokenizer as Library
+
+        self.name = name
+        self._content = file.read_bytes()
+        self.identity = hashlib.sha256(self._content).hexdigest()
+        settings = file.with_name(SETTINGS)
+        self._settings = settings.read_bytes() if settings.is_file() else b""
+        try:
+            self._library = Library.from_buffer(self._content)
+        except Exception as error:  # the library raises no class of its own
+            raise ConfigurationError(f"{file} is no tokenizer that can be read: {error}") from None
+        self._library.no_truncation()
+        self._library.no_padding()
+        self.size = max(self._library.get_vocab().values(), default=-1) + 1
+        if not self.size:
+            raise ConfigurationError(f"{file} is a tokenizer without any token.")
+        self.end = find_end(self._library, self._settings)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with nothing added."""
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The tokens of each text; the library spreads them over threads."""
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text; a model may have more tokens than the tokenizer, and those say nothing."""
+        return self._library.decode([token for token in tokens if token < self.size], skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, byte by byte as it was read."""
+        from slipway.protocol.durable import replace_file
+
+        if self._settings:
+            replace_file(folder / SETTINGS, self._settings)
+        replace_file(folder / FILE, self._content)
+
+
+def find_end(library: Library, settings: bytes) -> int | None:
+    """The token that ends a document: as `tokenizer_config.json` says, else one of the usual names."""
+    try:
+        named = json.loads(settings or b"{}").get("eos_token")
+    except (ValueError, AttributeError):
+        named = None
+    if isinstance(named, dict):
+        named = named.get("content")
+    found = (library.token_to_id(name) for name in (named, *ENDS) if isinstance(name, str))
+    return next((token for token in found if token is not None), None)
+
+
+def open_tokenizer(name: str, context: Context | None = None) -> Tokenizer:
+    """The tokenizer that `name` means: `bytes`, a tokenizer.json or a folder with one, or a repo of the Hub.
+
+    With a `context` one process of each node fetches it from the Hub while the others wait. Raises ConfigurationError.
+    """
+    if name == BYTES:
+        return ByteTokenizer()
+    path = Path(name)
+    here = path.exists()
+    if not (agree_here(context, here, f"--tokenizer {name}") if context else here):
+        path = fetch_tokenizer(name, context)
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigurationError(
+            f"{path} holds no {FILE}. Type the path of one, of a folder with one, a repo of the Hub that has one, or bytes."
+        )
+    return FileTokenizer(file, path.name if Path(name).exists() else name)
+
+
+def fetch_tokenizer(repo: str, context: Context | None) -> Path:
+    """The folder with a Hub repo's tokenizer. Raises what fetching raises."""
+    from slipway.train.hub.fetch import fetch, fetch_together
+
+    include = (FILE, SETTINGS)
+    return fetch_together(context, repo, include=include) if context else fetch(repo, include=include)

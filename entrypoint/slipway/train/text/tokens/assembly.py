@@ -1,0 +1,96 @@
+"""Finished pieces of a preparation, and the shards and the manifest that they become."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway.protocol.durable import replace_file, sync_folder, write_file
+from slipway.options import ConfigurationError
+from slipway.options.dataset import MANIFEST
+from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
+from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
+from slipway.train.text.tokens.piece import Plan, Written, piece_file, record_file
+from slipway.train.text.tokens.streams import hash_file
+
+WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
+
+
+def read_record(work: Path, plan: Plan, number: int) -> dict[str, Written]:
+    """What a finished piece gave to each part. Raises OSError, ValueError and others where it is not finished."""
+    record = json.loads(record_file(work, plan, number).read_bytes())
+    return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}
+
+
+def is_finished(work: Path, plan: Plan, number: int, tick: Callable[[], None]) -> bool:
+    """Whether a piece is there as it was written."""
+    try:
+        record = read_record(work, plan, number)
+        return all(hash_file(piece_file(work, plan, number, part), tick) == record[part].sha256 for part in record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def finish(
+    out: Path, plan: Plan, described: Mapping[str, Any], shard_tokens: int, tick: Callable[[], None]
+) -> TokenFolder:
+    """String the pieces together, write the manifest, remove the pieces. Raises ConfigurationError where there is no text.
+
+    `described` is what the manifest says about how the tokens were made.
+    """
+    records = [read_record(out / WORK, plan, number) for number in range(len(plan.pieces))]
+    if not sum(record[part].documents for record in records for part in (TRAIN, VALIDATION)):
+        raise ConfigurationError("The input is empty; there is no text in it.")
+    parts = {}
+    for name in (TRAIN, VALIDATION):
+        written = [record[name] for record in records]
+        parts[name] = Part(
+            documents=sum(one.documents for one in written),
+            tokens=sum(one.tokens for one in written),
+            bytes=sum(one.bytes for one in written),
+            shards=tuple(string_shards(out, plan, name, written, shard_tokens, tick)),
+        )
+    folder = TokenFolder(out, plan.dtype, train=parts[TRAIN], validation=parts[VALIDATION], **described)
+    replace_file(out / MANIFEST, manifest_text(folder))
+    shutil.rmtree(out / WORK)
+    return folder
+
+
+def string_shards(
+    out: Path, plan: Plan, part: str, written: Sequence[Written], size: int, tick: Callable[[], None]
+) -> Iterator[Shard]:
+    """Write the shards of a part, each under a temporary name until it is whole. Raises OSError."""
+    files = [piece_file(out / WORK, plan, number, part) for number in range(len(written))]
+    ends = list(accumulate(one.tokens for one in written))
+    for number, start in enumerate(range(0, ends[-1], size)):
+        stop = min(start + size, ends[-1])
+        largest: list[int] = []
+
+        def chunks(start: int = start, stop: int = stop, largest: list[int] = largest) -> Iterator[memoryview]:
+            for tokens in stretch(files, ends, start, stop, DTYPES[plan.dtype]):
+                largest.append(int(tokens.max()))
+                yield tokens.data
+
+        name = f"{part}-{number:05d}.bin"
+        temporary = out / f".{name}"
+        stored = write_file(temporary, chunks(), lambda _: tick())
+        temporary.replace(out / name)
+        yield Shard(name, stop - start, str(stored["sha256"]), max(largest))
+    sync_folder(out)
+
+
+def stretch(
+    files: Sequence[Path], ends: Sequence[int], start: int, stop: int, dtype: str
+) -> Iterator[npt.NDArray[np.unsignedinteger[Any]]]:
+    """The tokens `start` … `stop` - 1 of files that lie end to end, `ends` apart; no more than one file in memory."""
+    for file, begin, end in zip(files, [0, *ends], ends, strict=False):
+        low, high = max(start, begin), min(stop, end)
+        if low < high:
+            yield np.fromfile(file, dtype, high - low, offset=(low - begin) * np.dtype(dtype).itemsize)

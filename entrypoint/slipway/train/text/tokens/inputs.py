@@ -1,0 +1,190 @@
+"""The files that `slipway data prepare` reads, and how their work is divided into pieces.
+
+What falls where depends on the files alone, never on the number of processes: a piece is about PIECE bytes of input.
+Neither torch nor numpy is needed for this, pyarrow only for parquet files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slipway.options import ConfigurationError
+from slipway.options.dataset import nearest, seen_from
+from slipway.train.text.tokens.borders import border
+
+PIECE = 2**24  # bytes of input that are worked on, and begun again after an interruption, at once
+SHOWN = 12  # names in a message
+TRAIN, VALIDATION, NEITHER = "train", "validation", "neither"
+TEXT, LINES, PARQUET = "text", "JSON lines", "parquet"
+PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"})
+# How data sets name the files of their parts: train-00000-of-00001.parquet, data/validation/0.jsonl, stories-valid.txt.
+PARTS = {
+    TRAIN: re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
+    VALIDATION: re.compile(r"(?<![a-z])(validation|valid|val|dev|eval)(?![a-z])"),
+    NEITHER: re.compile(r"(?<![a-z])test(?![a-z])"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read. `name` says nothing about where it lies; `part` is the one that all of it belongs to, if any."""
+
+    path: str
+    name: str
+    kind: str
+    size: int
+    changed: int  # nanoseconds
+    part: str | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a source: bytes, or row groups of parquet, of `size` bytes. `ends` a text file's part, or not."""
+
+    source: int
+    start: int
+    stop: int
+    size: int
+    part: str | None = None
+    ends: bool = False
+
+
+def find_sources(inputs: Sequence[Path]) -> list[Source]:
+    """The files that `inputs`, files and folders, mean: in a folder all of one kind, parquet before lines before text.
+
+    Raises ConfigurationError for what is not there, holds nothing, or is packed.
+    """
+    sources: list[Source] = []
+    for given in inputs:
+        if not given.exists():
+            raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest(str(given))}")
+        kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
+        if not paths:
+            raise ConfigurationError(f"{given} is empty; there is no text in it.")
+        for path in paths:
+            if path.suffix.lower() in PACKED:
+                raise ConfigurationError(f"{path} is packed; unpack it first.")
+            state, name = path.stat(), path.relative_to(given.parent).as_posix()
+            sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
+    return sources
+
+
+def files_below(path: Path) -> list[Path]:
+    """The file itself, or all in the folder and below, sorted, without those that are hidden or Python's byte code."""
+    if path.is_file():
+        return [path]
+    found = [(file, file.relative_to(path).parts) for file in path.rglob("*") if file.is_file()]
+    shown = [file for file, parts in found if not any(part.startswith((".", "__pycache__")) for part in parts)]
+    return sorted(shown, key=lambda file: file.relative_to(path).as_posix())
+
+
+def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
+    """What of these files is read, and as what. A `.json` beside other files is some program's, and no data."""
+    for kind, suffixes in ((PARQUET, {".parquet"}), (LINES, {".jsonl", ".ndjson"})):
+        if chosen := [path for path in paths if path.suffix.lower() in suffixes]:
+            return kind, chosen
+    return LINES if all(path.suffix.lower() == ".json" for path in paths) else TEXT, list(paths)
+
+
+def read_parts(sources: Sequence[Source]) -> list[Source]:
+    """The sources with the parts that their names say, where some say training and some something else.
+
+    Without files for validation those for tests serve; with both, tests are left out.
+    """
+    said = [
+        next((part for part, name in PARTS.items() if name.search(source.name.lower())), None) for source in sources
+    ]
+    if TRAIN not in said or not {VALIDATION, NEITHER} & set(said):
+        return list(sources)
+    if VALIDATION not in said:
+        said = [VALIDATION if part == NEITHER else part for part in said]
+    return [replace(source, part=part or TRAIN) for source, part in zip(sources, said, strict=True)]
+
+
+def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[list[Span]]:
+    """All spans, in order, grouped into pieces. `share` of the text is for validation where names do not say.
+
+    Raises ConfigurationError for a parquet file without `column`.
+    """
+    pieces: list[list[Span]] = []
+    room = 0
+    for span in all_spans(sources, column, share):
+        if room <= 0:
+            pieces.append([])
+            room = PIECE
+        pieces[-1].append(span)
+        room -= span.size
+    return pieces
+
+
+def all_spans(sources: Sequence[Source], column: str, share: float) -> Iterator[Span]:
+    """Each span; those of text files come last, in the order of `plan_texts`."""
+    texts = []
+    for number, source in enumerate(sources):
+        if source.part == NEITHER:
+            continue
+        if source.kind == TEXT:
+            texts.append(number)
+        elif source.kind == LINES:
+            for start in range(0, source.size, PIECE):
+                stop = min(start + PIECE, source.size)
+                yield Span(number, start, stop, stop - start, source.part)
+        else:
+            for group, size in enumerate(row_groups(source, column)):
+                yield Span(number, group, group + 1, size, source.part)
+    yield from plan_texts(sources, texts, share)
+
+
+def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) -> Iterator[Span]:
+    """Spans of text files. The files stand in the order of their names' hashes, and what comes last is for validation.
+
+    So one file gives its end, many files give a random few as a whole, and the share is met with any number of them.
+    """
+    undecided = [number for number in texts if sources[number].part is None]
+    train = round(sum(sources[number].size for number in undecided) * (1 - share))
+    for number in sorted(texts, key=lambda number: hashlib.sha256(sources[number].name.encode()).digest()):
+        source = sources[number]
+        if source.part is not None:
+            yield from cut(number, 0, source.size, source.part)
+            continue
+        middle = border(Path(source.path), max(0, min(train, source.size)), source.size)
+        train -= source.size
+        yield from cut(number, 0, middle, TRAIN)
+        yield from cut(number, middle, source.size, VALIDATION)
+
+
+def cut(source: int, start: int, stop: int, part: str) -> Iterator[Span]:
+    """A stretch of text as spans of at most PIECE bytes, the last of which ends the document."""
+    for begin in range(start, stop, PIECE):
+        end = min(begin + PIECE, stop)
+        yield Span(source, begin, end, end - begin, part, ends=end == stop)
+
+
+def row_groups(source: Source, column: str) -> list[int]:
+    """The size in bytes of `column` in each row group of a parquet file. Raises ConfigurationError."""
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet, types
+
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigurationError(f"{source.path} is no parquet file that can be read: {error}") from None
+    if column not in schema.names:
+        raise ConfigurationError(unknown_column(source.path, column, schema.names))
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view)):
+        raise ConfigurationError(f"{source.path}: column {column!r} holds {kind}, not text; type another --column.")
+    place = next(place for place in range(metadata.num_columns) if metadata.schema.column(place).path == column)
+    return [metadata.row_group(group).column(place).total_uncompressed_size for group in range(metadata.num_row_groups)]
+
+
+def unknown_column(place: str, column: str, existing: Sequence[str]) -> str:
+    """The message for a column that is not there."""
+    shown = ", ".join(map(str, existing[:SHOWN])) + (", …" if len(existing) > SHOWN else "")
+    return f"{place} has no {column!r}; it has {shown or 'nothing'}. Type --column NAME."

@@ -1,0 +1,147 @@
+"""Text into a folder of tokens: by several processes, piece by piece, so that an interruption costs little.
+
+While it goes on, `DIR/.preparation` holds the plan and a file for each piece and part. Finished pieces are then strung
+together into shards, and the manifest makes it a folder of tokens. The result does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipway.protocol.durable import make_folder, replace_file
+from slipway.train.hub.files import ByteProgress
+from slipway.options import ConfigurationError
+from slipway.options.dataset import MANIFEST
+from slipway.train.text.tokenizer import BYTES, Tokenizer
+from slipway.train.text.tokens.assembly import WORK, finish, is_finished
+from slipway.train.text.tokens.crew import work_through
+from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
+from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
+from slipway.train.text.tokens.piece import PLAN, Plan, plan_text
+
+SHARE = 0.01  # of the text that is for validation
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the tokens depend on, besides the files. `validation` None: by the files' names, else SHARE."""
+
+    column: str = "text"
+    validation: float | None = None
+    shard_tokens: int = 2**28  # half a GiB in uint16
+    dtype: str = "auto"
+
+
+def prepare(
+    inputs: Sequence[Path],
+    out: Path,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    processes: int,
+    say: Callable[[str], None],
+    tick: Callable[[], None] = lambda: None,
+) -> TokenFolder:
+    """Make `out` a folder of the tokens of `inputs`, or go on where an interruption left it.
+
+    `tick` is called whenever it got on. Raises ConfigurationError for inputs that are no text, and where `out` holds
+    anything else, or was made otherwise; OSError where it cannot be written.
+    """
+    settings = replace(settings, dtype=choose_dtype(settings.dtype, tokenizer))
+    sources = find_sources(inputs)
+    if settings.validation is None:
+        sources = read_parts(sources)
+    say(described_sources(sources))
+    if (out / MANIFEST).exists():
+        folder = finished_before(out, describe(settings, tokenizer, sources))
+        say(f"{out} was finished before")
+        return folder
+    plan = begin(out, tokenizer, settings, sources)
+    work, sizes = out / WORK, [sum(span.size for span in spans) for spans in plan.pieces]
+    todo = [number for number in range(len(plan.pieces)) if not is_finished(work, plan, number, tick)]
+    with closing(ByteProgress("tokenising", sum(sizes), say)) as progress:
+        if len(todo) < len(plan.pieces):
+            say(f"going on: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
+            progress.add(sum(sizes) - sum(sizes[number] for number in todo))
+        work_through(work, todo, processes, lambda number: progress.add(sizes[number]), tick)
+    return finish(out, plan, describe(settings, tokenizer, sources), settings.shard_tokens, tick)
+
+
+def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
+    """The type that holds all tokens. Raises ConfigurationError where the wanted one does not."""
+    smallest = "uint16" if tokenizer.size <= 2**16 else "uint32"
+    if wanted == "uint16" != smallest:
+        raise ConfigurationError(
+            f"--dtype uint16 holds 65,536 different tokens, and the tokenizer {tokenizer.name} has {tokenizer.size:,}; "
+            "leave it out."
+        )
+    return smallest if wanted == "auto" else wanted
+
+
+def describe(settings: Settings, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
+    """What the manifest says about how its tokens were made, and what must be the same to go on."""
+    return {
+        "tokenizer": {
+            "name": tokenizer.name, "identity": tokenizer.identity, "size": tokenizer.size, "end": tokenizer.end,
+        },
+        "settings": asdict(settings),
+        "sources": [
+            {"name": source.name, "bytes": source.size, "part": source.part} for source in sources
+        ],
+    }  # fmt: skip
+
+
+def described_sources(sources: Sequence[Source]) -> str:
+    """What is read, and which files' names decide about their part."""
+    kinds = ", ".join(sorted({source.kind for source in sources}))
+    size = sum(source.size for source in sources)
+    text = f"{len(sources)} file{'s' if len(sources) > 1 else ''} ({kinds}), {size:,} bytes"
+    counts = {part: sum(source.part == part for source in sources) for part in (TRAIN, VALIDATION, NEITHER)}
+    if counts[TRAIN]:
+        text += f"; as their names say, {counts[TRAIN]} for training and {counts[VALIDATION]} for validation"
+    if counts[NEITHER]:
+        text += f", {counts[NEITHER]} for tests left out"
+    return text
+
+
+def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
+    """The folder that is there already. Raises ConfigurationError where it was made from or with something else."""
+    folder = read_folder(out)
+    was, now = manifest_values(folder), json.loads(json.dumps(wanted))
+    pairs = [("the tokenizer", was["tokenizer"], now["tokenizer"], was["tokenizer"].get("name"))]
+    pairs += [
+        (f"--{name.replace('_', '-')}", was["settings"].get(name), value, was["settings"].get(name))
+        for name, value in now["settings"].items()
+    ]
+    pairs.append(("the input", was["sources"], now["sources"], f"{len(was['sources'])} files"))
+    for name, before, after, shown in pairs:
+        if before != after:
+            raise ConfigurationError(
+                f"{out} was made with other settings: {name} was {'the default' if shown is None else shown}. Type "
+                "another --out, or remove the folder."
+            )
+    shutil.rmtree(out / WORK, ignore_errors=True)
+    return folder
+
+
+def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> Plan:
+    """The plan, which is on the disk afterwards. Raises ConfigurationError where `out` holds anything else."""
+    work = out / WORK
+    if out.exists() and not work.exists() and any(out.iterdir()):
+        raise ConfigurationError(f"{out} is there already and holds no tokens. Type another --out.")
+    share = SHARE if settings.validation is None else settings.validation
+    pieces = plan_pieces(sources, settings.column, share)
+    own = BYTES if tokenizer.identity == BYTES else str(out.absolute())
+    plan = Plan(
+        tuple(sources), tuple(map(tuple, pieces)), own, tokenizer.identity, settings.column, share, settings.dtype
+    )
+    make_folder(out)
+    make_folder(work)
+    tokenizer.save(out)
+    replace_file(work / PLAN, plan_text(plan))
+    return plan

@@ -1,0 +1,232 @@
+"""A worker's life in its job: it joins, exchanges what is not a gradient, and leaves an outcome file.
+
+with open_context() as context:
+    train(context)   # holds model and optimizer in its own frame, so that they are gone when the block ends
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+
+from slipway.train.worker.group import leave_group, open_device, open_group
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.hub.causes import HubError
+from slipway.train.worker.outcome import Outcome, describe_failure, write_outcome
+from slipway.train.worker.place import Place, read_place
+from slipway.train.worker.stop import StopFlag
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+OUTCOMES = "outcome"  # the folder of the outcome files, in that of the node
+PIECE = 2**26  # bytes that are sent at once
+
+
+class Context:
+    """A worker's place, its device, and what it exchanges with the other ranks besides gradients."""
+
+    def __init__(
+        self, place: Place, device: torch.device, side: dist.ProcessGroup | None, heartbeat: Heartbeat
+    ) -> None:
+        """Use `side`, a gloo group of all ranks, for flags and snapshots; None with a single process."""
+        self.place = place
+        self.device = device
+        self.side = side
+        self.steps: int | None = None  # in all, once it is known
+        self.outcome = Outcome("finished", "finished")
+        self._flag = StopFlag(place.node_dir / "stop" if self.speaks else None, side)
+        self._heartbeat = heartbeat
+
+    def alone(self, run_dir: Path) -> Context:
+        """This process as a job of its own, with its files in `run_dir`; it stops and beats as before."""
+        place = replace(self.place, rank=0, world_size=1, run_dir=run_dir, resume="none")
+        return Context(place, self.device, None, self._heartbeat)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this worker prints: the first of each node does."""
+        return self.place.local_rank == 0
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.place.rank == 0:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a line on stderr, on whichever rank asks for it."""
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, step: int, snapshot: str | None = None) -> None:
+        """Note how far this worker came, for its outcome file."""
+        self.outcome = replace(self.outcome, step=step, snapshot=snapshot or self.outcome.snapshot)
+
+    def conclude(self, word: str, message: str) -> None:
+        """Note how the work ended, for the outcome file."""
+        self.outcome = replace(self.outcome, outcome=word, message=message)
+
+    def beat(self, phase: str) -> None:
+        """Tell the launcher that `phase` goes on."""
+        self._heartbeat.beat(phase, self.outcome.step, self.steps)
+
+    def look(self, late: bool = False) -> None:
+        """Begin to exchange the stop flag, and whether this rank's next data are `late`. By every rank."""
+        self._flag.look(late)
+
+    def agreed(self) -> tuple[str | None, bool]:
+        """`stopped`, `cancelled` or None, and whether data are late, as of the last `look`: the same on all ranks."""
+        return self._flag.agreed()
+
+    def agree(self, late: bool = False) -> tuple[str | None, bool]:
+        """The same at once: returns when every rank is here."""
+        self._flag.look(late)
+        return self._flag.agreed()
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The CPU tensors of all ranks, which must have the same shape and type, on every rank."""
+        if self.side is None:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
+        dist.all_gather(parts, tensor, group=self.side)
+        return parts
+
+    def total(self, *numbers: int) -> list[int]:
+        """The sum over all ranks of each number."""
+        totals = torch.tensor(numbers, dtype=torch.int64)
+        if self.side is not None:
+            dist.all_reduce(totals, group=self.side)
+        return totals.tolist()
+
+    def share(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite a contiguous CPU tensor with rank `source`'s."""
+        if self.side is not None:
+            for piece in pieces_of(tensor):
+                dist.broadcast(piece, source, group=self.side)
+        return tensor
+
+    def share_text(self, text: str, source: int = 0) -> str:
+        """Rank `source`'s text, on every rank."""
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        size = self.share(torch.tensor([data.numel()]), source)
+        if self.place.rank != source:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        return bytes(self.share(data, source).numpy()).decode()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks of a tensor on the device."""
+        if self.side is not None:
+            dist.all_reduce(values)
+        return values
+
+    def align(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor on the device with rank 0's."""
+        if self.side is not None:
+            dist.broadcast(tensor, 0)
+
+    def close(self) -> None:
+        """Finish what is still under way between the ranks, and let go of them."""
+        self._flag.close()
+        self._flag = StopFlag(None, None)
+        self.side = None
+
+    def wait_for_all(self) -> None:
+        """Return when every rank is here."""
+        if self.side is not None:
+            dist.barrier(group=self.side)
+
+
+def pieces_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The memory of a contiguous CPU tensor as uint8 tensors, none so large that a message with it would be."""
+    return torch.split(tensor.view(-1).view(torch.uint8), PIECE)
+
+
+@contextmanager
+def outside_job() -> Iterator[Context]:
+    """A context outside any job, on this machine's best device; its folder is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        place = read_place({"SLIPWAY_RUN_DIR": folder, "SLIPWAY_NODE_DIR": folder, "SLIPWAY_DEVICE": device})
+        yield Context(place, open_device(place), None, Heartbeat(Path(folder) / "heartbeat.json"))
+
+
+def _pass_over_stops() -> dict[signal.Signals, Any]:
+    """Survive the signals that stop a job, which some schedulers send to every process: the flag has been asked for instead.
+
+    Returns what was replaced, Python's defaults, by a handler that does nothing: unlike SIG_IGN it is not inherited by
+    programs that this process starts. What the script handles itself, and what is ignored already, stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}  # where no handler can be set
+    ends = (signal.SIG_DFL, signal.default_int_handler)
+    deadly = {number: handler for number in STOPS if (handler := signal.getsignal(number)) in ends}
+    for number in deadly:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    return deadly
+
+
+def _tell_failure(error: BaseException, place: Place, so_far: Outcome) -> None:
+    """Print what went wrong, in full where nothing is known about it, and write it down."""
+    outcome = describe_failure(error, so_far.step, so_far.snapshot)
+    if outcome.outcome == "failed" and not isinstance(error, HubError):
+        traceback.print_exception(error)
+    elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
+        print(outcome.message, file=sys.stderr, flush=True)
+    try:
+        write_outcome(place.node_dir / OUTCOMES, place.rank, outcome)
+    except OSError as full:
+        print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
+    """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
+
+    An exception in the block is written down and printed (in full where nothing is known about it, else as one line)
+    and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
+    """
+    place = read_place(environ)
+    (place.node_dir / "honours-stop").touch()
+    heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
+    heartbeat.beat("setup", 0, None)
+    context, left = None, False
+    stops = _pass_over_stops()
+    try:
+        device = open_device(place)
+        context = Context(place, device, open_group(place, device), heartbeat)
+        try:
+            yield context
+        except SystemExit as end:
+            if end.code:
+                raise
+            left = True
+        context.close()
+        write_outcome(place.node_dir / OUTCOMES, place.rank, context.outcome)
+        leave_group()
+    except click.exceptions.Exit:  # after --help
+        leave_group()
+        write_outcome(place.node_dir / OUTCOMES, place.rank, Outcome("finished", "printed its help"))
+    except BaseException as error:
+        _tell_failure(error, place, context.outcome if context else Outcome("failed", ""))
+        chain: BaseException | None = error
+        while chain is not None:
+            traceback.clear_frames(chain.__traceback__)  # they hold the model
+            chain = chain.__context__
+        leave_group()
+        raise SystemExit(1) from None
+    finally:
+        for number, handler in stops.items():
+            signal.signal(number, handler)
+    if left:
+        raise SystemExit(0)

@@ -1,0 +1,95 @@
+"""How a worker ended, in one JSON file that the launcher reads."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed as dist
+
+from slipway.protocol.durable import DISK_ERRORS
+from slipway.options import ConfigurationError
+from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
+
+# What gloo and NCCL say where a peer went away or stopped answering, in lower case.
+PEER_SIGNS = (
+    "closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "remote",
+)
+# What CUDA says where the device or its driver is at fault, so that a restart on this node will not help.
+DEVICE_SIGNS = ("ecc", "hardware", "no cuda gpus", "no cuda-capable", "driver", "device is lost", "not yet initialized")
+
+
+class NoProgressError(Exception):
+    """Training cannot get any further, and another attempt would not help."""
+
+
+class PeerError(Exception):
+    """Another rank cannot go on; it says itself why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One worker's ending; `message` is one line for people, `snapshot` the name of the last one saved.
+
+    `outcome` is finished, stopped or cancelled (exit 0), or failed, configuration, peer, unhealthy or no-progress
+    (exit 1).
+    """
+
+    outcome: str
+    message: str
+    step: int = 0
+    snapshot: str | None = None
+    exception: str | None = None
+    where: str | None = None
+
+
+def classify(error: BaseException) -> str:
+    """The outcome word for an exception."""
+    text = str(error).lower()
+    if isinstance(error, ConfigurationError | click.UsageError | NewerFormatError):
+        return "configuration"
+    if isinstance(error, NoProgressError | SnapshotError):
+        return "no-progress"
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return "unhealthy"
+    if isinstance(error, torch.OutOfMemoryError):
+        return "failed"
+    if isinstance(error, RuntimeError) and "unable to allocate shared memory" in text:
+        return "unhealthy"
+    if isinstance(error, RuntimeError) and "cuda" in text and any(sign in text for sign in DEVICE_SIGNS):
+        return "unhealthy"
+    if isinstance(error, PeerError | dist.DistError):
+        return "peer"
+    if isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text) and any(s in text for s in PEER_SIGNS):
+        return "peer"
+    return "failed"
+
+
+def describe_failure(error: BaseException, step: int, snapshot: str | None) -> Outcome:
+    """The outcome of a worker that ended with `error`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    line = (text.strip().splitlines() or [type(error).__name__])[0]
+    word = classify(error)
+    message = f"another process of this job went away or does not answer ({line})" if word == "peer" else line
+    return Outcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
+
+
+def write_outcome(folder: Path, rank: int, outcome: Outcome) -> None:
+    """Write `folder/rank-RANK.json` in one go, with the time (Unix seconds). Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".rank-{rank}.json"
+    temporary.write_text(json.dumps({**asdict(outcome), "time": time.time()}))
+    temporary.replace(folder / f"rank-{rank}.json")
