@@ -15,17 +15,17 @@ import torch.distributed as dist
 from ddp_job import Block, Side
 from torch.nn.parallel import DistributedDataParallel
 
+from slipway.options import GptOptions, parse
+from slipway.train.loop.fit import mind, next_word
+from slipway.train.loop.step import take_step
+from slipway.train.loop.training import Training, prepare
+from slipway.train.parallel.data_parallel import DataParallel
 from slipway.train.text import corpus
+from slipway.train.text.files import read_stdlib
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group, open_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.loop import mind, next_word
-from slipway.options import GptOptions, parse
-from slipway.train.parallel.data_parallel import DataParallel
 from slipway.train.worker.place import read_place
-from slipway.train.fit.step import take_step
-from slipway.train.text.files import read_stdlib
-from slipway.train.fit.training import Training, prepare
 from slipway.train.workloads.gpt import make_task
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ class Worker:
         self._trainings = {name: make_training(side, context, folder) for name, side in sides.items()}
 
     def take(self, side: str, steps: int) -> Block:
-        """Take steps as `slipway.train.fit.loop` does between two reports."""
+        """Take steps as `slipway.train.loop.fit` does between two reports."""
         training = self._trainings[side]
 
         def step() -> None:

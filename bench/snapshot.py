@@ -28,7 +28,7 @@ from snapshot_sides import (
     time_parts,
 )
 
-from slipway.train.fit.training import Training
+from slipway.train.loop.training import Training
 
 STALL, SLOWER = 0.45, 1.10  # of torch.save and fsync; of a step when nothing is written
 EMBED, OTHERS = 656, (168, 336, 928)  # 0.75 GB; 0.05, 0.2 and 1.5 GB

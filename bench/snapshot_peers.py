@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save, save
 from torch.serialization import set_crc32_options
 
+from slipway.train.loop.training import Training
 from slipway.train.snapshots.state import optimizer_state
-from slipway.train.fit.training import Training
 
 
 def save_with_torch(training: Training, path: Path) -> None:

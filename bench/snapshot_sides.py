@@ -14,18 +14,18 @@ from threading import Event, Thread, get_native_id
 import torch
 from snapshot_peers import remove
 
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import PIECE
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.nonfinite import are_finite
 from slipway.options import GptOptions, parse
-from slipway.train.worker.place import read_place
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.fit.saving import save, wait_for_writers
-from slipway.train.fit.step import take_step
-from slipway.train.fit.training import Training, prepare
-from slipway.train.workloads.gpt import make_task
+from slipway.protocol.files import SNAPSHOTS
+from slipway.train.loop.nonfinite import are_finite
+from slipway.train.loop.saving import save, wait_for_writers
+from slipway.train.loop.step import take_step
+from slipway.train.loop.training import Training, prepare
+from slipway.train.snapshots.tensor_files import PIECE
 from slipway.train.snapshots.writer import NICE, copy_all
+from slipway.train.worker.context import Context
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.place import read_place
+from slipway.train.workloads.gpt import make_task
 
 MODEL = "--layers 12 --heads 8 --context 64 --batch-size 2 --precision fp32 --keep 1 --embed"
 STEPS, MOST = 3, 12  # without a snapshot, to compare those beside one with; and of these, at most

@@ -23,12 +23,12 @@ from turns import Host
 from tutorial import Batches, Pictures, Tutorial, judge, transform
 from vision_floor import OURS, PRODUCTS, make_floors
 
-from slipway.train.fit.loop import fit
-from slipway.train.models.cnn import build
 from slipway.options import VisionOptions, parse
+from slipway.train.loop.fit import fit
+from slipway.train.loop.precision import read_precision
+from slipway.train.loop.step import learning_rate
+from slipway.train.models.cnn import build
 from slipway.train.pictures import glyphs
-from slipway.train.fit.precision import read_precision
-from slipway.train.fit.step import learning_rate
 from slipway.train.workloads.vision import make_task
 
 SLIPWAY, WORDS = "slipway vision", "--model small --dataset glyphs --shift 4 --flip"

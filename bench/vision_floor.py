@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from turns import Take
 
+from slipway.train.loop.precision import Precision
 from slipway.train.models.cnn import flops_per_picture
-from slipway.train.fit.precision import Precision
 
 TUTORIALS, OURS, CONVOLUTIONS, PRODUCTS = (
     "the tutorial's network alone", "slipway's network alone", "its convolutions alone", "their operations as matrix products",

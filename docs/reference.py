@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 
 from slipway.cli.cli import slipway
-from slipway.protocol.errors import EXITS
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.options import WORKLOADS
 from slipway.options.command import click_command
+from slipway.protocol.errors import EXITS
 
 FOLDER = Path(__file__).parent
 WIDTH = 110  # characters of a help text

@@ -28,9 +28,9 @@ from report import Report
 from shares import best_product, bound, find_shares, table
 from sides import Cost, ratio, take_turns
 
+from slipway.train.loop.precision import read_precision
 from slipway.train.models.flops import utilisation
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.train.fit.precision import read_precision
 
 OURS, PEER, ALIKE = "slipway", "nanoGPT", "slipway's model in nanoGPT's loop"
 PRESET = "slipway, vocabulary 50257"

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from loops import Loop, make_training
 
+from slipway.train.loop.task import Task
 from slipway.train.text.corpus import StoredTokens
 from slipway.train.text.language import cut
-from slipway.train.fit.task import Task
 from slipway.train.text.tokens.streams import Stream
 
 TOKENS = 2**24  # of the text; 32 MB

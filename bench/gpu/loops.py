@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from slipway.options import WORKLOADS, Common, parse
+from slipway.train.loop.fit import mind, next_word, report
+from slipway.train.loop.metrics import MetricsFile, Progress
+from slipway.train.loop.step import learning_rate, take_step
+from slipway.train.loop.task import Task
+from slipway.train.loop.training import Training, prepare
+from slipway.train.parallel.data_parallel import DataParallel, average_gradients
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.loop import mind, next_word, report
-from slipway.train.fit.metrics import MetricsFile, Progress
-from slipway.options import WORKLOADS, Common, parse
-from slipway.train.parallel.data_parallel import DataParallel, average_gradients
 from slipway.train.worker.place import read_place
-from slipway.train.fit.step import learning_rate, take_step
-from slipway.train.fit.task import Task
-from slipway.train.fit.training import Training, prepare
 
 COPIES = count(1)  # of the code of `forward`
 
@@ -95,7 +95,7 @@ class LastLine(MetricsFile):
 
 
 class Loop:
-    """What slipway.train.fit.loop does at each step, with its reports, but for snapshots and evaluations."""
+    """What slipway.train.loop.fit does at each step, with its reports, but for snapshots and evaluations."""
 
     def __init__(self, training: Training) -> None:
         """Go on where the training stands."""

@@ -28,7 +28,7 @@ from sides import Cost, Spread, ratio
 from snapshot_peers import save_with_torch
 from snapshot_sides import tensors
 
-from slipway.train.fit.saving import save, wait_for_writers
+from slipway.train.loop.saving import save, wait_for_writers
 
 STALL = 0.060  # s
 SHARE, SLOWDOWN = 0.01, 1.10  # of the time between two snapshots; of a step's time, while one is written

@@ -8,11 +8,11 @@ import torch
 
 from peers.plan import Plan, read_plan
 from peers.turns import Turns
+from slipway.options import GptOptions, parse
+from slipway.train.loop.fit import fit
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group, open_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.loop import fit
-from slipway.options import GptOptions, parse
 from slipway.train.worker.place import read_place
 from slipway.train.workloads.gpt import make_task
 

@@ -11,14 +11,14 @@ from torch.utils.data import Dataset
 
 from peers.model import Model
 from peers.plan import PROCESSES, Plan
-from slipway.train.worker.context import outside_job
-from slipway.train.text.corpus import open_corpus
-from slipway.train.fit.sampler import Sampler
-from slipway.train.fit.evaluation import judge
-from slipway.train.text.language import cut_samples
-from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.options import GptOptions
-from slipway.train.fit.precision import Precision, read_precision
+from slipway.train.loop.evaluation import judge
+from slipway.train.loop.precision import Precision, read_precision
+from slipway.train.loop.sampler import Sampler
+from slipway.train.models.gpt import Gpt, GptConfig
+from slipway.train.text.corpus import open_corpus
+from slipway.train.text.language import cut_samples
+from slipway.train.worker.context import outside_job
 
 TOKEN_BYTES = 2  # uint16
 FLOOR = 0.1  # of the highest learning rate, at the end

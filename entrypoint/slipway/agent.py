@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway import warm_workers
+from slipway.protocol.files import STOP_FILE
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
         from torch.distributed.launcher.api import elastic_launch
 
-    stop = Path(errors).with_name("stop")
+    stop = Path(errors).with_name(STOP_FILE)
     pipes = [f"/dev/fd/{number}" for number in numbers]
 
     def tell(**event: Any) -> None:

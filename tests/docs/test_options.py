@@ -21,11 +21,12 @@ import pytest
 from blocks import PAGES, ROOT, read_blocks, read_commands
 
 from slipway.cli.cli import slipway
-from slipway.launch.resolve.catalog import is_program, unknown_name
-from slipway.protocol.errors import LaunchError
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
 from slipway.cli.launching import take_options
-from slipway.options import WORKLOADS, ConfigurationError, parse
+from slipway.launch.resolve.catalog import is_program, unknown_name
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
+from slipway.options import WORKLOADS, parse
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.mistake import ConfigurationError
 
 pytestmark = pytest.mark.core
 

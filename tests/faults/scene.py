@@ -13,7 +13,8 @@ from typing import Any
 
 from launchers import PATIENCE, Launcher, start_launcher
 
-from slipway.train.snapshots.snapshot import list_snapshots, snapshot_name, verify_snapshot
+from slipway.protocol.files import list_snapshots, snapshot_name
+from slipway.train.snapshots.snapshot import verify_snapshot
 
 STEPS = 40
 COURSE = (

@@ -11,7 +11,7 @@ from containers import PATIENCE
 from scene import Scene, end_state, evaluations, is_traceback, verdict
 from table import PARTINGS, Parting, rows
 
-from slipway.train.snapshots.snapshot import snapshot_name
+from slipway.protocol.files import snapshot_name
 
 
 @pytest.mark.parametrize("fault", rows(PARTINGS))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from slipway.train.loop.task import Task
 from slipway.train.text.corpus import StoredTokens
 from slipway.train.text.language import cut
-from slipway.train.fit.task import Task
 from slipway.train.text.tokens.streams import Stream
 
 

@@ -15,9 +15,9 @@ from shares import best_product
 from stand_ins import in_place
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from slipway.train.loop.nonfinite import Buffers, are_finite
+from slipway.train.loop.precision import read_precision
 from slipway.train.models.flops import utilisation
-from slipway.train.fit.nonfinite import Buffers, are_finite
-from slipway.train.fit.precision import read_precision
 
 Train = Callable[..., Loop]
 

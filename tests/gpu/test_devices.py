@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from gpu_jobs import Ended
 
-from slipway.launch.resolve.devices import read_devices
 from slipway.launch.health.gpus import look_at_gpus
+from slipway.launch.resolve.devices import read_devices
 
 Slipway = Callable[..., Ended]
 

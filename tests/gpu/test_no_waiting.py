@@ -19,9 +19,9 @@ from loops import Loop, group_of_one
 from needs import reason
 from stand_ins import in_place
 
-from slipway.train.fit import step
-from slipway.train.fit.nonfinite import poison
-from slipway.train.fit.step import take_step
+from slipway.train.loop import step
+from slipway.train.loop.nonfinite import poison
+from slipway.train.loop.step import take_step
 
 Train = Callable[..., Loop]
 

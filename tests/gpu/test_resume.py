@@ -8,8 +8,8 @@ import pytest
 import torch
 from loops import Loop
 
-from slipway.train.fit.saving import resume, save, wait_for_writers
-from slipway.train.fit.training import Training
+from slipway.train.loop.saving import resume, save, wait_for_writers
+from slipway.train.loop.training import Training
 
 Train = Callable[..., Loop]
 

@@ -10,11 +10,11 @@ from templates import DOWNLOAD, TENSORBOARD, TRAINING, Document, Pods
 from slipway.cli.arguments import check_arguments
 from slipway.cli.cli import slipway
 from slipway.cli.data import data
+from slipway.cli.launching import launcher_options, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.cli.launching import launcher_options, take_options
+from slipway.protocol.errors import LaunchError
 
 MARGIN = 10  # s between the launcher's grace and the pod's
 SHARED_MEMORY = {"medium": "Memory", "sizeLimit": "1Gi"}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from slipway.launch.resolve.devices import Devices
 from slipway.launch.health.products import multiply
+from slipway.launch.resolve.devices import Devices
 from slipway.train.measure import health
 
 

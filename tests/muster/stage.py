@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import encode, parse
-from slipway.launch.muster.server import Rule
 from slipway.launch.muster.messages import Ending, Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.server import Rule
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.errors import LaunchError
 
 # Here rather than in conftest.py: stub.py is a process of its own.
 sys.path.append(str(Path(__file__).parents[1] / "unit"))

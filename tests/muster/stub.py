@@ -10,11 +10,11 @@ from pathlib import Path
 
 from stage import make_card, make_outcome
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
-from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.verdict.block import block
+from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.errors import LaunchError
 
 
 def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **more: object) -> int:

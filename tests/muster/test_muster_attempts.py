@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from stage import Launcher, make_card, make_outcome
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.muster.card import Go
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
+from slipway.protocol.errors import LaunchError
 
 Make = Callable[..., Launcher]
 Rule = Callable[[Any, tuple[int, ...]], Ending]

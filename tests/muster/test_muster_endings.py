@@ -10,8 +10,8 @@ from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.coordinator import Conduct
 from slipway.launch.muster.muster import Muster
-from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.verdict.block import block
+from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]
 

@@ -11,8 +11,7 @@ from crew import Process
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from test_muster_endings import hear_of_others
 
-from slipway.launch.muster import ring
-from slipway.launch.muster import coordinator
+from slipway.launch.muster import coordinator, ring
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict.verdict import Outcome

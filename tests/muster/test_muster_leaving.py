@@ -8,8 +8,8 @@ import pytest
 from stage import Client, Launcher, answer_neighbour, make_card, make_outcome, play, take_part
 
 from slipway.launch.muster import messages as wire
-from slipway.launch.muster.codec import encode
 from slipway.launch.muster.client import STOPS
+from slipway.launch.muster.codec import encode
 from slipway.launch.muster.muster import Muster
 from slipway.launch.verdict.verdict import Outcome
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 
-from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 from slipway.launch.muster import coordinator
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.ring import Ring
 from slipway.launch.resolve.connectivity import listen
+from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 
 Make = Callable[..., Launcher]
 

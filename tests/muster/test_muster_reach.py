@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.launch.resolve.host import detect_runtime
-from slipway.launch.muster.link import dial
 from slipway.launch.muster.connection_errors import CAUSES, RING, TryLaterError, classify, explain, explain_ring
+from slipway.launch.muster.link import dial
 from slipway.launch.resolve.connectivity import free_port, interface_towards, is_loopback, listen, port_holder
+from slipway.launch.resolve.host import detect_runtime
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 @pytest.mark.needs("IPv6")

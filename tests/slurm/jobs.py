@@ -7,7 +7,8 @@ from typing import Any
 from cluster import REPOSITORY, Cluster, Job
 
 from slipway.launch.run_directory.run import last_outcome
-from slipway.train.snapshots.snapshot import list_snapshots, verify_snapshot
+from slipway.protocol.files import list_snapshots
+from slipway.train.snapshots.snapshot import verify_snapshot
 
 VENV = str(REPOSITORY / ".venv")
 TRAIN = str(REPOSITORY / "slurm/train.sbatch")

@@ -9,7 +9,7 @@ import pytest
 from cluster import Cluster, Job
 from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train
 
-from slipway.train.snapshots.snapshot import list_snapshots
+from slipway.protocol.files import list_snapshots
 
 STEP = 0.25  # s
 ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported in each of the minutes

@@ -24,16 +24,14 @@ from typing import Any
 import torch
 import torch._dynamo  # which every optimizer loads
 
+from slipway.train.loop import fit as loop
+from slipway.train.loop import saving, step
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.training import Training
+from slipway.train.snapshots import resume, snapshot
 from slipway.train.text import corpus
 from slipway.train.worker import group
-from slipway.train.fit import loop
-from slipway.train.snapshots import resume
-from slipway.train.fit import saving
-from slipway.train.snapshots import snapshot
-from slipway.train.fit import step
 from slipway.train.worker.context import Context, open_context
-from slipway.train.fit.loader import Loader
-from slipway.train.fit.training import Training
 from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that forks us has them loaded
 
 corpus.read_stdlib = cache(corpus.read_stdlib)

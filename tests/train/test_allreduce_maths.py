@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
+from slipway.options import AllreduceOptions, parse
 from slipway.train.measure.bandwidth import (
     Measurement,
     count_elements,
@@ -16,7 +17,6 @@ from slipway.train.measure.bandwidth import (
     time_text,
 )
 from slipway.train.measure.straggler import find_laggard, rounds
-from slipway.options import AllreduceOptions, parse
 
 GB = 1e9
 

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_jobs import Run
 
-from slipway.train.fit.charts import Charts, new_file, tag
+from slipway.train.loop.charts import Charts, new_file, tag
 
 Start = Callable[..., Run]
 GPT = (
@@ -115,7 +115,7 @@ def test_without_tensorboard_the_training_goes_on_with_one_warning(
 def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
     train: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipway.train.fit.charts.new_file", lambda folder: Path("/dev/full"))
+    monkeypatch.setattr("slipway.train.loop.charts.new_file", lambda folder: Path("/dev/full"))
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 1)
     assert run.exit_code == 0
     assert len(run.metrics) == 9

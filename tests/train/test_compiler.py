@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from training_jobs import Run
 
-from slipway.train.fit.compiler import decide_compile
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.compiler import decide_compile
 
 
 @pytest.fixture

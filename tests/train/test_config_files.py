@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.options import ConfigurationError, GptOptions, LinearOptions, parse
+from slipway.options import GptOptions, LinearOptions, parse
 from slipway.options.command import option_lines
+from slipway.protocol.mistake import ConfigurationError
 
 pytestmark = pytest.mark.core
 

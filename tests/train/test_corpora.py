@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from token_files import documents, write_lines, write_parquet, write_tokenizer
 from training_jobs import Run, worker_environment
 
-from slipway.train.worker.context import Context
-from slipway.train.text.corpus import Corpus, open_corpus
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.flops import flops_per_token
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.text.language import cut_samples
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.options import ConfigurationError
-from slipway.train.worker.place import read_place
-from slipway.train.worker.prepared import MAKING
-from slipway.train.text.sample import sample
+from slipway.train.text.corpus import Corpus, open_corpus
 from slipway.train.text.files import Text
+from slipway.train.text.language import cut_samples
+from slipway.train.text.sample import sample
 from slipway.train.text.tokenizer import open_tokenizer
 from slipway.train.text.tokens.preparation import Settings, prepare
 from slipway.train.text.tokens.streams import Stream
+from slipway.train.worker.context import Context
+from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.place import read_place
+from slipway.train.worker.prepared import MAKING
 
 Start = Callable[..., Run]
 MODEL = ("--layers", 1, "--heads", 2, "--embed", 16, "--context", 16, "--batch-size", 4, "--sample-tokens", 8)

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.options import ConfigurationError, GptOptions, parse
+from slipway.options import GptOptions, parse
 from slipway.options.dataset import read_hub
+from slipway.protocol.mistake import ConfigurationError
 
 
 @pytest.fixture(autouse=True)

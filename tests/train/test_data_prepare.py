@@ -19,7 +19,7 @@ from token_files import documents, write_large_tokenizer, write_lines, write_par
 
 from slipway.cli.data import data
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokenizer import open_tokenizer
 from slipway.train.text.tokens import inputs
 from slipway.train.text.tokens.folder import DTYPES, TokenFolder, read_folder

@@ -16,10 +16,10 @@ from training_jobs import Run
 
 from slipway.cli import cli
 from slipway.protocol.errors import LaunchError
-from slipway.train.worker.context import outside_job
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_run
+from slipway.train.worker.context import outside_job
 from slipway.train.workloads.judgement import Judgement, judge_trained
-from slipway.options import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 

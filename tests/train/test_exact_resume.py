@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import Run
 
-from slipway.train.fit import loader as module
-from slipway.train.fit.sampler import Sampler
-from slipway.train.fit.loader import Loader
+from slipway.train.loop import loader as module
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.sampler import Sampler
 
 Start = Callable[..., Run]
 

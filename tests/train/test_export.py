@@ -17,11 +17,11 @@ from huggingface_hub import ModelCard
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from training_jobs import Run
 
-from slipway.train.export import export_run, read_export
-from slipway.train.text.language import described_config
-from slipway.train.models.gpt import Gpt
 from slipway.options import GptOptions, parse
+from slipway.train.export import export_run, read_export
 from slipway.train.export.trained import publishable, read_run, without_folders
+from slipway.train.models.gpt import Gpt
+from slipway.train.text.language import described_config
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 

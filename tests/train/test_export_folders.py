@@ -11,11 +11,13 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.train.worker.context import outside_job
+from slipway.options import GptOptions, parse
+from slipway.protocol.files import list_snapshots
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_result, export_run, read_export
-from slipway.train.fit.loop import Result
-from slipway.options import ConfigurationError, GptOptions, parse
-from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, list_snapshots, save_snapshot
+from slipway.train.loop.fit import Result
+from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, save_snapshot
+from slipway.train.worker.context import outside_job
 
 Start = Callable[..., Run]
 

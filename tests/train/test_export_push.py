@@ -13,9 +13,9 @@ from huggingface_hub import constants
 from training_jobs import Run
 
 from slipway.cli import cli
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_run, push_folder
 from slipway.train.hub.causes import HubError
-from slipway.options import ConfigurationError
 
 Start = Callable[..., Run]
 

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from training_jobs import Run
 
-from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, read_config
-from slipway.train.worker.context import outside_job
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, adamw
-from slipway.options import ConfigurationError
+from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, read_config
 from slipway.train.text.files import read_stdlib
+from slipway.train.worker.context import outside_job
 from slipway.train.workloads.finetune import freeze
 
 Start = Callable[..., Run]

@@ -10,10 +10,10 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from training_jobs import Run
 
-from slipway.train.fit import step
+from slipway.train.loop import step
+from slipway.train.loop.nonfinite import Numbers, are_finite, poison
+from slipway.train.loop.training import allow_left_out_steps
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.nonfinite import Numbers, are_finite, poison
-from slipway.train.fit.training import allow_left_out_steps
 
 Start = Callable[..., Run]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--steps", 20, "--log-every", 5)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.train.worker import heartbeat
-from slipway.train.fit import loop
+from slipway.train.loop import fit as loop
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.training import Training
 from slipway.train.snapshots import snapshot
+from slipway.train.worker import heartbeat
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.loader import Loader
-from slipway.train.fit.training import Training
 
 pytestmark = pytest.mark.core
 

@@ -15,9 +15,9 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 
-from slipway.train.hub.fetch import fetch
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import HubError
-from slipway.options import ConfigurationError
+from slipway.train.hub.fetch import fetch
 
 FILES = {"config.json": b'{"layers": 2}', "model.safetensors": bytes(range(256)) * 400, "sub/notes.txt": b"notes\n"}
 PRIVATE = {"token": "hf_right"}

@@ -14,9 +14,10 @@ import pytest
 import torch
 from training_jobs import PATIENCE, Job, Run, raise_stop_flag
 
+from slipway.options import LinearOptions, parse
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.workloads import comparison
 from slipway.train.workloads.comparison import Comparison, explanation, table
-from slipway.options import ConfigurationError, LinearOptions, parse
 
 Start = Callable[..., Run]
 SMALL = ("--dataset-size", 512, "--epochs", 2, "--compare")

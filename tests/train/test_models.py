@@ -9,8 +9,9 @@ import pytest
 import torch
 from training_jobs import Run
 
+from slipway.options import GptOptions, parse
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.options import ConfigurationError, GptOptions, parse
 from slipway.train.text.sample import sample
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.workloads.gpt import read_config

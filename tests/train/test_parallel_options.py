@@ -8,11 +8,12 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.train.fit import step
+from slipway.options import LinearOptions, VisionOptions, parse
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop import step
+from slipway.train.loop.step import take_step
+from slipway.train.loop.training import agree_on_data, prepare
 from slipway.train.worker.context import outside_job
-from slipway.options import ConfigurationError, LinearOptions, VisionOptions, parse
-from slipway.train.fit.step import take_step
-from slipway.train.fit.training import agree_on_data, prepare
 from slipway.train.workloads.linear import make_data
 from slipway.train.workloads.vision import make_task
 

@@ -12,17 +12,18 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
+from slipway.options import LinearOptions, parse
+from slipway.protocol.files import list_snapshots
+from slipway.train.loop.precision import Precision
+from slipway.train.loop.step import take_step
+from slipway.train.loop.training import prepare
+from slipway.train.models.gpt import Gpt
+from slipway.train.snapshots.snapshot import load_snapshot
+from slipway.train.text.language import described_config
+from slipway.train.text.sample import sample
 from slipway.train.worker.context import Context
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.text.language import described_config
-from slipway.train.models.gpt import Gpt
-from slipway.options import LinearOptions, parse
 from slipway.train.worker.place import read_place
-from slipway.train.fit.precision import Precision
-from slipway.train.text.sample import sample
-from slipway.train.snapshots.snapshot import list_snapshots, load_snapshot
-from slipway.train.fit.step import take_step
-from slipway.train.fit.training import prepare
 from slipway.train.workloads.linear import make_task
 
 Start = Callable[..., Run]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.options import ConfigurationError
-from slipway.train.fit.precision import choose_precision, cpu_flags, has_fast_bf16
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.precision import choose_precision, cpu_flags, has_fast_bf16
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slipway.train.worker import prepared
 from slipway.protocol.durable import replace_file
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.worker import prepared
 from slipway.train.worker.prepared import make_folder_once, temporary_folder
 
 

@@ -16,9 +16,9 @@ import torch
 from click.testing import CliRunner, Result
 from training_jobs import Run
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.cli.reports import report
-from slipway.train.fit.charts import Charts
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.train.loop.charts import Charts
 
 Start = Callable[..., Run]
 GPT = (

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from training_jobs import Run
 
+from slipway.protocol.files import list_snapshots
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots.snapshot import (
     NewerFormatError,
     Snapshot,
     SnapshotError,
-    list_snapshots,
     load_newest,
     load_snapshot,
     save_snapshot,

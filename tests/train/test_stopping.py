@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.train.snapshots.snapshot import list_snapshots, verify_snapshot
+from slipway.protocol.files import list_snapshots
+from slipway.train.snapshots.snapshot import verify_snapshot
 
 Start = Callable[..., Job]
 LINEAR = ("--dataset-size", 512, "--log-every", 1, "--steps", 30)

@@ -12,7 +12,7 @@ from token_files import write_tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import processors
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 
 TEXTS = ["", "def f(x):\n    return x", "él año ß 水 \U0001f6a2", "  two  spaces\t\n\n"]

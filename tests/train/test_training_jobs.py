@@ -13,15 +13,16 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import Run, raise_stop_flag, worker_environment
 
+from slipway.options import LinearOptions, parse
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.precision import Precision
+from slipway.train.loop.step import take_step
+from slipway.train.loop.training import divide_batch, prepare
+from slipway.train.snapshots.snapshot import Snapshot, save_snapshot
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.options import ConfigurationError, LinearOptions, parse
 from slipway.train.worker.place import read_place
-from slipway.train.fit.precision import Precision
-from slipway.train.snapshots.snapshot import Snapshot, save_snapshot
-from slipway.train.fit.step import take_step
-from slipway.train.fit.training import divide_batch, prepare
 from slipway.train.workloads.linear import make_task
 
 Start = Callable[..., Run]

@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn import functional
 from training_jobs import Run
 
+from slipway.options import VisionOptions, parse
 from slipway.protocol.durable import sync_tree
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.cnn import build, flops_per_picture
-from slipway.options import ConfigurationError, VisionOptions, parse
 from slipway.train.pictures.arrays import read_arrays
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.glyphs import CLASSES, DEVIATION, MEAN

@@ -22,12 +22,10 @@ from PIL import Image
 from pyarrow import parquet
 from training_jobs import Run, worker_environment
 
-from slipway.train.worker.context import Context
-from slipway.train.fit.sampler import Sampler
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.fit.loader import Loader
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.sampler import Sampler
 from slipway.train.models.cnn import build
-from slipway.options import ConfigurationError
 from slipway.train.pictures import cifar10
 from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_arrays
 from slipway.train.pictures.augmentation import Variation, choose, cut_out, vary, windows
@@ -36,6 +34,8 @@ from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.distortion import Recipe, distort
 from slipway.train.pictures.folder import Files, list_files, open_folder
 from slipway.train.pictures.glyphs import draw_glyphs
+from slipway.train.worker.context import Context
+from slipway.train.worker.heartbeat import Heartbeat
 from slipway.train.worker.place import read_place
 
 Start = Callable[..., Run]

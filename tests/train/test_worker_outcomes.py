@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from training_jobs import worker_environment
 
-from slipway.train.worker.context import STOPS, open_context
-from slipway.train.fit.metrics import Progress, clock, keep_metrics, short
-from slipway.options import ConfigurationError
-from slipway.train.worker.outcome import NoProgressError, PeerError, classify
-from slipway.train.text.sample import read_until_end
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.metrics import Progress, clock, keep_metrics, short
 from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
-from slipway.train.worker.stop import StopFlag, read_stop_flag
+from slipway.train.text.sample import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
+from slipway.train.worker.context import STOPS, open_context
+from slipway.train.worker.outcome import NoProgressError, PeerError, classify
+from slipway.train.worker.stop import StopFlag, read_stop_flag
 
 pytestmark = pytest.mark.core
 

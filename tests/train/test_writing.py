@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import slipway
+from slipway.train.loop.metrics import keep_metrics
 from slipway.train.snapshots import snapshot as module
-from slipway.train.fit.metrics import keep_metrics
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.snapshots.writer import Writer
 

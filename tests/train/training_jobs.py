@@ -17,7 +17,8 @@ from typing import Any
 import faulty_worker
 import torch
 
-from slipway.train.snapshots.snapshot import list_snapshots, load_snapshot
+from slipway.protocol.files import list_snapshots
+from slipway.train.snapshots.snapshot import load_snapshot
 
 SERVER = multiprocessing.get_context("forkserver")
 PATIENCE = 120  # seconds; far more than any job here takes

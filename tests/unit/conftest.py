@@ -11,10 +11,9 @@ from hypothesis import settings
 from stand_ins import Answer, Slipway, make_devices
 from worker_output import MakeOutput, Output
 
-from slipway.cli import arguments
-from slipway.cli import cli
-from slipway.launch.resolve.devices import Devices
+from slipway.cli import arguments, cli
 from slipway.launch.attempt.supervise import Attempt
+from slipway.launch.resolve.devices import Devices
 
 settings.register_profile("unit", deadline=None)  # a busy machine is no failure
 settings.load_profile("unit")

@@ -12,13 +12,13 @@ from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.agreement import Node, agree
 from slipway.launch.alone import again, give_up, restart_limit, stopped_between, with_free_port
-from slipway.launch.verdict.attempts import Course, Try
+from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.job import Job
 from slipway.launch.muster.card import Go
 from slipway.launch.run_directory.run import Run
-from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.launch.verdict.attempts import Course, Try
 from slipway.launch.verdict.block import as_json, block
+from slipway.launch.verdict.verdict import Outcome, judge
 
 
 def make_job(*words: str, environ: Mapping[str, str] | None = None) -> Job:

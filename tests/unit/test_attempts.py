@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.verdict.attempts import DEFAULT, PAUSES, STUCK, Course, Decision, Try, decide, is_passing
 from slipway.launch.resolve.settings import BY_NAME
+from slipway.launch.verdict.attempts import DEFAULT, PAUSES, STUCK, Course, Decision, Try, decide, is_passing
 from slipway.launch.verdict.verdict import CODES, Outcome
 
 

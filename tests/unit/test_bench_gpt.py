@@ -16,10 +16,10 @@ from peers.plan import PLAN, PROCESSES, Plan, Size, read_plan
 from peers.slipway_loop import words
 from peers.training import begin, learning_rate, ours, visited
 
-from slipway.train.fit import step
-from slipway.train.fit.sampler import Sampler
-from slipway.train.fit.loader import Loader
 from slipway.options import GptOptions, parse
+from slipway.train.loop import step
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.sampler import Sampler
 
 SIZE = Size("tiny", layers=2, embed=16, context=8, batch=3, parts=2)
 

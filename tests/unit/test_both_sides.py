@@ -9,8 +9,8 @@ import pytest
 
 import slipway
 from slipway.launch.run_directory import run
-from slipway.launch.attempt.heartbeat import PATIENCE
 from slipway.protocol import durable
+from slipway.protocol.phases import Phase
 
 TRAIN = Path(slipway.__file__).with_name("train")
 
@@ -49,12 +49,12 @@ def phases() -> dict[str, str]:
 
 
 def test_the_launcher_knows_how_long_each_phase_of_training_may_stand_still() -> None:
-    unknown = {phase: place for phase, place in phases().items() if phase not in PATIENCE}
-    assert not unknown, "a phase that PATIENCE in launch/attempt/heartbeat.py does not know has the patience of `train`"
+    unknown = {phase: place for phase, place in phases().items() if phase not in Phase}
+    assert not unknown, "a phase that Phase in launch/attempt/heartbeat.py does not know has the patience of `train`"
 
 
 def test_the_launcher_is_patient_with_no_phase_that_training_never_says() -> None:
-    assert set(PATIENCE) == set(phases())
+    assert set(Phase) == set(phases())
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO"])

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from stand_ins import make_sources, plan_for
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.launch.logs import archive, bundle
 from slipway.launch.logs.bundle import bundle_run
 from slipway.launch.run_directory.plan_file import write_plan
-from slipway.launch.run_directory.run import write_json
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.protocol.files import write_json
 
 CANARIES = {"SLIPWAY_TOKEN": "canary-one", "HF_TOKEN": "canary two"}
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/", "SLIPWAY_TOKEN": CANARIES["SLIPWAY_TOKEN"]}

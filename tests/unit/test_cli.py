@@ -13,8 +13,8 @@ from stand_ins import Slipway
 from slipway import __version__
 from slipway.cli import cli
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.protocol.errors import EXITS
 from slipway.launch.resolve.settings import SETTINGS
+from slipway.protocol.errors import EXITS
 
 
 def start(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:

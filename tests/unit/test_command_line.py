@@ -18,12 +18,12 @@ from click.shell_completion import BashComplete
 from stand_ins import Slipway
 
 from slipway.cli import cli
+from slipway.cli.launching import RDZV
 from slipway.launch.resolve.plan import DEBUG
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.cli.launching import RDZV
-from slipway.render.words import PLACES
 from slipway.options import WORKLOADS as KINDS
 from slipway.options.command import click_command
+from slipway.render.words import PLACES
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")}
@@ -202,9 +202,7 @@ def test_each_shell_has_its_script(slipway: Slipway, shell: str) -> None:
 
 
 def test_a_start_loads_nothing_for_completion() -> None:
-    code = (
-        "import slipway.cli.cli, sys; sys.exit('click.shell_completion' in sys.modules or 'slipway.cli.reports' in sys.modules)"
-    )
+    code = "import slipway.cli.cli, sys; sys.exit('click.shell_completion' in sys.modules or 'slipway.cli.reports' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slipway import options
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.protocol.errors import EXITS
-from slipway import options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -8,8 +8,8 @@ import pytest
 from stand_ins import write_files
 
 from slipway.launch.attempt.ending import Facts, count_ooms, tell_ending
-from slipway.launch.run_directory.run import write_json
 from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.files import write_json
 
 NOW = 1000.0
 KILLED, ABORTED, ENDED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.launch.resolve.settings import read_env_file
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 def read(folder: Path, text: str) -> dict[str, str]:

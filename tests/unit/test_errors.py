@@ -2,9 +2,9 @@
 
 import pytest
 
+from slipway.launch.verdict.verdict import CODES
 from slipway.protocol import errors
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, EXITS, UNHEALTHY, LaunchError
-from slipway.launch.verdict.verdict import CODES
 
 
 def test_the_table_is_complete() -> None:

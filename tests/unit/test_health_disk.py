@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from stand_ins import make_host
 
-from slipway.protocol.errors import CONFIGURATION, UNHEALTHY
 from slipway.launch.health import disk
 from slipway.launch.health.disk import Room, judge_error, judge_flock, judge_room, look_at_disks, places
 from slipway.launch.resolve.container_checks import fleeting_results
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY
 
 MB, GB = 1 << 20, 1 << 30
 HERE = Path("/somewhere")

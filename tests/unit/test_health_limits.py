@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from stand_ins import make_devices, write_files
 
-from slipway.protocol.errors import UNHEALTHY
 from slipway.launch.health.limits import (
     Memory,
     judge_cpus,
@@ -19,6 +18,7 @@ from slipway.launch.health.limits import (
     look_at_shm,
     read_memory,
 )
+from slipway.protocol.errors import UNHEALTHY
 
 MB, GB = 1 << 20, 1 << 30
 MEMINFO = (

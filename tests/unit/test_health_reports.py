@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from stand_ins import make_devices, make_host, make_sources, resolve
 
-from slipway.launch.resolve.catalog import CHECK
-from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.launch.health import nodes as meeting
 from slipway.launch.health import quick
 from slipway.launch.health.finding import (
@@ -34,8 +32,10 @@ from slipway.launch.health.products import Ending, judge_product, read_report
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.job import Job
+from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.plan import make_plan
-from slipway.launch.run_directory.run import write_json
+from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
+from slipway.protocol.files import write_json
 from slipway.train.measure.straggler import Laggard
 
 ROWS = (

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.attempt.heartbeat import PATIENCE, Beat, Pulse, heartbeat_file, read_beats
+from slipway.launch.attempt.hangs import Pulse
+from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
+from slipway.protocol.phases import Phase
 
 
 def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
@@ -19,8 +21,8 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     write(tmp_path, 3, {"phase": "train", "step": 7, "steps": 20, "monotonic": 12.5, "pid": 99, "beats": 31})
     write(tmp_path, 4, {"phase": "setup", "step": 0, "steps": None, "monotonic": 1})
     assert read_beats(tmp_path, (3, 4, 5)) == {
-        3: Beat(3, "train", 7, 20, 12.5, 99, 31),
-        4: Beat(4, "setup", 0, None, 1.0, None),
+        3: Beat(3, Phase.TRAIN, 7, 20, 12.5, 99, 31),
+        4: Beat(4, Phase.SETUP, 0, None, 1.0, None),
     }
 
 
@@ -47,10 +49,10 @@ def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None
     return None
 
 
-@pytest.mark.parametrize(("phase", "times"), PATIENCE.items())
-def test_each_phase_may_stand_still_for_its_own_time(phase: str, times: int) -> None:
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_may_stand_still_for_its_own_time(phase: Phase) -> None:
     # The first look finds a change; from then on it stands still, and longer than allowed is a hang.
-    assert standing(Beat(0, phase, 1, None, 5.0)) == 10 * times + 2
+    assert standing(Beat(0, phase, 1, None, 5.0)) == 10 * phase.patience + 2
 
 
 def test_a_rank_that_never_wrote_stands_in_setup() -> None:
@@ -62,53 +64,53 @@ def test_a_rank_that_never_wrote_stands_in_setup() -> None:
 
 
 def test_0_waits_for_ever() -> None:
-    assert standing(Beat(0, "train", 1), limit=0.0) is None
+    assert standing(Beat(0, Phase.TRAIN, 1), limit=0.0) is None
 
 
 def test_a_rank_that_works_is_waited_for_by_the_others() -> None:
     """Rank 0 saves for long, and rank 1 waits in `train`: no hang before rank 0's own time is over."""
-    assert standing(Beat(0, "save", 5), Beat(1, "train", 5)) == 10 * PATIENCE["save"] + 2
+    assert standing(Beat(0, Phase.SAVE, 5), Beat(1, Phase.TRAIN, 5)) == 10 * Phase.SAVE.patience + 2
 
 
 def test_any_change_begins_anew() -> None:
     pulse = Pulse([0, 1], 10.0, 0.0)
     for now in range(1, 200):
-        look(pulse, range(now, now + 1), Beat(0, "train", 1), Beat(1, "train", now // 5))
+        look(pulse, range(now, now + 1), Beat(0, Phase.TRAIN, 1), Beat(1, Phase.TRAIN, now // 5))
         assert not pulse.hangs
 
 
 def test_waiting_for_data_is_no_progress_however_often_it_is_said() -> None:
     pulse = Pulse([0], 10.0, 0.0)
     for now in range(1, 13):
-        look(pulse, range(now, now + 1), Beat(0, "data", 4, None, now))
+        look(pulse, range(now, now + 1), Beat(0, Phase.DATA, 4, None, now))
     assert pulse.hangs
-    look(pulse, range(13, 14), Beat(0, "data", 5, None, 13))
+    look(pulse, range(13, 14), Beat(0, Phase.DATA, 5, None, 13))
     assert not pulse.hangs
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A container that was frozen, a launcher whose reader paused."""
     pulse = Pulse([0], 10.0, 0.0)
-    look(pulse, range(1, 2), Beat(0, "train", 1))
-    pulse.look({0: Beat(0, "train", 1)}, 5000.0)
+    look(pulse, range(1, 2), Beat(0, Phase.TRAIN, 1))
+    pulse.look({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
     assert not pulse.hangs
 
 
 def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
     """What a beat says about time is only compared for change."""
-    assert standing(Beat(0, "train", 1, None, -1e9)) == standing(Beat(0, "train", 1, None, 1e9)) == 12
+    assert standing(Beat(0, Phase.TRAIN, 1, None, -1e9)) == standing(Beat(0, Phase.TRAIN, 1, None, 1e9)) == 12
 
 
 @pytest.mark.parametrize(
     ("beats", "states", "behind", "says"),
     [
-        ([Beat(0, "train", 9, 20), Beat(1, "train", 8, 20)], {}, (1,), "behind: rank 1 (step 8 of 20, train, for 0 s)"),
-        ([Beat(0, "train", 9), Beat(1, "train", 9)], {}, (0, 1), "none lags behind"),
-        ([Beat(0, "train", 9, beats=31), Beat(1, "train", 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, train"),
-        ([Beat(0, "train", 9, beats=30), Beat(1, "data", 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, data"),
-        ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "T"}, (1,), "SIGSTOP"),
-        ([Beat(0, "train", 8, None, 0, 70), Beat(1, "train", 9, None, 0, 71)], {71: "R", 70: "S"}, (0,), "step 8, train"),
-        ([Beat(rank, "save", 3) for rank in range(9)], {}, tuple(range(9)), "and 5 more"),
+        ([Beat(0, Phase.TRAIN, 9, 20), Beat(1, Phase.TRAIN, 8, 20)], {}, (1,), "behind: rank 1 (step 8 of 20, train, for 0 s)"),
+        ([Beat(0, Phase.TRAIN, 9), Beat(1, Phase.TRAIN, 9)], {}, (0, 1), "none lags behind"),
+        ([Beat(0, Phase.TRAIN, 9, beats=31), Beat(1, Phase.TRAIN, 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, train"),
+        ([Beat(0, Phase.TRAIN, 9, beats=30), Beat(1, Phase.DATA, 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, data"),
+        ([Beat(0, Phase.TRAIN, 8, None, 0, 70), Beat(1, Phase.TRAIN, 9, None, 0, 71)], {71: "T"}, (1,), "SIGSTOP"),
+        ([Beat(0, Phase.TRAIN, 8, None, 0, 70), Beat(1, Phase.TRAIN, 9, None, 0, 71)], {71: "R", 70: "S"}, (0,), "step 8, train"),
+        ([Beat(rank, Phase.SAVE, 3) for rank in range(9)], {}, tuple(range(9)), "and 5 more"),
     ],
 )  # fmt: skip
 def test_the_ranks_that_lag_behind_are_named(
@@ -124,14 +126,14 @@ def test_the_ranks_that_lag_behind_are_named(
 @pytest.mark.parametrize(
     ("beat", "begun", "moved"),
     [
-        (Beat(0, "setup", 0), 0, False),
-        (Beat(0, "first-step", 0), 0, False),
-        (Beat(0, "train", 1), 0, True),
-        (Beat(0, "load", 500), 0, False),  # the step of the snapshot that it resumes from
-        (Beat(0, "data", 500), 500, False),
-        (Beat(0, "data", 501), 500, True),
-        (Beat(0, "save", 501), 500, True),
-        (Beat(0, "train", 495), 500, True),  # the newest snapshot was damaged, and it went on from one before
+        (Beat(0, Phase.SETUP, 0), 0, False),
+        (Beat(0, Phase.FIRST_STEP, 0), 0, False),
+        (Beat(0, Phase.TRAIN, 1), 0, True),
+        (Beat(0, Phase.LOAD, 500), 0, False),  # the step of the snapshot that it resumes from
+        (Beat(0, Phase.DATA, 500), 500, False),
+        (Beat(0, Phase.DATA, 501), 500, True),
+        (Beat(0, Phase.SAVE, 501), 500, True),
+        (Beat(0, Phase.TRAIN, 495), 500, True),  # the newest snapshot was damaged, and it went on from one before
     ],
 )
 def test_an_attempt_has_moved_once_a_rank_took_a_step(beat: Beat, begun: int, moved: bool) -> None:

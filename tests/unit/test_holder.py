@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from slipway.protocol.errors import CANCELLED, CONFIGURATION, LaunchError
-from slipway.launch.run_directory.run_lock import Hold, Holder, find_holders, is_alive, read_holder, refuse_held, this_launcher
-from slipway.launch.run_directory.status import sleep
 from slipway.launch.attempt.stops import Stops, ask_to_stop
+from slipway.launch.run_directory.run_lock import (
+    Hold,
+    Holder,
+    find_holders,
+    is_alive,
+    read_holder,
+    refuse_held,
+    this_launcher,
+)
+from slipway.launch.run_directory.status import sleep
+from slipway.protocol.errors import CANCELLED, CONFIGURATION, LaunchError
 
 PATIENCE = 1.5  # s; a living holder gives a sign of life every second
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.launch.resolve.host import read_host
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:

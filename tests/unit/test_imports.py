@@ -91,7 +91,9 @@ def test_the_launcher_imports_no_training_code(file: Path) -> None:
 
 @files("train")
 def test_training_code_imports_no_launcher(file: Path) -> None:
-    assert [name for name in imports(file) if name.startswith(("slipway.launch", "slipway.cli.cli", "slipway.agent"))] == []
+    assert [
+        name for name in imports(file) if name.startswith(("slipway.launch", "slipway.cli.cli", "slipway.agent"))
+    ] == []
 
 
 @files(".")

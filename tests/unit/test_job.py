@@ -12,10 +12,10 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway.cli import cli
 from slipway.launch import job
-from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.protocol.errors import EXITS
 from slipway.launch.job import IMAGE_USER, Job, filled, next_commands, typed
+from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.run import Run
+from slipway.protocol.errors import EXITS
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
-from slipway.launch.verdict.attempts import Course, Try
-from slipway.protocol.errors import CONFIGURATION, USAGE
 from slipway.launch.attempt.worker_output import stamp
-from slipway.launch.run_directory.run import write_json
-from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.launch.verdict.attempts import Course, Try
 from slipway.launch.verdict.block import as_json
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.errors import CONFIGURATION, USAGE
+from slipway.protocol.files import write_json
 
 START = 1_795_276_800.0  # 2026-11-21 16:00:00 UTC
 

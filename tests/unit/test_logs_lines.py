@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.launch.attempt.worker_output import stamp
 from slipway.launch.logs import lines as module
 from slipway.launch.logs.lines import PARENTS, Line, LogFile, find_logs, read_lines, readable, tell_elsewhere
 from slipway.launch.logs.wanted import Failures, Wanted, parse_numbers
-from slipway.launch.attempt.worker_output import stamp
-from slipway.launch.run_directory.run import write_json
+from slipway.protocol.files import write_json
 
 ABOVE = "--- attempt {}, 2026-11-21 16:00:0{} UTC ---"
 START = 1_795_276_800.0  # 2026-11-21 16:00:00 UTC

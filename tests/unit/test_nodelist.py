@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.launch.resolve.nodelist import LIMIT, expand_nodelist
 from slipway.launch.resolve.schedulers import expand_tasks_per_node
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.run_directory.run import read_json, write_json
+from slipway.protocol.files import read_json, write_json
 
 
 @pytest.fixture(autouse=True)

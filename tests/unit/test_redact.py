@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.redact import KEY_BLOCK, SHORTEST, make_redactor, redact_json, secret_arguments, secret_values
+from slipway.launch.resolve.redact import (
+    KEY_BLOCK,
+    SHORTEST,
+    make_redactor,
+    redact_json,
+    secret_arguments,
+    secret_values,
+)
 
 C = "CANARY7canary"  # stands in every secret below, or in part of it
 KEY = f"-----BEGIN RSA PRIVATE KEY-----\n{C}\n{C}\n-----END RSA PRIVATE KEY-----"

@@ -13,9 +13,9 @@ import yaml
 from stand_ins import Answer, Slipway
 
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.render import render as render_group
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
+from slipway.render import render as render_group
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from stand_ins import Answer, Slipway
 
-from slipway.render.kubernetes import COMMANDS
-from slipway.render.manifests import NAME_LENGTH, merged
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
+from slipway.render.kubernetes import COMMANDS
+from slipway.render.manifests import NAME_LENGTH, merged
 
 ROOT = Path(__file__).parents[2]
 RENEW = bool(os.environ.get("RENEW_GOLDEN"))

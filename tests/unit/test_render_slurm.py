@@ -14,10 +14,10 @@ import pytest
 from stand_ins import Answer, Slipway
 
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.render import render as render_group
-from slipway.render.sbatch import LEAVING, read_time
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
+from slipway.render import render as render_group
+from slipway.render.sbatch import LEAVING, read_time
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

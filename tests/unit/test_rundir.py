@@ -8,20 +8,12 @@ from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASK
 from stand_ins import make_devices, make_host, make_sources
 
 from slipway.launch.resolve.catalog import find_workload
-from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.launch.resolve.plan import Plan, make_plan
-from slipway.launch.run_directory.run import (
-    AlreadyFinishedError,
-    Run,
-    choose_run,
-    newest_run,
-    newest_step,
-    prepare_run,
-    read_json,
-    write_json,
-)
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import resolve_topology
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, newest_run, prepare_run
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.protocol.files import newest_step, read_json, write_json
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
 

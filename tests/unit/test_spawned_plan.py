@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from stand_ins import Slipway, make_devices, make_sources, resolve
 
-from slipway.launch.resolve.catalog import WORKLOADS, spawned
 from slipway.launch.attempt.ending import tell_ending
-from slipway.launch.resolve.plan import make_plan
-from slipway.launch.run_directory.run import Run
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt
+from slipway.launch.resolve.catalog import WORKLOADS, spawned
+from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.run import Run
 
 
 def made(slipway: Slipway, *words: str, **environ: str) -> dict[str, Any]:

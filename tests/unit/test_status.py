@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
-from slipway.launch.run_directory import status as module
-from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.launch.attempt.heartbeat import Beat, heartbeat_file
-from slipway.launch.run_directory.run_lock import Hold, this_launcher
-from slipway.launch.run_directory.run import last_outcome, write_json
-from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import Stops
+from slipway.launch.run_directory import status as module
+from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
+from slipway.launch.run_directory.run import last_outcome
+from slipway.launch.run_directory.run_lock import Hold, this_launcher
+from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.protocol.files import write_json
 
 FIRST = {"node_rank": 0, "host": "n0", "rank": 1, "evidence": "ValueError: bad", "time": 1000.0, "advice": "look at it"}
 FAILED = {"code": 1, "word": "failed", "first": FIRST, "attempt": 2}

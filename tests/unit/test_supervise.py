@@ -10,10 +10,10 @@ import pytest
 from stand_ins import plan_for
 
 from slipway.launch.attempt import supervise
-from slipway.launch.attempt.worker_output import Relay
-from slipway.launch.run_directory.run import Run
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.run_directory.run import Run
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
 

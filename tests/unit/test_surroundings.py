@@ -9,11 +9,11 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources
 
 from slipway.launch.resolve import container_checks
-from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.launch.resolve.container_checks import default_runs, fleeting_results, require_writable, warnings
 from slipway.launch.resolve.folders import mount_point, read_mounts
 from slipway.launch.resolve.host import Host
-from slipway.launch.resolve.container_checks import default_runs, fleeting_results, require_writable, warnings
 from slipway.launch.resolve.topology import resolve_topology
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 ROOT, CHECKPOINTS = Path("/"), Path("/checkpoints")
 OVERLAY = {ROOT: "overlay", Path("/proc"): "proc", Path("/tmp"): "tmpfs"}

@@ -10,14 +10,15 @@ from stand_ins import make_sources, plan_for
 from test_alone import make_job, tried
 
 from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
-from slipway.launch.verdict.attempts import Course, Try
+from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.job import Job, conclude
 from slipway.launch.muster.card import Go
 from slipway.launch.muster.messages import Ending
-from slipway.launch.run_directory.run import Run, last_outcome, write_json
-from slipway.launch.attempt.stops import Stop, Stops
+from slipway.launch.run_directory.run import Run, last_outcome
 from slipway.launch.together import decide_together, is_replaced
+from slipway.launch.verdict.attempts import Course, Try
 from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.files import write_json
 
 LOST = Outcome(1, "n1", "lost", 1.0, evidence="its connection closed")
 STOPPED = Outcome(1, "n1", "stopped", 1.0)

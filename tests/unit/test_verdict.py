@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
 from slipway.launch.verdict.block import TERMINATION_BYTES, as_json, block, termination_message
+from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
 
 
 def ended(*words: str | tuple[str, dict[str, Any]]) -> list[Outcome]:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
-from slipway.launch.resolve.devices import read_devices
-from slipway.protocol.errors import LaunchError
-from slipway.launch.resolve.host import read_host
-from slipway.launch.job import Job
-from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
-from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
-from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
-from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
-from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
 from slipway.cli.launching import launcher_options, take_options
+from slipway.launch.job import Job
+from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
+from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
+from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
+from slipway.launch.resolve.devices import read_devices
+from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
+from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.plan import Plan, interfaces, make_plan
+from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
+from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
     from slipway.options import Options
@@ -126,7 +126,8 @@ def _require_one_machine(topology: Topology) -> None:
 def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     """Return the options of one of our workloads; a mistake in them is told before anything starts."""
     from slipway.options import WORKLOADS as KINDS  # torch-free
-    from slipway.options import ConfigurationError, parse
+    from slipway.options import parse
+    from slipway.protocol.mistake import ConfigurationError
 
     try:
         return parse(KINDS[workload], arguments)

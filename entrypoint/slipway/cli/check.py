@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.protocol.errors import EXITS
+from slipway.cli.launching import CONTEXT, launcher_options
 from slipway.launch.job import Job, say, tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
-from slipway.cli.launching import CONTEXT, launcher_options
+from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher
     from slipway.launch.health.finding import Report

@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 
 from slipway.launch.resolve.caches import make_folders
-from slipway.protocol.errors import FAILED, LaunchError
 from slipway.launch.resolve.host import read_host
-from slipway.launch.run_directory.run import code_of
+from slipway.protocol.errors import FAILED, LaunchError, code_of
 
 
 @click.group(epilog="\b\nExample: slipway data prepare notes.txt --out tokens")
@@ -121,8 +120,8 @@ def told(after: str = "") -> Iterator[None]:
     """
     mended = read_host(os.environ).mended
     os.environ.update(mended)  # before the imports: some read it only then
+    from slipway.protocol.mistake import ConfigurationError
     from slipway.train.hub.causes import HubError
-    from slipway.options import ConfigurationError
 
     try:
         make_folders(mended)

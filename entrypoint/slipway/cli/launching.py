@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from slipway.cli.data import told
-from slipway.protocol.errors import LaunchError
 from slipway.cli.runs import RUNS, complete_run, named_folder
+from slipway.protocol.errors import LaunchError
 
 RUN = click.argument("run", shell_complete=complete_run)
 STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")

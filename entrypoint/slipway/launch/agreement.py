@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
+from slipway.launch.job import Job, say
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.plan import interfaces, make_plan
+from slipway.launch.resolve.versions import installed
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
 from slipway.launch.verdict.attempts import Try, count_failures
 from slipway.protocol.errors import LaunchError
-from slipway.launch.job import Job, say
-from slipway.launch.resolve.versions import installed
-from slipway.launch.muster.card import Card, Go
-from slipway.launch.resolve.plan import interfaces, make_plan
-from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, newest_step, place_run
-from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.protocol.files import newest_step
 
 
 @dataclass(frozen=True)

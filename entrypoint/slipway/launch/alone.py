@@ -4,19 +4,20 @@ import dataclasses
 import socket
 import time
 
-from slipway.launch.verdict.attempts import DEFAULT, STUCK, Course, Decision, Try, decide
-from slipway.protocol.errors import LaunchError
-from slipway.launch.run_directory.run_lock import Hold, holder_file, refuse_held
-from slipway.launch.job import Job, attempt, conclude, not_started, say
-from slipway.launch.resolve.plan import make_plan
-from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.run_directory.run import STOP_FILE, AlreadyFinishedError, Run, choose_run, newest_step, place_run
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
+from slipway.launch.job import Job, attempt, conclude, not_started, say
+from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.topology import FREE_PORT
-from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, place_run
+from slipway.launch.run_directory.run_lock import Hold, holder_file, refuse_held
+from slipway.launch.verdict.attempts import DEFAULT, STUCK, Course, Decision, Try, decide
 from slipway.launch.verdict.block import block, place
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import STOP_FILE, newest_step
 
 
 def run_alone(job: Job, stops: Stops) -> int:

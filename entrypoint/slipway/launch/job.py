@@ -11,32 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import __version__
-from slipway.launch.verdict.attempts import Course, Try
-from slipway.launch.resolve.caches import make_folders
-from slipway.launch.resolve.catalog import Workload
-from slipway.launch.resolve.devices import Devices
 from slipway.launch.attempt.ending import tell_ending
-from slipway.protocol.errors import EXITS, LaunchError
-from slipway.launch.resolve.host import CHECKPOINTS, Host
-from slipway.launch.run_directory.plan_file import write_plan
-from slipway.launch.resolve.plan import Plan
-from slipway.launch.attempt.worker_output import write_out
-from slipway.launch.run_directory.run import (
-    OUTCOME_FILE,
-    Run,
-    code_of,
-    earlier_attempts,
-    is_newest,
-    newest_step,
-    prepare_run,
-    write_json,
-)
-from slipway.launch.resolve.settings import Sources
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.attempt.worker_output import write_out
+from slipway.launch.resolve.caches import make_folders
+from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import CHECKPOINTS, Host
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.run_directory.plan_file import write_plan
+from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest, prepare_run
+from slipway.launch.verdict.attempts import Course, Try
 from slipway.launch.verdict.block import as_json, block, termination_message
+from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.errors import EXITS, LaunchError, code_of
+from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
 
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
 LENGTHS = ("--steps", "--epochs")

@@ -9,18 +9,18 @@ from functools import partial
 
 from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
 from slipway.launch.alone import give_up, restart_limit, stopped_between, taken_over
-from slipway.launch.verdict.attempts import PAUSES, Course, Try, decide
-from slipway.protocol.errors import LaunchError
-from slipway.launch.run_directory.run_lock import Hold, holder_file
+from slipway.launch.attempt.stops import Stop, Stops
+from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.job import Job, attempt, conclude, not_started, say
 from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
-from slipway.launch.run_directory.run import STOP_FILE, WAITING_FILE, write_json
 from slipway.launch.resolve.schedulers import SLURM
-from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.attempt.supervise import Elsewhere
-from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.launch.run_directory.run_lock import Hold, holder_file
+from slipway.launch.verdict.attempts import PAUSES, Course, Try, decide
 from slipway.launch.verdict.block import block
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import STOP_FILE, WAITING_FILE, write_json
 
 
 def run_together(job: Job, stops: Stops) -> int:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slipway.options.command import parse
-from slipway.options.common import Common, ConfigurationError, Options
+from slipway.options.common import Common, Options
 
 if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
     from slipway.options.allreduce import AllreduceOptions
@@ -58,7 +58,6 @@ __all__ = [
     "WORKLOADS",
     "AllreduceOptions",
     "Common",
-    "ConfigurationError",
     "FinetuneOptions",
     "GptOptions",
     "LinearOptions",

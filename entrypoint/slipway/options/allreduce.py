@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.train.measure.bandwidth import BUS_FACTORS
 from slipway.options.common import COUNT, COUNT_OR_ZERO, Options, option
 
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST)
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -35,8 +36,8 @@ class Collectives(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The same names as we write them."""
         names = list(dict.fromkeys(re.split(r"[,\s]+", str(value).strip(", ").lower().replace("_", "-"))))
-        if unknown := [name for name in names if name not in BUS_FACTORS]:
-            self.fail(f"{unknown[0]!r} is no collective; type some of {','.join(BUS_FACTORS)}.", param, ctx)
+        if unknown := [name for name in names if name not in COLLECTIVES]:
+            self.fail(f"{unknown[0]!r} is no collective; type some of {','.join(COLLECTIVES)}.", param, ctx)
         return ",".join(names)
 
 
@@ -47,7 +48,7 @@ class AllreduceOptions(Options):
     workload: ClassVar[str] = "allreduce"
     example: ClassVar[str] = "--nproc-per-node 2 --max-bytes 1M"
 
-    collectives: str = option(",".join(BUS_FACTORS), Collectives(), "What to measure, with commas between the names.")
+    collectives: str = option(",".join(COLLECTIVES), Collectives(), "What to measure, with commas between the names.")
     min_bytes: int = option(1024, Size(), "The smallest message: 8, 64K, 16M.")
     max_bytes: int | None = option(None, Size(), "The largest message; by default 1G on GPUs, 16M on CPUs.")
     factor: int = option(4, click.IntRange(min=2), "Each size is this many times the one before.")

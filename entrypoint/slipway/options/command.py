@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from slipway.options.common import COMMAND_LINE, DEFAULT, PRESET, ConfigurationError, Options
+from slipway.options.common import COMMAND_LINE, DEFAULT, PRESET, Options
+from slipway.protocol.mistake import ConfigurationError
 
 Kind = TypeVar("Kind", bound=Options)
 COMPILE_WORDS = {True: "compile", False: "no-compile", None: "compile on a GPU"}

@@ -22,10 +22,6 @@ DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
 FILE_LINE = re.compile(r" line \d+$")  # how the source of a value from that file ends, behind the file's name
 
 
-class ConfigurationError(Exception):
-    """A mistake of the user's outside the command line; the message says what to type instead."""
-
-
 def is_given(source: str) -> bool:
     """Whether a value from `source` is the user's own: typed, or in a file, which may be called default.yaml."""
     return source == COMMAND_LINE or FILE_LINE.search(source) is not None

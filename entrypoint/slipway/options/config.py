@@ -10,7 +10,7 @@ from typing import Any
 import click
 import yaml
 
-from slipway.options.common import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 WORDS: Mapping[str, bool] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 

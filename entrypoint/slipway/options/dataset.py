@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from slipway.options.common import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
 FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.options.common import COUNT, ConfigurationError, option
+from slipway.options.common import COUNT, option
 from slipway.options.dataset import REPO, nearest, seen_from
 from slipway.options.gpt import TextOptions
+from slipway.protocol.mistake import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

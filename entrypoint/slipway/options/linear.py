@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.options.common import COUNT, Common, ConfigurationError, option
+from slipway.options.common import COUNT, Common, option
+from slipway.protocol.mistake import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

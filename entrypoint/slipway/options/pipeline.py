@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.options.common import COUNT, ConfigurationError, option
+from slipway.options.common import COUNT, option
 from slipway.options.gpt import PRESETS, GptOptions
+from slipway.protocol.mistake import ConfigurationError
 
 PARTS = 4  # of a batch at least: twice as many as there are stages, of which each idles for a fifth of the step
 DDP = ("bucket_mb", "static_graph", "find_unused_parameters")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from slipway.options.common import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 RECORD = "slipway.json"  # in every export: what it is, and which snapshot it was made from
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import click
 
-from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, ConfigurationError, Exportable, option
+from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, Exportable, option
 from slipway.options.dataset import nearest, seen_from
+from slipway.protocol.mistake import ConfigurationError
 
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
 

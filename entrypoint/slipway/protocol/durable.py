@@ -1,56 +1,22 @@
-"""Files that are on the disk once their function returns, and the safetensors format without a second copy in memory."""
+"""Files that are on the disk once their function returns."""
 
-from __future__ import annotations
-
-import errno
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
-
-PIECE = 2**24  # bytes
-# What the disk is to blame for: it is full or broken, and whoever wrote did nothing wrong.
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-
-# Names of the safetensors format: https://huggingface.co/docs/safetensors#format
-DTYPES: Mapping[str, str] = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-
-
-def write_file(
-    path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
-) -> dict[str, int | str]:
-    """Write and fsync a file. Returns size and sha256 of what was meant to be written, not of what is read back.
-
-    `note` is told the size of each piece that is written.
-    """
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("wb") as file:
-        for piece in pieces(chunks):
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            note(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-        # Whoever reads it back shall see what the disk holds, and the memory is worth more to the training data.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file that is the old one or the new one, never half of it or none. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.new")  # a hidden file of the plain name may be the user's own
-    write_file(temporary, [content.encode() if isinstance(content, str) else content])
-    temporary.replace(path)
+    # A hidden file of the plain name may be the user's own, and another process may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -65,37 +31,6 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """The same bytes, none longer than PIECE."""
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
-
-
-def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, tensor by tensor, so that no second copy of the model is held in memory.
-
-    In the order of their names, so that equal tensors make equal files: a resumed optimizer lists its state differently.
-    """
-    import torch  # only here: whatever else writes files need not wait for it
-
-    tensors = dict(sorted(tensors.items()))
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        if tensor.numel():
-            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def make_folder(folder: Path) -> None:
     """Create a folder where there is none, durably. Raises OSError."""
     if not folder.is_dir():
@@ -104,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the names in `folder` durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,9 @@
-"""The one table of exit codes, and the error that carries one.
+"""The one table of exit codes, the error that carries one, and what a disk is to blame for.
 
 Manifests, sbatch files and documents are tested against `EXITS`; nothing else in the project states a code's meaning.
 """
 
+import errno
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -46,9 +47,18 @@ EXITS = MappingProxyType(
 CODE_OF = MappingProxyType({row.word: code for code, row in EXITS.items()})
 
 
+# What the disk is to blame for: it is full or broken, and whoever wrote did nothing wrong.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
 class LaunchError(Exception):
     """Something a person has to mend. `code` is the exit code; the message says what to type."""
 
     def __init__(self, message: str, code: int = CONFIGURATION) -> None:
         super().__init__(message)
         self.code = code
+
+
+def code_of(error: OSError) -> int:
+    """The exit code for a file that cannot be written: a full or broken disk is the node's, all else the user's."""
+    return UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.protocol.errors import LaunchError
-from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
 from slipway.render.words import PLACES
 
 Print = Callable[[tuple[str, ...], dict[str, Any]], None]

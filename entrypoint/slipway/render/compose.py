@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.redact import secret_values
+from slipway.protocol.errors import LaunchError
 from slipway.render.command import make_command, matching
 from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
 

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME, Sources
+from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, matching
 from slipway.render.manifests import COMPONENTS, CPUS_PER_GPU, MEM_PER_GPU, NAME, Asked, Document, Read, make_manifests
 from slipway.render.operators import make_jobset, make_trainer

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.protocol.errors import LaunchError
+from slipway.cli.launching import hyphens
 from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.settings import BY_NAME, Claim
-from slipway.cli.launching import hyphens
+from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, matching
 from slipway.render.references import name_for_enroot
 from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, Asked, make_sbatch

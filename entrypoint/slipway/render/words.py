@@ -9,9 +9,9 @@ from pathlib import Path
 
 from slipway.cli.arguments import check_arguments
 from slipway.launch.resolve.catalog import find_workload
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.host import CHECKPOINTS
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
+from slipway.protocol.errors import LaunchError
 from slipway.render.references import pinned
 
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")

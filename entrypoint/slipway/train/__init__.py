@@ -10,36 +10,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
-    from slipway.train.worker.context import Context as Context
-    from slipway.train.worker.context import open_context as open_context
-    from slipway.train.fit.sampler import Sampler as Sampler
-    from slipway.train.fit.loader import Loader as Loader
-    from slipway.train.fit.loop import Result as Result
-    from slipway.train.fit.loop import fit as fit
     from slipway.options import Common as Common
-    from slipway.options import ConfigurationError as ConfigurationError
     from slipway.options import parse as parse
     from slipway.options.common import option as option
-    from slipway.train.worker.prepared import cache_folder as cache_folder
-    from slipway.train.worker.prepared import make_together as make_together
+    from slipway.protocol.mistake import ConfigurationError as ConfigurationError
+    from slipway.train.loop.fit import Result as Result
+    from slipway.train.loop.fit import fit as fit
+    from slipway.train.loop.loader import Loader as Loader
+    from slipway.train.loop.sampler import Sampler as Sampler
+    from slipway.train.loop.task import Batch as Batch
+    from slipway.train.loop.task import Task as Task
+    from slipway.train.loop.task import Validation as Validation
     from slipway.train.snapshots.snapshot import Snapshot as Snapshot
     from slipway.train.snapshots.snapshot import SnapshotError as SnapshotError
     from slipway.train.snapshots.snapshot import load_newest as load_newest
     from slipway.train.snapshots.snapshot import save_snapshot as save_snapshot
-    from slipway.train.fit.task import Batch as Batch
-    from slipway.train.fit.task import Task as Task
-    from slipway.train.fit.task import Validation as Validation
+    from slipway.train.worker.context import Context as Context
+    from slipway.train.worker.context import open_context as open_context
+    from slipway.train.worker.prepared import cache_folder as cache_folder
+    from slipway.train.worker.prepared import make_together as make_together
 
 PUBLIC = {
-    "context": ("Context", "open_context"),
-    "data": ("Sampler",),
-    "loader": ("Loader",),
-    "loop": ("Result", "fit"),
-    "options": ("Common", "ConfigurationError", "parse"),
+    "options": ("Common", "parse"),
     "options.common": ("option",),
-    "prepared": ("cache_folder", "make_together"),
-    "snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
-    "task": ("Batch", "Task", "Validation"),
+    "protocol.mistake": ("ConfigurationError",),
+    "train.loop.loader": ("Loader",),
+    "train.loop.fit": ("Result", "fit"),
+    "train.loop.sampler": ("Sampler",),
+    "train.loop.task": ("Batch", "Task", "Validation"),
+    "train.snapshots.snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
+    "train.worker.context": ("Context", "open_context"),
+    "train.worker.prepared": ("cache_folder", "make_together"),
 }
 
 
@@ -47,7 +48,7 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its module. Raises AttributeError."""
     for module, names in PUBLIC.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(import_module(f"slipway.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -67,7 +67,7 @@ def infect(fault: Fault) -> None:
     """The next losses are infinite, so many times."""
     import torch
 
-    from slipway.train.fit import step
+    from slipway.train.loop import step
 
     real, left = step.poison, [fault["times"]]
 
@@ -117,7 +117,7 @@ def at_event(fault: Fault, name: str, pattern: str, number: int) -> None:
 
 
 def at_batch(fault: Fault, number: int) -> None:
-    from slipway.train.fit.loader import Loader
+    from slipway.train.loop.loader import Loader
 
     harm, real = Harm(fault, number), Loader._make_part
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.resolve.plan import Plan
-from slipway.launch.attempt.worker_output import Relay, open_log
-from slipway.launch.run_directory.run import OUTCOMES
 from slipway.launch.attempt.stops import STOP_WORDS
+from slipway.launch.attempt.worker_output import Relay, open_log
+from slipway.launch.resolve.plan import Plan
+from slipway.protocol.files import LOGS, OUTCOMES
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
 IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
@@ -38,7 +38,7 @@ class Child:
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self._selector, self._rest = selector, b""
-        self._log, self._logged = node_dir / "logs" / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
+        self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
             self.process = self._run(plan.argv, environ, stdout=relay.writers[0], stderr=relay.writers[1])
             self.started, self.workers = True, [self.process.pid]

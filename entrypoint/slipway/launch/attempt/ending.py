@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.resolve.devices import cgroup_folders, read_text
 from slipway.launch.process_tree import signal_name
-from slipway.launch.run_directory.run import DISK_ERRORS, OUTCOMES, rank_file, read_json
+from slipway.launch.resolve.devices import cgroup_folders, read_text
 from slipway.launch.verdict.verdict import CODES, GOOD, Outcome, blames_peer
+from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
@@ -73,7 +74,9 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if any(record.get("outcome") != "peer" for record in bad.values()):
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
-        advice = f"the Python stacks of all ranks are in node-{facts.node_rank}/logs/rank-*.log of the run directory"
+        advice = (
+            f"the Python stacks of all ranks are in {NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
+        )
         word = "cancelled" if facts.stop == "cancelled" else "peer"
         return outcome(word, facts.hang, rank=facts.behind, advice=advice)
     if facts.killed:
@@ -116,7 +119,7 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     if not facts.own and all(order[0] for order, _ in causes):
         causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
     first = min(causes, key=lambda cause: cause[0])[1]
-    log = f"node-{facts.node_rank}/logs/rank-{first['rank']}.log"
+    log = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log(first['rank'])}"
     return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
 
 

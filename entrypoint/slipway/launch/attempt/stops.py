@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from slipway.launch.run_directory.run import STOP_FILE, read_json, write_json
+from slipway.protocol.files import STOP_FILE, read_json, write_json
 
 STOP_WORDS = {signal.SIGTERM: "stopped", signal.SIGUSR1: "stopped", signal.SIGINT: "cancelled"}
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals

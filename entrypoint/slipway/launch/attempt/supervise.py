@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.ending import Facts, count_ooms
-from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send, state
-from slipway.launch.attempt.heartbeat import Pulse, read_beats
-from slipway.launch.resolve.plan import Plan, flight_recorder
-from slipway.launch.attempt.worker_output import Relay
-from slipway.launch.run_directory.run import HEARTBEATS, HONOURS_STOP, Run, newest_step, write_json
+from slipway.launch.attempt.hangs import Pulse
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
+from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send, state
+from slipway.launch.resolve.plan import Plan, flight_recorder
+from slipway.launch.run_directory.heartbeats import read_beats
+from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
+from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
@@ -65,7 +67,7 @@ class Attempt:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
         ooms = count_ooms()
         adopt_orphans()
-        topology, logs = self.plan.topology, self.node_dir / "logs"
+        topology, logs = self.plan.topology, self.node_dir / LOGS
         header = f"attempt {self.run.attempt}, {utc(time.time())}"
         alone = topology.world_size == 1
         relay = Relay(self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header)
@@ -97,7 +99,7 @@ class Attempt:
             "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
         if self.plan.topology.backend == "nccl":
-            prefix = f"{self.node_dir}/logs/nccl-attempt-{self.run.attempt}-rank-"
+            prefix = f"{self.node_dir}/{LOGS}/nccl-attempt-{self.run.attempt}-rank-"
             told |= flight_recorder(environ, prefix)
         return {**environ, **told}
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from slipway.protocol.files import rank_log
+
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
 REMEMBERED = 40  # lines per rank, for the evidence in the closing line
@@ -150,7 +152,7 @@ class Relay:
         self.last: dict[int, deque[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
-            log = open_log(folder / f"rank-{rank}.log", header)
+            log = open_log(folder / rank_log(rank), header)
             prefix = b"" if alone else f"[{node_rank}:{rank}] ".encode()
             self._logs.append(log)
             self.last[rank] = deque(maxlen=REMEMBERED)

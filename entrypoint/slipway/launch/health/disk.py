@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from slipway.protocol.errors import LaunchError
-from slipway.launch.resolve.folders import existing
 from slipway.launch.health.finding import Finding, misconfigured, ok, sick, skipped, warning
 from slipway.launch.health.limits import gibibytes
 from slipway.launch.health.patience import within
-from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.container_checks import fleeting_results, require_writable
+from slipway.launch.resolve.folders import existing
+from slipway.launch.resolve.host import Host
+from slipway.protocol.errors import LaunchError
 
 FULL = 256 << 20  # bytes
 LOW = {"run directory": 5 << 30}  # bytes from which on a disk has room, and for all others

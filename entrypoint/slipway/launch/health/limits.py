@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.resolve.devices import Devices, cgroup_folders, read_text
 from slipway.launch.health.finding import Finding, ok, sick, warning
 from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
+from slipway.launch.resolve.devices import Devices, cgroup_folders, read_text
 
 SHM = Path("/dev/shm")  # noqa: S108
 FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer

@@ -3,12 +3,12 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.health.finding import Finding, misconfigured, ok, warning
 from slipway.launch.health.patience import within
 from slipway.launch.muster.connection_errors import classify, explain
 from slipway.launch.resolve.connectivity import is_loopback, listen
 from slipway.launch.resolve.topology import Topology
+from slipway.protocol.errors import LaunchError
 
 SECONDS = 10.0  # name servers are asked twice at most in that time (resolv.conf(5): 5 s each)
 Resolve = Callable[[str], str]

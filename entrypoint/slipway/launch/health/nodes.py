@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.resolve.catalog import CHECK
-from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
 from slipway.launch.health.finding import Finding, Report, findings_json, misconfigured, sick
 from slipway.launch.health.reports import OTHERS, assemble
 from slipway.launch.job import Job, run_job
+from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.plan import make_plan
-from slipway.launch.run_directory.run import OUTCOME_FILE, read_json, write_json
+from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
+from slipway.protocol.files import OUTCOME_FILE, read_json, write_json
 
 EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
 RUN = "run"  # the run directory in the folder of temporary files

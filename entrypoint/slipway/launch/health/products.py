@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.launch.resolve.devices import Devices
-from slipway.launch.process_tree import signal_name
 from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
+from slipway.launch.process_tree import signal_name
+from slipway.launch.resolve.devices import Devices
 
 MODULE = "slipway.train.measure.health"
 # A first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute.

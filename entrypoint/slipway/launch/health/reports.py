@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipway import __version__
-from slipway.launch.resolve.catalog import CHECK
-from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 from slipway.launch.health.finding import COLOURS, SKIPPED, Finding, Report, ok, warning
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
 from slipway.launch.muster.compare import draw_table, find_differences
+from slipway.launch.resolve.catalog import CHECK
+from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
 OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
 TEXT = 4000  # characters of a text of another node that are shown

@@ -9,21 +9,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.redact import redact_json
-from slipway.launch.run_directory.run import code_of
+from slipway.protocol.errors import LaunchError, code_of
+from slipway.protocol.files import (
+    HEARTBEATS,
+    LOGS,
+    METRICS_FILE,
+    NODE,
+    OPTIONS_FILE,
+    OUTCOME_FILE,
+    OUTCOMES,
+    PLAN_FILE,
+    RUN_FILE,
+)
 
 NAME_ENDS = ".tar.gz"
 # Name patterns in a run directory, and what they hold; everything else is left out.
 PARTS = (
-    ("run.json", "workload, arguments, version, nodes, attempt"),
-    ("outcome.json", "the verdict, with every attempt"),
-    ("options.json", "the workload's options as resolved"),
-    ("metrics.jsonl", "loss, throughput and validation by step"),
-    ("node-*/plan.json", "what the launcher decided, from where, and the torchrun command"),
-    ("node-*/heartbeat/*.json", "where each rank stood last"),
-    ("node-*/outcome/*.json", "how each rank ended"),
-    ("node-*/logs/*.log", "what each rank printed, and torchrun"),
+    (RUN_FILE, "workload, arguments, version, nodes, attempt"),
+    (OUTCOME_FILE, "the verdict, with every attempt"),
+    (OPTIONS_FILE, "the workload's options as resolved"),
+    (METRICS_FILE, "loss, throughput and validation by step"),
+    (f"{NODE}*/{PLAN_FILE}", "what the launcher decided, from where, and the torchrun command"),
+    (f"{NODE}*/{HEARTBEATS}/*.json", "where each rank stood last"),
+    (f"{NODE}*/{OUTCOMES}/*.json", "how each rank ended"),
+    (f"{NODE}*/{LOGS}/*.log", "what each rank printed, and torchrun"),
 )
 HEAD = 0.25  # of the bytes that a file may have; the rest is for its tail, since what stands last tells most
 LARGEST = 16 << 20  # bytes of one file
@@ -103,7 +113,7 @@ def list_others(run: Path, packed: list[Path]) -> list[str]:
     for path in _files(run):
         if path not in kept:
             parts = path.relative_to(run).parts
-            depth = 2 if parts[0].startswith("node-") else 1
+            depth = 2 if parts[0].startswith(NODE) else 1
             name = "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
             with suppress(OSError):  # a snapshot that a running job just deleted
                 sizes.setdefault(name, []).append(path.lstat().st_size)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.resolve.devices import read_devices
 from slipway.launch.health.finding import findings_lines
 from slipway.launch.health.quick import quick_check
-from slipway.launch.resolve.host import read_host
 from slipway.launch.logs.archive import (
     ALL,
     LARGEST,
@@ -23,10 +21,12 @@ from slipway.launch.logs.archive import (
     write_archive,
 )
 from slipway.launch.logs.lines import tell_elsewhere
-from slipway.launch.resolve.versions import read_versions
+from slipway.launch.resolve.devices import read_devices
+from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.redact import make_redactor, secret_arguments, secret_values
-from slipway.launch.run_directory.run import RUN_FILE, read_json
+from slipway.launch.resolve.versions import read_versions
 from slipway.launch.verdict.block import utc
+from slipway.protocol.files import RUN_FILE, read_json
 
 HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 

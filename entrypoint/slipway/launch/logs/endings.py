@@ -4,9 +4,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.muster.codec import plain
-from slipway.launch.run_directory.run import OUTCOME_FILE, last_outcome, read_json
-from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.run_directory.run import last_outcome
 from slipway.launch.verdict.block import ENDINGS, place
+from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.files import OUTCOME_FILE, read_json
 
 
 def heading(run: Path, attempt: int) -> str:

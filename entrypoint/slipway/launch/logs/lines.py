@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.run_directory.plan_file import PLAN_FILE
 from slipway.launch.muster.compare import compress
-from slipway.launch.run_directory.run import RUN_FILE, read_json
+from slipway.protocol.files import LOGS, NODE, PLAN_FILE, RANK, RUN_FILE, read_json
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
@@ -123,8 +122,8 @@ def readable(raw: bytes) -> str:
 def find_logs(run: Path) -> list[LogFile]:
     """All logs of ranks, and of what started them, in a run directory."""
     found = []
-    for path in run.glob("node-*/logs/*.log"):
-        node, rank = path.parent.parent.name.removeprefix("node-"), path.stem.removeprefix("rank-")
+    for path in run.glob(f"{NODE}*/{LOGS}/*.log"):
+        node, rank = path.parent.parent.name.removeprefix(NODE), path.stem.removeprefix(RANK)
         if node.isdecimal() and (rank.isdecimal() or rank in PARENTS):
             found.append(LogFile(path, int(node), PARENTS[rank] if rank in PARENTS else int(rank)))
     return sorted(found, key=lambda log: (log.node, log.rank))
@@ -135,7 +134,7 @@ def tell_elsewhere(run: Path) -> str:
     here = {log.node for log in find_logs(run)}
     if not here:
         return f"there are no logs in {run} so far."
-    plans = [read_json(file).get("topology") for file in run.glob(f"node-*/{PLAN_FILE}")]
+    plans = [read_json(file).get("topology") for file in run.glob(f"{NODE}*/{PLAN_FILE}")]
     records = [read_json(run / RUN_FILE), *(plan for plan in plans if isinstance(plan, dict))]
     counts = [record.get("nodes") for record in records]
     missing = set(range(max((count for count in counts if isinstance(count, int)), default=0))) - here

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
+from slipway.launch.muster.connection_errors import TryLaterError, classify, explain
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
-from slipway.launch.muster.connection_errors import TryLaterError, classify, explain
 from slipway.launch.resolve.connectivity import interface_towards
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 
 GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is silent longer is something else
 # Seconds between two tries: the first, the longest during the first QUICK_SECONDS, the longest after them.

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
 from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
-from slipway.launch.muster.server import Door
+from slipway.launch.muster.connection_errors import explain_ring
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
-from slipway.launch.muster.connection_errors import explain_ring
+from slipway.launch.muster.server import Door
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 
 FIRST_LINE_SECONDS = 3.0
 LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run

@@ -7,8 +7,8 @@ knows how to check.
 from dataclasses import dataclass
 from signal import Signals
 
-from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.attempt.stops import STOP_WORDS
+from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.verdict.verdict import Outcome, Verdict
 
 

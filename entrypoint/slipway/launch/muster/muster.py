@@ -16,17 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from slipway.protocol.errors import FAILED, LaunchError
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback, listen
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.errors import FAILED, LaunchError
 
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.server import Door, Rule
     from slipway.launch.muster.client import Member
     from slipway.launch.muster.messages import Ending, Stopping
+    from slipway.launch.muster.server import Door, Rule
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Self
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
-from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.connection_errors import classify
+from slipway.launch.muster.link import Link, dial
 from slipway.launch.resolve.connectivity import is_loopback, listen
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag

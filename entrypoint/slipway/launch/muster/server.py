@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
+from slipway.launch.muster.connection_errors import SilentError
 from slipway.launch.muster.link import Link
 from slipway.launch.muster.roster import Roster, Seat
-from slipway.launch.muster.connection_errors import SilentError
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello

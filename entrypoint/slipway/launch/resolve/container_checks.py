@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point
 from slipway.launch.resolve.host import CHECKPOINTS, Host
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology
+from slipway.protocol.errors import LaunchError
 
 SMALL_SHM = 512 << 20  # bytes; docker gives 64 MB, and a data loader's worker wants a batch there, NCCL 10 MB per peer
 

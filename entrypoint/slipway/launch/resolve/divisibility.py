@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.topology import Topology
+from slipway.protocol.errors import LaunchError
 
 
 def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -> Topology:

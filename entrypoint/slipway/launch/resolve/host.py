@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.launch.resolve.caches import place_home, private_folder
-from slipway.protocol.errors import LaunchError
-from slipway.launch.resolve.folders import may_execute, read_mounts, size_of
 from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.resolve.folders import may_execute, read_mounts, size_of
+from slipway.protocol.errors import LaunchError
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
 

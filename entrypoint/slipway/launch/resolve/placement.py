@@ -1,10 +1,10 @@
 """What runs on this node: device, number of processes, backend, threads. Pure."""
 
 from slipway.launch.resolve.devices import Devices
-from slipway.protocol.errors import UNHEALTHY, LaunchError
 from slipway.launch.resolve.processes import Process, injected_by_hook
 from slipway.launch.resolve.schedulers import Reading
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+from slipway.protocol.errors import UNHEALTHY, LaunchError
 
 SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.schedulers import SLURM, Reading
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources
+from slipway.protocol.errors import LaunchError
 
 # What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant.
 HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.nodelist import expand_nodelist
 from slipway.launch.resolve.settings import Claim
+from slipway.protocol.errors import LaunchError
 
 Claims = dict[str, Claim]
 

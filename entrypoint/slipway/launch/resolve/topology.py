@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipway.launch.resolve.devices import Devices
-from slipway.protocol.errors import LaunchError
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import choose_backend, choose_threads, place_processes
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
 from slipway.launch.resolve.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+from slipway.protocol.errors import LaunchError
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")

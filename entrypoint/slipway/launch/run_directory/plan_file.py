@@ -4,10 +4,8 @@ from pathlib import Path
 
 from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.redact import make_redactor, redact_json, secret_values
-from slipway.launch.run_directory.run import write_json
 from slipway.launch.resolve.settings import Sources
-
-PLAN_FILE = "plan.json"
+from slipway.protocol.files import PLAN_FILE, write_json
 
 
 def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:

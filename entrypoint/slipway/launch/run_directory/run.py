@@ -1,28 +1,30 @@
 """The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
 
 import dataclasses
-import errno
 import itertools
-import json
-import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.settings import Sources
-
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"
-STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
-# What else lies in a node's folder:
-WAITING_FILE = "waiting.json"  # between two attempts
-HONOURS_STOP = "honours-stop"  # its workers look at the flag
-OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
+from slipway.protocol.errors import LaunchError, code_of
+from slipway.protocol.files import (
+    HEARTBEATS,
+    HONOURS_STOP,
+    OUTCOME_FILE,
+    OUTCOMES,
+    RUN_FILE,
+    STOP_FILE,
+    WAITING_FILE,
+    newest_step,
+    node_folder,
+    rank_file,
+    read_json,
+    write_json,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Run:
 
     def node(self, node_rank: int) -> Path:
         """The folder with what belongs to one node: logs, outcomes, the stop flag."""
-        return self.path / f"node-{node_rank}"
+        return node_folder(self.path, node_rank)
 
 
 class AlreadyFinishedError(Exception):
@@ -141,12 +143,6 @@ def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
     return [tried for tried in whole if 0 < _number(tried.get("number")) < first]
 
 
-def newest_step(path: Path) -> int | None:
-    """Return the step of the newest snapshot in a run directory, None without one."""
-    steps = [int(name) for file in path.glob("snapshots/step-*") if (name := file.name[5:]).isdigit()]
-    return max(steps, default=None)
-
-
 def _refuse_used(path: Path, plan: Plan) -> None:
     """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
     used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
@@ -197,11 +193,6 @@ def cannot_make(error: OSError) -> LaunchError:
     return LaunchError(text, code_of(error))
 
 
-def code_of(error: OSError) -> int:
-    """The exit code for a file that cannot be written: a full or broken disk is the node's, all else the user's."""
-    return UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
-
-
 def _left_behind(node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
     if process := plan.topology.process:
@@ -210,32 +201,3 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
     shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE]
     return [*mine, *(node / name for name in shared)]
-
-
-def rank_file(node: Path, folder: str, rank: int) -> Path:
-    """Where a rank writes what it says: OUTCOMES or HEARTBEATS in its node's folder."""
-    return node / folder / f"rank-{rank}.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file that is either the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

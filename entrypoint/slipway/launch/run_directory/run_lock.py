@@ -5,6 +5,8 @@ Lustre, GPFS and some NFS. Whether a holder is alive is known at once in the sam
 anywhere else its file is watched for change, since clocks differ and process ids repeat.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
@@ -15,13 +17,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slipway.protocol.errors import CODE_OF, LaunchError
 from slipway.launch.process_tree import started
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.run import Run, cannot_make, read_json
-from slipway.launch.attempt.stops import Stops
+from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
+from slipway.protocol.errors import CODE_OF, LaunchError
+from slipway.protocol.files import NODE, read_json
+
+if TYPE_CHECKING:
+    from slipway.launch.attempt.stops import Stops
 
 TOUCH = 1.0  # s between two signs of life
 STILL = 15.0  # s without one after which a launcher that cannot be seen is dead; a busy disk delays them by seconds
@@ -74,7 +80,7 @@ def holder_file(run: Run, plan: Plan) -> Path:
 
 def find_holders(run: Path) -> list[Path]:
     """The files of launchers that hold a run directory, or held it until they were killed."""
-    return sorted(run.glob("node-*/launcher*.json"))
+    return sorted(run.glob(f"{NODE}*/launcher*.json"))
 
 
 def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STILL) -> bool:
@@ -142,7 +148,7 @@ class Hold:
         self._released = threading.Event()
         self.lost = ""  # who took the run directory over, if somebody did
 
-    def __enter__(self) -> "Hold":
+    def __enter__(self) -> Hold:
         """Take it. Raises LaunchError: 78 while another launcher holds it, 77 or 78 where it cannot be written."""
         mine = this_launcher(time.time())
         try:

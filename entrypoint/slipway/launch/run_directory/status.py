@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.protocol.errors import LaunchError
-from slipway.launch.attempt.heartbeat import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_holders, is_alive, read_holder
-from slipway.launch.run_directory.run import (
+from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.verdict import CODES
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import (
     HEARTBEATS,
+    LOGS,
+    NODE,
+    RANK,
     RUN_FILE,
     WAITING_FILE,
-    last_outcome,
-    newest_run,
     newest_step,
+    number_in,
     read_json,
 )
-from slipway.launch.verdict.verdict import CODES
-from slipway.launch.verdict.block import ENDINGS, utc
 
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no sign of life does not count as running
 
@@ -73,7 +76,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 def _is_run(path: Path) -> bool:
     try:
-        return (path / RUN_FILE).is_file() or bool(find_holders(path)) or any(path.glob("node-*/logs"))
+        return (path / RUN_FILE).is_file() or bool(find_holders(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
     except PermissionError as error:
         raise LaunchError(
             f"{path} cannot be read by user {os.getuid()}: {error.strerror}. Type this as its owner."
@@ -95,10 +98,10 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     holders = {file: holder for file in living if (holder := read_holder(file))}
     waits = [record for file in living if (record := read_json(file.with_name(WAITING_FILE)))]
     # Those of nodes that left the job are of no interest while it runs without them.
-    folders = {file.parent / HEARTBEATS for file in living} or path.glob(f"node-*/{HEARTBEATS}")
+    folders = {file.parent / HEARTBEATS for file in living} or path.glob(f"{NODE}*/{HEARTBEATS}")
     beats, ages = [], []
     for folder in sorted(folders) if not waits else ():
-        ranks = [int(name) for file in folder.glob("rank-*.json") if (name := file.stem[5:]).isdigit()]
+        ranks = [rank for file in folder.glob("*.json") if (rank := number_in(file.stem, RANK)) is not None]
         for beat in read_beats(folder.parent, sorted(ranks)).values():
             with suppress(FileNotFoundError):  # another attempt may just begin
                 ages.append(max(0.0, time.time() - heartbeat_file(folder.parent, beat.rank).stat().st_mtime))
@@ -107,7 +110,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         path,
         read_json(path / RUN_FILE),
         tuple(holders.values()),
-        tuple(int(name) if (name := file.parent.name.removeprefix("node-")).isdigit() else 0 for file in holders),
+        tuple(number_in(file.parent.name, NODE) or 0 for file in holders),
         waits[0] if waits else {},
         tuple(beats),
         tuple(ages),

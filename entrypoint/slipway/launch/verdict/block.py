@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.launch.verdict.attempts import Course
-from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict
+from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 
 ENDINGS = {
     "finished": "finished",

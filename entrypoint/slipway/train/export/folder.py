@@ -18,17 +18,18 @@ import torch
 from safetensors import SafetensorError
 
 from slipway import __version__
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import sync_folder, sync_tree
-from slipway.train.export import gpt, vision
-from slipway.train.export.card import About, write_card
-from slipway.train.text.language import LANGUAGE
-from slipway.train.fit.loop import Result
-from slipway.options import ConfigurationError
 from slipway.options.common import Exportable
 from slipway.options.target import RECORD, read_record, require_target
-from slipway.train.worker.prepared import temporary_folder
+from slipway.protocol.durable import sync_folder, sync_tree
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
+from slipway.train.export import gpt, vision
+from slipway.train.export.card import About, write_card
 from slipway.train.export.trained import Trained, publishable, read_run
+from slipway.train.loop.fit import Result
+from slipway.train.text.language import LANGUAGE
+from slipway.train.worker.context import Context
+from slipway.train.worker.prepared import temporary_folder
 
 FORMAT = 1
 
@@ -120,7 +121,7 @@ def export_result(result: Result, options: Exportable, context: Context) -> None
     """
     if not options.export or result.outcome != "finished" or context.place.rank != 0:
         return
-    context.beat("finish")
+    context.beat(Phase.FINISH)
     folder, run = Path(options.export), context.place.run_dir
     try:
         new = export_run(run, folder, aside=True)

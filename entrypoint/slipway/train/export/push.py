@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import chain, explain
-from slipway.options import ConfigurationError
 
 
 def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:

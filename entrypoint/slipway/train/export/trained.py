@@ -9,20 +9,17 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.train.fit.metrics import METRICS, read_evaluation
-from slipway.options import ConfigurationError
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.snapshots.snapshot import MANIFEST, Snapshot, load_newest, load_snapshot, snapshot_name
+from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, RUN_FILE, SNAPSHOTS, list_snapshots, snapshot_name
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.metrics import read_evaluation
+from slipway.train.snapshots.snapshot import MANIFEST, MODEL, Snapshot, load_newest, load_snapshot
 
-MODEL = "model"  # the part of a snapshot that is needed here
-OPTIONS = "options.json"
-# What a run directory says about its job, in the launcher's own file; absent where no launcher started it.
-RUN = "run.json"
 # Options that say where files lay on this machine, or what is done with the result.
 LEFT_OUT = ("config", "export")
 # An absolute path, at the start of a text or after one of these marks, up to its last part, which may hold spaces.
@@ -59,8 +56,8 @@ def read_run(run: Path, step: int | None = None) -> Trained:
             f"{path} does not say its {min(missing)}: it was saved by a loop other than `fit`. Read its tensors with "
             "slipway.train.load_newest."
         )
-    stored = read_object(run / OPTIONS)
-    record = read_object(run / RUN)
+    stored = read_object(run / OPTIONS_FILE)
+    record = read_object(run / RUN_FILE)  # absent where no launcher started it
     sources, workload = stored.pop("sources", {}), stored.pop("workload", snapshot.state["workload"])
     processes = snapshot.state["world_size"]
     nodes = max(1, int(record.get("nodes", 1)))
@@ -73,7 +70,7 @@ def read_run(run: Path, step: int | None = None) -> Trained:
         sources=sources,
         model=snapshot.state["model"],
         data=snapshot.state["data"],
-        evaluation=read_evaluation(run / METRICS, snapshot.step),
+        evaluation=read_evaluation(run / METRICS_FILE, snapshot.step),
         nodes=nodes,
         processes_per_node=max(1, processes // nodes),
         tensors=snapshot.tensors[MODEL],
@@ -94,18 +91,13 @@ def find_snapshot(run: Path, step: int | None) -> tuple[Path, Snapshot]:
     """A run's snapshot of `step`, or the newest that verifies. Raises ConfigurationError and SnapshotError."""
     if step is not None and (path := run / SNAPSHOTS / snapshot_name(step)).is_dir():
         return path, load_snapshot(path, [MODEL])
-    found = load_newest(run / SNAPSHOTS, tell, [MODEL]) if step is None else None
+    found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL]) if step is None else None
     if found is None:
-        kept = ", ".join(path.name for path in sorted((run / SNAPSHOTS).glob("step-*")))
+        kept = ", ".join(path.name for path in reversed(list_snapshots(run / SNAPSHOTS)))
         there = f"it holds {kept}" if kept else "it holds no snapshot"
         which = f"no snapshot of step {step}" if step is not None else "no snapshot that can be loaded"
         raise ConfigurationError(f"{run} has {which}; {there}.")
     return found
-
-
-def tell(text: str) -> None:
-    """Say what was skipped."""
-    print(text, file=sys.stderr)
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from slipway.protocol.durable import DISK_ERRORS
-from slipway.options import ConfigurationError
+from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.worker.outcome import ExplainedError
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -23,7 +24,7 @@ SHOWN = 6  # names in a list
 ELSEWHERE = "Or fetch it where there is a network, into a cache (HF_HOME) that this machine sees: slipway data fetch"
 
 
-class HubError(Exception):
+class HubError(ExplainedError):
     """The Hub, or the way to it, fails; it may not when tried again."""
 
 

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import HubError, explain, missing_offline, nothing_matches
 from slipway.train.hub.files import ByteProgress, Listed, download, verify
-from slipway.options import ConfigurationError
 
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context

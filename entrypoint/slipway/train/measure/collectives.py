@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from slipway.train.measure.bandwidth import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
-from slipway.train.worker.context import Context
 from slipway.train.measure.straggler import rounds
+from slipway.train.worker.context import Context
 from slipway.train.worker.outcome import classify
 
 # What only travels is (place + rank) modulo a prime, which tells 251 ranks apart and is exact in every type.

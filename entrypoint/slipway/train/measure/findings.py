@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import replace_file
-from slipway.train.measure.straggler import Laggard
 from slipway.options import AllreduceOptions
+from slipway.protocol.durable import replace_file
+from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
+from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
 from slipway.train.measure.plots import Axis, Curve, draw, standalone
+from slipway.train.measure.straggler import Laggard
+from slipway.train.worker.context import Context
 
 
 @dataclass
@@ -64,7 +65,7 @@ def write(options: AllreduceOptions, context: Context, findings: Findings) -> No
     """Leave what was found in the run directory: for machines, for people, and with which options."""
     folder = context.place.run_dir
     asked = {"workload": options.workload, **options.values(), "sources": dict(options.sources)}
-    replace_file(folder / "options.json", json.dumps(asked, indent=1))
-    replace_file(folder / "allreduce.json", json.dumps(as_json(options, context, findings), indent=1))
+    replace_file(folder / OPTIONS_FILE, json.dumps(asked, indent=1))
+    replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
         replace_file(folder / "allreduce.svg", picture(findings.rows))

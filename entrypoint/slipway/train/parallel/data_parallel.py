@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from slipway.train.worker.context import Context
 from slipway.options import Common
-from slipway.train.fit.precision import Precision
 from slipway.train.snapshots.state import optimizer_state, random_states, set_random_states
-from slipway.train.fit.task import Batch, Task
+from slipway.train.worker.context import Context
+
+if TYPE_CHECKING:
+    from slipway.train.loop.precision import Precision
+    from slipway.train.loop.task import Batch, Task
 
 Shards = dict[str, Mapping[str, torch.Tensor]]  # tensors by name, by stem of the snapshot's file
 

@@ -12,17 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from slipway.train.worker.context import Context
 from slipway.options import Common
 from slipway.train.parallel.data_parallel import Shards
-from slipway.train.fit.precision import Precision
 from slipway.train.parallel.split import Split
 from slipway.train.parallel.stage_files import collect_shards
 from slipway.train.snapshots.state import optimizer_state
-from slipway.train.fit.task import Batch, Task
+from slipway.train.worker.context import Context
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    from slipway.train.loop.precision import Precision
+    from slipway.train.loop.task import Batch, Task
 
 WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

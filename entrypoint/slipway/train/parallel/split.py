@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import COLLECTIVE_TIMEOUT, silent_stdout
-from slipway.options import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipway.train.worker.context import Context, pieces_of
-from slipway.train.snapshots.resume import describe, make_empty
+from slipway.protocol.phases import Phase
 from slipway.train.parallel.split import Split
+from slipway.train.snapshots.resume import describe, make_empty
+from slipway.train.worker.context import Context, pieces_of
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
@@ -73,12 +74,12 @@ def send(tensor: torch.Tensor, target: int, context: Context) -> None:
     """Send a tensor over the side group."""
     for piece in pieces_of(tensor.detach().cpu().contiguous()):
         dist.send(piece, target, group=context.side)
-        context.beat("save")
+        context.beat(Phase.SAVE)
 
 
 def receive(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
     """Overwrite a contiguous CPU tensor by what `send` sends."""
     for piece in pieces_of(tensor):
         dist.recv(piece, source, group=context.side)
-        context.beat("save")
+        context.beat(Phase.SAVE)
     return tensor

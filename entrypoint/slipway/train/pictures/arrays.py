@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipway.protocol.durable import write_file
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.task import Batch
 from slipway.train.pictures.augmentation import Variation, cut_out, vary, windows
 from slipway.train.pictures.collection import Pictures
-from slipway.train.fit.task import Batch
+from slipway.train.snapshots.tensor_files import write_file
 
 MANIFEST = "manifest.json"
 Bytes = npt.NDArray[np.uint8]

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import DISK_ERRORS
-from slipway.train.hub.fetch import fetch
+from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import HubError
-from slipway.options import ConfigurationError
+from slipway.train.hub.fetch import fetch
 from slipway.train.pictures.arrays import Arrays, Bytes, read_arrays, write_arrays
+from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import cache_folder, make_together
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipway.train.fit.task import Batch
+from slipway.train.loop.task import Batch
 
 Colour = tuple[float, float, float]  # red, green, blue; 0 … 1
 

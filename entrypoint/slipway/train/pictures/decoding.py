@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 
 def read_picture(path: Path) -> torch.Tensor:

@@ -19,13 +19,14 @@ import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from slipway.train.worker.context import Context
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
+from slipway.train.loop.task import Batch
 from slipway.train.pictures.augmentation import Variation, cut_out
 from slipway.train.pictures.collection import Pictures
 from slipway.train.pictures.decoding import read_picture
-from slipway.train.fit.task import Batch
 from slipway.train.text.files import VALIDATION_SHARE, is_validation
+from slipway.train.worker.context import Context
 
 # Of ImageNet's training pictures, as torchvision's references have them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -89,7 +90,7 @@ def open_folder(
 
     Evaluation decodes with so many `threads`. Raises ConfigurationError.
     """
-    files = list_files(root, lambda: context.beat("prepare"))
+    files = list_files(root, lambda: context.beat(Phase.PREPARE))
     train, evaluation = (
         spread(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
     )

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from slipway.train.worker.context import Context
 from slipway.train.pictures.arrays import Arrays, read_arrays, write_arrays
 from slipway.train.pictures.distortion import Recipe, distort
+from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import cache_folder, make_together
 
 CLASSES = tuple("0123456789")

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
+from slipway.train.loop.task import Batch
 from slipway.train.pictures.collection import Pictures
-from slipway.train.fit.task import Batch
 
 LOOKED_AT = 2000  # pictures
 BATCH = 250  # pictures

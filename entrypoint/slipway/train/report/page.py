@@ -15,8 +15,8 @@ from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, 
 from slipway.train.report import tables
 from slipway.train.report.collectives import plots, points, remarks
 from slipway.train.report.run import Record
-from slipway.train.report.template import STYLE, TEMPLATE
 from slipway.train.report.side_by_side import comparison_rows
+from slipway.train.report.template import STYLE, TEMPLATE
 
 GENERATOR = "slipway report"
 STEP, VALUE = (

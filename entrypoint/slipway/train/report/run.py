@@ -11,13 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.protocol.files import (
+    ALLREDUCE_FILE,
+    CHARTS,
+    COMPARISON_FILE,
+    METRICS_FILE,
+    OPTIONS_FILE,
+    RUN_FILE,
+    read_json,
+)
 from slipway.train.measure.plots import Point
 
-RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON = (
-    "run.json", "options.json", "metrics.jsonl", "allreduce.json", "comparison.json",
-)  # fmt: skip
 LARGEST = sys.float_info.max  # JSON knows larger numbers, and NaN, which is no more than anything
-RECORDS = (RUN, OPTIONS, METRICS, ALLREDUCE, COMPARISON)  # a folder with any of these is a run
+RECORDS = (RUN_FILE, OPTIONS_FILE, METRICS_FILE, ALLREDUCE_FILE, COMPARISON_FILE)  # a folder with any of these is a run
 
 
 @dataclass(frozen=True)
@@ -85,20 +91,11 @@ class Record:
 
 def read_run(path: Path, ending: Ending) -> Record:
     """Read a run's directory; `ending` is the launcher's to tell."""
-    texts, pictures = read_charts(path / "tensorboard")
+    texts, pictures = read_charts(path / CHARTS)
     return Record(
-        path, path.name, read_object(path / RUN), ending, read_object(path / OPTIONS), read_metrics(path / METRICS),
-        read_object(path / ALLREDUCE), read_object(path / COMPARISON), texts, pictures,
+        path, path.name, read_json(path / RUN_FILE), ending, read_json(path / OPTIONS_FILE), read_metrics(path / METRICS_FILE),
+        read_json(path / ALLREDUCE_FILE), read_json(path / COMPARISON_FILE), texts, pictures,
     )  # fmt: skip
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def read_metrics(path: Path) -> Metrics:

@@ -16,19 +16,12 @@ from typing import Any
 
 import torch
 
+from slipway.protocol.files import SNAPSHOTS, STEP, list_snapshots, number_in, snapshot_step
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
+from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, load_newest, load_snapshot
 from slipway.train.worker.context import Context
-from slipway.options import ConfigurationError
-from slipway.train.snapshots.snapshot import (
-    NewerFormatError,
-    Snapshot,
-    SnapshotError,
-    list_snapshots,
-    load_newest,
-    load_snapshot,
-    snapshot_step,
-)
 
-SNAPSHOTS = "snapshots"
 POLL = 0.05  # seconds between two looks at the disks
 
 
@@ -87,7 +80,7 @@ def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
     """
     if (path / SNAPSHOTS).is_dir():
         return load_newest(path / SNAPSHOTS, context.warn)
-    return (path, load_snapshot(path)) if path.name.startswith("step-") and path.is_dir() else None
+    return (path, load_snapshot(path)) if number_in(path.name, STEP) is not None and path.is_dir() else None
 
 
 def choose(reports: Sequence[tuple[int, int]]) -> int | None:
@@ -106,7 +99,7 @@ def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bo
     ConfigurationError and SnapshotError, on all ranks.
     """
     place = context.place
-    context.beat("load")
+    context.beat(Phase.LOAD)
     own = search_together(resume, context)
     reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
     source = choose(reports)
@@ -154,14 +147,14 @@ def receive(
             context.share(tensor, source)
             if wants(stem, name):
                 received[stem][name] = tensor
-            context.beat("load")
+            context.beat(Phase.LOAD)
     return Snapshot(layout["step"], layout["state"], received)
 
 
 def describe_layout(own: Search) -> dict[str, Any]:
     """What the other ranks must know before the tensors come."""
     if own.failure is not None:
-        wrong = isinstance(own.failure, ConfigurationError | NewerFormatError)
+        wrong = isinstance(own.failure, ConfigurationError)
         return {"failure": ["configuration" if wrong else "snapshot", str(own.failure)]}
     if own.snapshot is None:
         return {"failure": None}

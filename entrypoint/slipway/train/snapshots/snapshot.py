@@ -22,20 +22,25 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from slipway.protocol.durable import make_folder, safetensors_chunks, sync_folder, write_file
+from slipway.protocol.durable import make_folder, sync_folder
+from slipway.protocol.files import STEP, list_snapshots, snapshot_name, snapshot_step
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
+from slipway.train.worker.outcome import NoProgressError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = ".safetensors"
+MODEL = "model"  # the stem of the files with the weights
 PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
 
 
-class SnapshotError(Exception):
+class SnapshotError(NoProgressError):
     """A snapshot that cannot be used; the message says which file and why."""
 
 
-class NewerFormatError(SnapshotError):
+class NewerFormatError(SnapshotError, ConfigurationError):
     """A snapshot that a later version wrote. It is whole, so nothing older is taken instead of it."""
 
 
@@ -48,22 +53,6 @@ class Snapshot:
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
 
 
-def snapshot_name(step: int) -> str:
-    """The folder's name, which sorts by step."""
-    return f"step-{step:08d}"
-
-
-def list_snapshots(folder: Path) -> list[Path]:
-    """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
-    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return sorted(found, key=snapshot_step, reverse=True)
-
-
-def snapshot_step(path: Path) -> int:
-    """The step in a snapshot's name."""
-    return int(path.name[5:])
-
-
 def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[int], None] = lambda size: None) -> Path:
     """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
 
@@ -72,7 +61,7 @@ def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[i
     does not give back what was written.
     """
     make_folder(folder)
-    for leftover in folder.glob(".step-*"):
+    for leftover in folder.glob(f".{STEP}*"):
         shutil.rmtree(leftover)
     final = folder / snapshot_name(snapshot.step)
     temporary = folder / f".{final.name}.writing"

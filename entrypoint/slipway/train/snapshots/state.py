@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.snapshot import Snapshot
 
 

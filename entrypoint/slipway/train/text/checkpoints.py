@@ -12,15 +12,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import replace_file, safetensors_chunks, write_file
-from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
-from slipway.train.hub.fetch import fetch_together
+from slipway.protocol.durable import replace_file
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import listed
+from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.options import ConfigurationError
-from slipway.train.worker.prepared import agree_here
+from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
+from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
 from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+from slipway.train.worker.context import Context
+from slipway.train.worker.prepared import agree_here
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"

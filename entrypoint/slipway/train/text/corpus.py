@@ -14,17 +14,17 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from slipway.train.worker.context import Context
-from slipway.train.hub.fetch import fetch_together
-from slipway.options import ConfigurationError
 from slipway.options.dataset import FILE, STDLIB, TOKENS, check_dataset, read_hub
-from slipway.train.worker.prepared import act_together, cache_folder, make_together
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.fetch import fetch_together
 from slipway.train.text.files import read_stdlib
 from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 from slipway.train.text.tokens.folder import FORMAT, open_own_tokenizer, read_folder
 from slipway.train.text.tokens.inputs import find_sources
 from slipway.train.text.tokens.preparation import Settings, prepare
 from slipway.train.text.tokens.streams import Stream, open_stream, verify_shards
+from slipway.train.worker.context import Context
+from slipway.train.worker.prepared import act_together, cache_folder, make_together
 
 HUB_FILES = ("*.parquet", "*.jsonl", "*.ndjson", "*.txt")
 

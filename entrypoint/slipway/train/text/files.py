@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 # Not part of every distribution's Python (Debian splits several off), or not source that a person wrote: encodings is
 # a megabyte of tables.

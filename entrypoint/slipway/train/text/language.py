@@ -15,16 +15,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.train.worker.context import Context
-from slipway.train.text.corpus import Corpus, Tokens
-from slipway.train.models.gpt import GptConfig
-from slipway.options import ConfigurationError
 from slipway.options.gpt import GptOptions
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.snapshots.snapshot import list_snapshots
-from slipway.train.fit.task import Batch, Validation
+from slipway.protocol.files import SNAPSHOTS, list_snapshots
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.task import Batch, Validation
+from slipway.train.models.gpt import GptConfig
+from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
 from slipway.train.text.tokens.streams import hash_file
+from slipway.train.worker.context import Context
 
 # Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.
 LANGUAGE = ("gpt", "finetune", "pipeline")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from slipway.train.text.language import LANGUAGE, described_config, kept_tokenizer
+from slipway.protocol.files import SNAPSHOTS
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt
 from slipway.train.models.stages import StagedGpt
-from slipway.options import ConfigurationError
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.snapshots.snapshot import load_newest
+from slipway.train.snapshots.snapshot import MODEL, load_newest
+from slipway.train.text.language import LANGUAGE, described_config, kept_tokenizer
 from slipway.train.text.tokenizer import Tokenizer
-from slipway.train.export.trained import MODEL, tell
 
 # Control characters but tab and line ends: a model that knows little writes them, and one of somebody else's may mean to.
 STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -53,7 +54,7 @@ def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -
 
     Raises ConfigurationError where `run` holds none, or none that writes text.
     """
-    found = load_newest(run / SNAPSHOTS, tell, [MODEL])
+    found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL])
     if found is None:
         raise ConfigurationError(f"{run} holds no snapshot that can be loaded; train one with: slipway gpt")
     path, snapshot = found

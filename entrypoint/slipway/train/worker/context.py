@@ -22,15 +22,15 @@ import click
 import torch
 import torch.distributed as dist
 
+from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file
+from slipway.protocol.phases import Phase
 from slipway.train.worker.group import leave_group, open_device, open_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.hub.causes import HubError
-from slipway.train.worker.outcome import Outcome, describe_failure, write_outcome
+from slipway.train.worker.outcome import ExplainedError, Outcome, describe_failure, write_outcome
 from slipway.train.worker.place import Place, read_place
 from slipway.train.worker.stop import StopFlag
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-OUTCOMES = "outcome"  # the folder of the outcome files, in that of the node
 PIECE = 2**26  # bytes that are sent at once
 
 
@@ -46,7 +46,7 @@ class Context:
         self.side = side
         self.steps: int | None = None  # in all, once it is known
         self.outcome = Outcome("finished", "finished")
-        self._flag = StopFlag(place.node_dir / "stop" if self.speaks else None, side)
+        self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
         self._heartbeat = heartbeat
 
     def alone(self, run_dir: Path) -> Context:
@@ -76,7 +76,7 @@ class Context:
         """Note how the work ended, for the outcome file."""
         self.outcome = replace(self.outcome, outcome=word, message=message)
 
-    def beat(self, phase: str) -> None:
+    def beat(self, phase: Phase) -> None:
         """Tell the launcher that `phase` goes on."""
         self._heartbeat.beat(phase, self.outcome.step, self.steps)
 
@@ -157,7 +157,7 @@ def outside_job() -> Iterator[Context]:
     with tempfile.TemporaryDirectory() as folder:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         place = read_place({"SLIPWAY_RUN_DIR": folder, "SLIPWAY_NODE_DIR": folder, "SLIPWAY_DEVICE": device})
-        yield Context(place, open_device(place), None, Heartbeat(Path(folder) / "heartbeat.json"))
+        yield Context(place, open_device(place), None, Heartbeat(rank_file(Path(folder), HEARTBEATS, 0)))
 
 
 def _pass_over_stops() -> dict[signal.Signals, Any]:
@@ -179,12 +179,12 @@ def _pass_over_stops() -> dict[signal.Signals, Any]:
 def _tell_failure(error: BaseException, place: Place, so_far: Outcome) -> None:
     """Print what went wrong, in full where nothing is known about it, and write it down."""
     outcome = describe_failure(error, so_far.step, so_far.snapshot)
-    if outcome.outcome == "failed" and not isinstance(error, HubError):
+    if outcome.outcome == "failed" and not isinstance(error, ExplainedError):
         traceback.print_exception(error)
     elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
         print(outcome.message, file=sys.stderr, flush=True)
     try:
-        write_outcome(place.node_dir / OUTCOMES, place.rank, outcome)
+        write_outcome(place.node_dir, place.rank, outcome)
     except OSError as full:
         print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
 
@@ -197,9 +197,9 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
     """
     place = read_place(environ)
-    (place.node_dir / "honours-stop").touch()
-    heartbeat = Heartbeat(place.node_dir / "heartbeat" / f"rank-{place.rank}.json")
-    heartbeat.beat("setup", 0, None)
+    (place.node_dir / HONOURS_STOP).touch()
+    heartbeat = Heartbeat(rank_file(place.node_dir, HEARTBEATS, place.rank))
+    heartbeat.beat(Phase.SETUP, 0, None)
     context, left = None, False
     stops = _pass_over_stops()
     try:
@@ -212,11 +212,11 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
                 raise
             left = True
         context.close()
-        write_outcome(place.node_dir / OUTCOMES, place.rank, context.outcome)
+        write_outcome(place.node_dir, place.rank, context.outcome)
         leave_group()
     except click.exceptions.Exit:  # after --help
         leave_group()
-        write_outcome(place.node_dir / OUTCOMES, place.rank, Outcome("finished", "printed its help"))
+        write_outcome(place.node_dir, place.rank, Outcome("finished", "printed its help"))
     except BaseException as error:
         _tell_failure(error, place, context.outcome if context else Outcome("failed", ""))
         chain: BaseException | None = error

@@ -18,7 +18,7 @@ from slipway.train.worker.place import Place
 
 # Other workers start within seconds of each other; the slowest import torch from cold shared storage.
 CONNECT_TIMEOUT = timedelta(minutes=5)
-# Longer than what the launcher lets a rank stand still (PATIENCE in launch/attempt/heartbeat.py: half an hour for a first step
+# Longer than what the launcher lets a rank stand still (protocol/phases.py: half an hour for a first step
 # that compiles), so that its verdict names the rank that lags behind; the limit where that is turned off.
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 

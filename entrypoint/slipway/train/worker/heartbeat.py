@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
+from slipway.protocol.phases import Phase
+
 INTERVAL = 0.5  # seconds; how often it is written within a phase
 
 
@@ -18,7 +20,7 @@ class Heartbeat:
     def __init__(self, path: Path) -> None:
         """Use the file `path`. Nothing fails where it cannot be written: a full disk has better messengers."""
         self._path = path
-        self._phase = ""
+        self._phase: Phase | None = None
         self._written = 0.0
         self._beats = 0
         self._newest: dict[str, Any] = {}
@@ -29,13 +31,15 @@ class Heartbeat:
         except OSError:
             return
 
-    def beat(self, phase: str, step: int, steps: int | None) -> None:
+    def beat(self, phase: Phase, step: int, steps: int | None) -> None:
         """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second.
 
         The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
+        ValueError for a phase that there is not: nobody would know how long it may last.
         """
+        phase = Phase(phase)
         now = time.monotonic()
-        self._beats += phase not in ("data", "prepare")  # which some say more often than others
+        self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}
         self._newest = {**place, "monotonic": now, "pid": os.getpid()}
         changed, self._phase = phase != self._phase, phase

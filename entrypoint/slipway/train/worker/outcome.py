@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -12,9 +11,9 @@ import click
 import torch
 import torch.distributed as dist
 
-from slipway.protocol.durable import DISK_ERRORS
-from slipway.options import ConfigurationError
-from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
+from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.files import OUTCOMES, rank_file, write_json
+from slipway.protocol.mistake import ConfigurationError
 
 # What gloo and NCCL say where a peer went away or stopped answering, in lower case.
 PEER_SIGNS = (
@@ -32,6 +31,10 @@ DEVICE_SIGNS = ("ecc", "hardware", "no cuda gpus", "no cuda-capable", "driver", 
 
 class NoProgressError(Exception):
     """Training cannot get any further, and another attempt would not help."""
+
+
+class ExplainedError(Exception):
+    """A failure of which the message says all that there is to know: no traceback is printed."""
 
 
 class PeerError(Exception):
@@ -57,9 +60,9 @@ class Outcome:
 def classify(error: BaseException) -> str:
     """The outcome word for an exception."""
     text = str(error).lower()
-    if isinstance(error, ConfigurationError | click.UsageError | NewerFormatError):
+    if isinstance(error, ConfigurationError | click.UsageError):
         return "configuration"
-    if isinstance(error, NoProgressError | SnapshotError):
+    if isinstance(error, NoProgressError):
         return "no-progress"
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return "unhealthy"
@@ -87,9 +90,8 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> O
     return Outcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
 
 
-def write_outcome(folder: Path, rank: int, outcome: Outcome) -> None:
-    """Write `folder/rank-RANK.json` in one go, with the time (Unix seconds). Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".rank-{rank}.json"
-    temporary.write_text(json.dumps({**asdict(outcome), "time": time.time()}))
-    temporary.replace(folder / f"rank-{rank}.json")
+def write_outcome(node_dir: Path, rank: int, outcome: Outcome) -> None:
+    """Write how a rank ended into its node's folder, with the time (Unix seconds). Raises OSError."""
+    file = rank_file(node_dir, OUTCOMES, rank)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {**asdict(outcome), "time": time.time()})

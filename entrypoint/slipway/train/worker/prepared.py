@@ -19,8 +19,10 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.protocol.durable import DISK_ERRORS, sync_tree
-from slipway.options import ConfigurationError
+from slipway.protocol.durable import sync_tree
+from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
 
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context  # torch takes a second, and a command may only want `cache_folder`
@@ -63,7 +65,7 @@ def act_together(context: Context, what: str, act: Callable[[Callable[[], None]]
         while True:
             waiting = wait(work, POLL).not_done
             if ticks > seen:
-                context.beat("prepare")
+                context.beat(Phase.PREPARE)
                 seen = ticks
             busy, failed = context.total(
                 len(waiting), sum(done.exception() is not None for done in work if done.done())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from slipway.protocol.files import read_json
 
 WORDS = (None, "stopped", "cancelled")  # by the number that the ranks exchange; the larger one wins
 
@@ -46,10 +47,7 @@ class StopFlag:
 
 def read_stop_flag(path: Path) -> str | None:
     """What the launcher wrote into the flag, None where there is none; one that makes no sense means `stopped`."""
-    try:
-        word = json.loads(path.read_text())["outcome"]
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return "stopped"
-    return word if word in WORDS else "stopped"
+    word = read_json(path).get("outcome")
+    return word if word in WORDS[1:] else "stopped"

@@ -1,4 +1,4 @@
-"""The workloads: each module builds a small task and hands it to `slipway.train.fit.loop.fit`."""
+"""The workloads: each module builds a small task and hands it to `slipway.train.loop.fit.fit`."""
 
 import faulthandler
 import signal

@@ -11,6 +11,10 @@ import time
 
 import torch
 
+from slipway.options import AllreduceOptions, parse
+from slipway.protocol.files import CHARTS
+from slipway.protocol.phases import Phase
+from slipway.train.loop.charts import Charts
 from slipway.train.measure.bandwidth import (
     HEADER,
     Measurement,
@@ -21,7 +25,6 @@ from slipway.train.measure.bandwidth import (
     size_text,
     summary,
 )
-from slipway.train.fit.charts import Charts
 from slipway.train.measure.collectives import (
     Buffers,
     WrongResultError,
@@ -31,10 +34,9 @@ from slipway.train.measure.collectives import (
     time_links,
     why_lacking,
 )
-from slipway.train.worker.context import Context, open_context
 from slipway.train.measure.findings import Findings, write
 from slipway.train.measure.straggler import find_laggard
-from slipway.options import AllreduceOptions, parse
+from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.outcome import PeerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -54,7 +56,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
         word, _ = context.agree()
         if word is not None:
             return word
-        context.beat("measure")
+        context.beat(Phase.MEASURE)
         if reason := why_lacking(name, dtype, context):
             findings.skipped[name] = reason
             context.say(f"{name:<14}  skipped: {reason}")
@@ -76,7 +78,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
 def measure_one(buffers: Buffers, options: AllreduceOptions, context: Context, findings: Findings) -> Measurement:
     """Check a collective once, then take its time on every rank."""
     whole = max(buffers.given.nbytes, buffers.result.nbytes)
-    context.beat("measure")
+    context.beat(Phase.MEASURE)
     begin = time.perf_counter()
     buffers.fill()
     synchronize(context.device)
@@ -87,12 +89,12 @@ def measure_one(buffers: Buffers, options: AllreduceOptions, context: Context, f
     wrong = buffers.check()
     findings.own += filled - begin + time.perf_counter() - arrived
     settle(f"{buffers.collective} of {size_text(whole)}", wrong, context)
-    context.beat("measure")
+    context.beat(Phase.MEASURE)
     for _ in range(options.warmup_iterations):
         buffers.run()
     synchronize(context.device)
     context.wait_for_all()
-    context.beat("measure")
+    context.beat(Phase.MEASURE)
     own = time_calls(buffers.run, options.iterations, context.device)
     seconds = [float(rank) for rank in context.gather(torch.tensor(own, dtype=torch.float64))]
     return measure(buffers.collective, whole, seconds)
@@ -110,7 +112,7 @@ def settle(what: str, wrong: str, context: Context) -> None:
 
 def look_for_laggard(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
-    context.beat("measure")
+    context.beat(Phase.MEASURE)
     own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
     findings.laggard = find_laggard(own, time_links(context))
     findings.laggards_host = context.share_text(socket.gethostname(), findings.laggard.rank)
@@ -125,7 +127,7 @@ def train(context: Context, args: list[str]) -> None:
         f"{options.iterations} calls after {options.warmup_iterations} to warm up"
     )
     first = place.rank == 0
-    charts = Charts(place.run_dir / "tensorboard", 0, context.warn) if first and place.world_size > 1 else None
+    charts = Charts(place.run_dir / CHARTS, 0, context.warn) if first and place.world_size > 1 else None
     word = None
     try:
         if place.world_size > 1:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from slipway.options import AllreduceOptions, parse
+from slipway.protocol.durable import replace_file
 from slipway.train.measure.bandwidth import ALL_REDUCE, count_elements, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
-from slipway.train.worker.context import Context, open_context
-from slipway.protocol.durable import replace_file
 from slipway.train.measure.findings import Findings
 from slipway.train.measure.straggler import find_laggard
-from slipway.options import AllreduceOptions, parse
+from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.allreduce import measure_one
 
 BYTES = {"cuda": "256M", "cpu": "8M"}  # large enough for bandwidth to count, and not latency

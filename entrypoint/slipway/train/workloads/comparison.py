@@ -10,16 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import replace_file
-from slipway.train.fit.loop import fit
-from slipway.train.fit.metrics import METRICS
 from slipway.options import Common
-from slipway.train.snapshots.resume import SNAPSHOTS
+from slipway.protocol.durable import replace_file
+from slipway.protocol.files import METRICS_FILE, SNAPSHOTS, list_snapshots
+from slipway.train.loop.fit import fit
+from slipway.train.loop.task import Task
+from slipway.train.loop.training import divide_batch
 from slipway.train.report.side_by_side import comparison_rows
-from slipway.train.snapshots.snapshot import list_snapshots
-from slipway.train.fit.task import Task
-from slipway.train.fit.training import divide_batch
+from slipway.train.worker.context import Context
 
 FILE = "comparison.json"  # in the run directory
 ALONE = "without-ddp"  # there as well: the run of the training without DDP
@@ -123,7 +121,7 @@ def train_alone(
 def training_seconds(run: Path, task: Task, batch_size: int) -> float:
     """The seconds that a run spent in its steps, from the throughput in its metrics."""
     seconds, before = 0.0, 0
-    for line in map(json.loads, (run / METRICS).read_text().splitlines()):
+    for line in map(json.loads, (run / METRICS_FILE).read_text().splitlines()):
         if speed := line.get(f"{task.unit}_per_second"):
             seconds += (line["step"] - before) * batch_size * task.units_per_sample / speed
             before = line["step"]

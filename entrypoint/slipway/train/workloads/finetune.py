@@ -13,21 +13,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
-from slipway.train.worker.context import Context, open_context
-from slipway.train.text.corpus import open_corpus
-from slipway.train.export import export_result
-from slipway.train.models.flops import flops_per_token
-from slipway.train.text.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
-from slipway.train.fit.loop import fit
-from slipway.train.fit.metrics import METRICS, read_evaluation
-from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.options import ConfigurationError, FinetuneOptions, parse
+from slipway.options import FinetuneOptions, parse
 from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR
-from slipway.train.worker.prepared import cache_folder, make_together
+from slipway.protocol.files import METRICS_FILE
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.export import export_result
+from slipway.train.loop.fit import fit
+from slipway.train.loop.metrics import read_evaluation
+from slipway.train.loop.task import Task
+from slipway.train.models.flops import flops_per_token
+from slipway.train.models.gpt import Gpt, GptConfig, adamw
+from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
+from slipway.train.text.corpus import open_corpus
+from slipway.train.text.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
 from slipway.train.text.sample import continue_prompt
-from slipway.train.fit.task import Task
+from slipway.train.worker.context import Context, open_context
+from slipway.train.worker.prepared import cache_folder, make_together
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:
@@ -120,7 +122,7 @@ def train(context: Context, args: list[str]) -> None:
         return
     if result.sample:
         context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    before = read_evaluation(context.place.run_dir / METRICS, 0)
+    before = read_evaluation(context.place.run_dir / METRICS_FILE, 0)
     context.say(tell(before, result.evaluation, result.step))
 
 

@@ -12,18 +12,18 @@ from functools import partial
 
 import torch
 
-from slipway.train.worker.context import Context, open_context
-from slipway.train.text.corpus import open_corpus
+from slipway.options import GptOptions, parse
 from slipway.train.export import export_result
+from slipway.train.loop.fit import fit
+from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
-from slipway.train.text.language import choose_vocab_size, cut_samples, describe, keep_tokenizer, loss
-from slipway.train.fit.loop import fit
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.models.stages import StagedGpt
-from slipway.options import GptOptions, parse
+from slipway.train.text.corpus import open_corpus
+from slipway.train.text.language import choose_vocab_size, cut_samples, describe, keep_tokenizer, loss
 from slipway.train.text.sample import continue_prompt
-from slipway.train.fit.task import Task
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
+from slipway.train.worker.context import Context, open_context
 
 
 def read_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:

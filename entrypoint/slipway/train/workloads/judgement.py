@@ -16,20 +16,21 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
-from slipway.train.worker.context import Context
-from slipway.train.text.corpus import open_corpus
-from slipway.train.fit.evaluation import judge
-from slipway.train.export import read_export
-from slipway.train.text.language import LANGUAGE, cut_samples, described_config, kept_tokenizer
-from slipway.train.models.gpt import Gpt
-from slipway.options import WORKLOADS, ConfigurationError, FinetuneOptions, Options, parse
+from slipway.options import WORKLOADS, FinetuneOptions, Options, parse
 from slipway.options.gpt import TextOptions
-from slipway.train.fit.precision import read_precision
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.snapshots.snapshot import Snapshot
+from slipway.protocol.files import OPTIONS_FILE, SNAPSHOTS
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.export import read_export
+from slipway.train.export.trained import ELSEWHERE, Trained, read_run, without_folders
+from slipway.train.loop.evaluation import judge
+from slipway.train.loop.precision import read_precision
+from slipway.train.loop.task import Validation
+from slipway.train.models.gpt import Gpt
+from slipway.train.snapshots.snapshot import MODEL, Snapshot
 from slipway.train.snapshots.state import load_model
-from slipway.train.fit.task import Validation
-from slipway.train.export.trained import ELSEWHERE, MODEL, OPTIONS, Trained, read_run, without_folders
+from slipway.train.text.corpus import open_corpus
+from slipway.train.text.language import LANGUAGE, cut_samples, described_config, kept_tokenizer
+from slipway.train.worker.context import Context
 from slipway.train.workloads.finetune import add_perplexity
 
 
@@ -50,7 +51,7 @@ def judge_trained(source: Path, context: Context, dataset: str | None = None, st
     Raises ConfigurationError where it cannot be judged, click.UsageError for a data set that its workload does not know,
     SnapshotError for a damaged snapshot, HubError where data cannot be fetched.
     """
-    is_run = any((source / name).exists() for name in (SNAPSHOTS, OPTIONS))
+    is_run = any((source / name).exists() for name in (SNAPSHOTS, OPTIONS_FILE))
     if step is not None and not is_run:
         raise ConfigurationError(f"{source} is no run directory: it holds one step only. Leave out --step.")
     trained = read_run(source, step) if is_run else read_export(source)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.train.workloads.comparison import begins_anew, compare, recall
-from slipway.train.worker.context import Context, open_context
-from slipway.train.fit.loop import fit
-from slipway.train.models.linear import Linear
 from slipway.options import LinearOptions, parse
-from slipway.train.fit.task import Batch, Task, Validation
+from slipway.train.loop.fit import fit
+from slipway.train.loop.task import Batch, Task, Validation
+from slipway.train.models.linear import Linear
+from slipway.train.worker.context import Context, open_context
+from slipway.train.workloads.comparison import begins_anew, compare, recall
 
 
 def make_data(options: LinearOptions) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,19 +14,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.train.worker.context import Context, open_context
-from slipway.protocol.durable import replace_file
-from slipway.train.export import export_result
-from slipway.train.fit.loop import fit
-from slipway.train.models.cnn import build, flops_per_picture, sgd
 from slipway.options import VisionOptions, parse
 from slipway.options.vision import CIFAR10
+from slipway.protocol.durable import replace_file
+from slipway.train.export import export_result
+from slipway.train.loop.fit import fit
+from slipway.train.loop.task import Batch, Task, Validation
+from slipway.train.models.cnn import build, flops_per_picture, sgd
 from slipway.train.pictures import cifar10, glyphs
 from slipway.train.pictures.arrays import on_device
 from slipway.train.pictures.augmentation import Variation
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.mistakes import draw_grid, find_mistakes
-from slipway.train.fit.task import Batch, Task, Validation
+from slipway.train.worker.context import Context, open_context
 
 CLASS = "class/"  # before a class's name in the results
 SHOWN = 20  # lines of the table of classes

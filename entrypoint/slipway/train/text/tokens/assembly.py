@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway.protocol.durable import replace_file, sync_folder, write_file
-from slipway.options import ConfigurationError
 from slipway.options.dataset import MANIFEST
+from slipway.protocol.durable import replace_file, sync_folder
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.snapshots.tensor_files import write_file
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
 from slipway.train.text.tokens.piece import Plan, Written, piece_file, record_file

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 
 class Worker:

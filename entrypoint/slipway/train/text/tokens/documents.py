@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokens.borders import border
 from slipway.train.text.tokens.inputs import LINES, TEXT, TRAIN, VALIDATION, Source, Span, unknown_column
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from slipway.options import ConfigurationError
 from slipway.options.dataset import MANIFEST
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokenizer import BYTES, FILE, FileTokenizer, Tokenizer, open_tokenizer
 
 FORMAT = 1

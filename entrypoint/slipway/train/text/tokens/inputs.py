@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.options import ConfigurationError
 from slipway.options.dataset import nearest, seen_from
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokens.borders import border
 
 PIECE = 2**24  # bytes of input that are worked on, and begun again after an interruption, at once

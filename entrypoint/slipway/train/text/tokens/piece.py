@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.protocol.durable import replace_file
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.text.tokens.documents import Chunk, read_chunks
 from slipway.train.text.tokens.folder import DTYPES

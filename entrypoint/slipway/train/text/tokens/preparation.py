@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol.durable import make_folder, replace_file
-from slipway.train.hub.files import ByteProgress
-from slipway.options import ConfigurationError
 from slipway.options.dataset import MANIFEST
+from slipway.protocol.durable import make_folder, replace_file
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import ByteProgress
 from slipway.train.text.tokenizer import BYTES, Tokenizer
 from slipway.train.text.tokens.assembly import WORK, finish, is_finished
 from slipway.train.text.tokens.crew import work_through

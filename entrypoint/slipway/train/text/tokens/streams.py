@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway.options import ConfigurationError
-from slipway.train.worker.prepared import cache_folder
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder
+from slipway.train.worker.prepared import cache_folder
 
 BLOCK = 2**24  # bytes that are hashed at once
 

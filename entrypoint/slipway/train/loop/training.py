@@ -11,18 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from slipway.train.fit.compiler import decide_compile
-from slipway.train.worker.context import Context
-from slipway.train.fit.sampler import Sampler
-from slipway.train.fit.loader import Loader
-from slipway.train.fit.nonfinite import Numbers
-from slipway.options import Common, ConfigurationError
+from slipway.options import Common
+from slipway.protocol.files import SNAPSHOTS
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.compiler import decide_compile
+from slipway.train.loop.loader import Loader
+from slipway.train.loop.nonfinite import Numbers
+from slipway.train.loop.precision import Precision, read_precision
+from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.task import Task
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
-from slipway.train.fit.precision import Precision, read_precision
-from slipway.train.snapshots.resume import SNAPSHOTS
-from slipway.train.fit.task import Task
 from slipway.train.snapshots.writer import Writer
+from slipway.train.worker.context import Context
 
 
 @dataclass

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from slipway.train.fit.charts import Charts
-from slipway.train.worker.context import Context
-from slipway.protocol.durable import replace_file
-from slipway.train.fit.evaluation import judge
-from slipway.train.models.flops import utilisation
-from slipway.train.fit.metrics import METRICS, MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
-from slipway.train.fit.nonfinite import NonFiniteError
 from slipway.options import Common
-from slipway.train.fit.saving import resume, save, wait_for_writers
-from slipway.train.fit.step import take_step
-from slipway.train.fit.task import Task
-from slipway.train.fit.training import Training, prepare
+from slipway.protocol.durable import replace_file
+from slipway.protocol.files import CHARTS, METRICS_FILE, OPTIONS_FILE
+from slipway.protocol.phases import Phase
+from slipway.train.loop.charts import Charts
+from slipway.train.loop.evaluation import judge
+from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
+from slipway.train.loop.nonfinite import NonFiniteError
+from slipway.train.loop.saving import resume, save, wait_for_writers
+from slipway.train.loop.step import take_step
+from slipway.train.loop.task import Task
+from slipway.train.loop.training import Training, prepare
+from slipway.train.models.flops import utilisation
+from slipway.train.worker.context import Context
 
 MOMENT = 0.5  # seconds; whoever waits longer for data says so
 
@@ -50,42 +52,42 @@ def fit(task: Task, options: Common, context: Context) -> Result:
             context.conclude("finished", f"was already finished at step {training.step}")
             return Result("finished", training.step, {})
         outcome = train_through(training)
-        context.beat("finish")
+        context.beat(Phase.FINISH)
         conclude(training, outcome)
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.loader.close()
         if training.writer.wait(0):
-            context.beat("save")
+            context.beat(Phase.SAVE)
         training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
 
 
 def train_through(training: Training) -> str:
     """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
     try:
-        return run(training, "first-step")
+        return run(training, Phase.FIRST_STEP)
     except NonFiniteError as error:
         training.context.warn(f"{error}; going back to the newest snapshot, once")
         wait_for_writers(training)
         if not resume(training, "auto"):
             raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
     try:
-        return run(training, "train")
+        return run(training, Phase.TRAIN)
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
 
 
-def run(training: Training, phase: str) -> str:
+def run(training: Training, phase: Phase) -> str:
     """Train from where the training stands, with files and progress that begin there. Returns the outcome.
 
     `phase` is what the first step is called to the launcher.
     """
     context, task = training.context, training.task
-    first, file = context.place.rank == 0, context.place.run_dir / METRICS
+    first, file = context.place.rank == 0, context.place.run_dir / METRICS_FILE
     if first:
         keep_metrics(file, training.step)
         write_options(training)
-    charts = Charts(file.with_name("tensorboard"), training.step, context.warn) if first else None
+    charts = Charts(file.with_name(CHARTS), training.step, context.warn) if first else None
     metrics = MetricsFile(file if first else None, charts)
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
@@ -97,7 +99,7 @@ def run(training: Training, phase: str) -> str:
         metrics.close()
 
 
-def train(training: Training, metrics: MetricsFile, progress: Progress, phase: str) -> str:
+def train(training: Training, metrics: MetricsFile, progress: Progress, phase: Phase) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
     word, _ = context.agree()  # before the first step, which may compile for minutes
@@ -112,7 +114,7 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: s
         if word is not None:
             break
         rate = take_step(training, phase)
-        phase = "train"
+        phase = Phase.TRAIN
         context.beat(phase)
         mind(training, training.numbers.late())
         progress.advance()
@@ -142,7 +144,7 @@ def next_word(training: Training) -> str | None:
     while late and word is None:
         mine = not training.loader.ready(within=MOMENT)
         if mine:
-            training.context.beat("data")
+            training.context.beat(Phase.DATA)
         word, late = training.context.agree(late=mine)
     return word
 
@@ -194,7 +196,7 @@ def is_due(training: Training) -> bool:
 def is_evaluated(training: Training) -> bool:
     """Whether nothing is left to judge at this step: a stop may have come between its snapshot and its evaluation."""
     context, step = training.context, training.step
-    file = context.place.run_dir / METRICS
+    file = context.place.run_dir / METRICS_FILE
     done = not is_due(training) or (context.place.rank == 0 and read_evaluation(file, step).get("step") == step)
     return bool(context.share(torch.tensor([done])))
 
@@ -208,7 +210,7 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
         nonlocal word
         word, _ = context.agreed()
         if word is None:
-            context.beat("evaluate")
+            context.beat(Phase.EVALUATE)
             context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
         return word is None
 
@@ -241,7 +243,7 @@ def write_options(training: Training) -> None:
     """Write the options, as they were resolved, to `options.json`."""
     values = training.options.values() | {"batch_size": training.batch_size}
     values = {"workload": training.task.name, **values, "sources": dict(training.options.sources)}
-    replace_file(training.context.place.run_dir / "options.json", json.dumps(values, indent=1))
+    replace_file(training.context.place.run_dir / OPTIONS_FILE, json.dumps(values, indent=1))
 
 
 def conclude(training: Training, outcome: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from slipway.train.fit.precision import Precision
-from slipway.train.fit.task import Validation
+from slipway.train.loop.precision import Precision
+from slipway.train.loop.task import Validation
 
 
 @torch.no_grad()

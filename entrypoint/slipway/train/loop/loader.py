@@ -17,8 +17,8 @@ from threading import Thread
 
 import torch
 
-from slipway.train.fit.sampler import Sampler
-from slipway.train.fit.task import Batch
+from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.task import Batch
 
 STEPS = 16  # whose samples are looked up at once: for 24 samples it takes 0.3 ms, for sixteen times as many 0.6
 LINGER = 10.0  # seconds that `close` waits for batches under way; those of dead storage never come

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 
-from slipway.options import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError
 
 
 def decide_compile(wanted: bool | None, device_type: str, environ: Mapping[str, str]) -> bool:

@@ -12,10 +12,8 @@ from typing import TextIO
 import torch
 from tqdm import tqdm
 
-from slipway.train.fit.charts import Charts
 from slipway.protocol.durable import replace_file
-
-METRICS = "metrics.jsonl"  # in the run directory
+from slipway.train.loop.charts import Charts
 
 
 def keep_metrics(path: Path, step: int) -> None:

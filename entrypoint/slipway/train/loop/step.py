@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from slipway.train.fit.nonfinite import Buffers, poison
 from slipway.options import Common
-from slipway.train.fit.task import Batch
-from slipway.train.fit.training import Training
+from slipway.protocol.phases import Phase
+from slipway.train.loop.nonfinite import Buffers, poison
+from slipway.train.loop.task import Batch
+from slipway.train.loop.training import Training
 
 
-def take_step(training: Training, phase: str) -> float:
+def take_step(training: Training, phase: Phase) -> float:
     """Take a step, or leave it out where loss or gradient are not finite. Returns its learning rate.
 
     Never waits for a GPU. Before the last part it begins to exchange the stop flag, so that this costs no time either.
@@ -32,7 +33,7 @@ def take_step(training: Training, phase: str) -> float:
     return rate
 
 
-def parts(training: Training, phase: str) -> Iterator[Batch]:
+def parts(training: Training, phase: Phase) -> Iterator[Batch]:
     """The parts of the next step, with what happens before each."""
     for number, batch in enumerate(training.loader.step(), start=1):
         training.context.beat(phase)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from slipway.train.fit.nonfinite import NonFiniteError, are_finite
-from slipway.options import ConfigurationError
-from slipway.train.worker.outcome import PeerError
+from slipway.protocol.files import snapshot_name
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
+from slipway.train.loop.nonfinite import NonFiniteError, are_finite
+from slipway.train.loop.training import Training
 from slipway.train.snapshots.resume import POLL, share_snapshot
-from slipway.train.snapshots.snapshot import Snapshot, snapshot_name
+from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import load_model, load_optimizer_state, random_states, set_random_states
-from slipway.train.fit.training import Training
+from slipway.train.worker.outcome import PeerError
 
 
 def save(training: Training, live: bool = False) -> None:
@@ -62,7 +64,7 @@ def wait_for_writers(training: Training) -> None:
             writer.check()
             raise PeerError("another rank could not write its snapshot")
         if written > seen:  # only then does anything move
-            context.beat("save")
+            context.beat(Phase.SAVE)
             seen = written
         if not busy:
             break

@@ -1,0 +1,53 @@
+"""Where each rank says that it stands.
+
+Each rank writes `heartbeat/rank-N.json` into its node's folder from the thread that trains: at every change of phase, and
+at most twice a second otherwise.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slipway.protocol.files import HEARTBEATS, rank_file, read_json
+from slipway.protocol.phases import Phase, read_phase
+
+
+class Beat(NamedTuple):
+    """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
+
+    `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place.
+    """
+
+    rank: int
+    phase: Phase = Phase.SETUP
+    step: int = 0
+    steps: int | None = None
+    monotonic: float = 0.0
+    pid: int | None = None
+    beats: int = 0
+
+    @property
+    def place(self) -> str:
+        """How people read it: `step 3 of 20, train`."""
+        of = f" of {self.steps}" if self.steps else ""
+        return f"step {self.step}{of}, {self.phase}"
+
+
+def heartbeat_file(node_dir: Path, rank: int) -> Path:
+    """Where a rank says that it lives."""
+    return rank_file(node_dir, HEARTBEATS, rank)
+
+
+def read_beats(node_dir: Path, ranks: Iterable[int]) -> dict[int, Beat]:
+    """The newest beat of each rank that has one; files that make no sense count as none."""
+    found = {rank: _read_beat(rank, read_json(heartbeat_file(node_dir, rank))) for rank in ranks}
+    return {rank: beat for rank, beat in found.items() if beat}
+
+
+def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
+    phase, step, monotonic = read_phase(record.get("phase")), record.get("step"), record.get("monotonic")
+    if not (phase and isinstance(step, int) and isinstance(monotonic, int | float)):
+        return None
+    steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
+    beats = record.get("beats")
+    return Beat(rank, phase, step, steps, monotonic, pid, beats if isinstance(beats, int) else 0)

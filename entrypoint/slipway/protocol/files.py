@@ -1,0 +1,94 @@
+"""The run directory as launcher and workers both know it: names of files and folders, and how JSON in it is read and written.
+
+`runs/NAME/` holds what is the job's: the files named here, and `snapshots/`. `node-RANK/` in it holds what is one node's.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.protocol.durable import replace_file
+
+# Of the whole job:
+RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"  # what was started; the verdict with every attempt
+OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's options as resolved; its numbers by step
+ALLREDUCE_FILE, COMPARISON_FILE = (
+    "allreduce.json",
+    "comparison.json",
+)  # results of `allreduce` and of `linear --compare`
+SNAPSHOTS, CHARTS = "snapshots", "tensorboard"  # folders
+STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
+# In a node's folder:
+PLAN_FILE = "plan.json"  # what its launcher decided
+WAITING_FILE = "waiting.json"  # between two attempts
+HONOURS_STOP = "honours-stop"  # its workers look at the flag
+LOGS = "logs"  # a folder with a file per rank, and torchrun's
+OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
+
+NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
+LARGEST = (
+    16 << 20
+)  # bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything
+
+
+def node_folder(run: Path, node_rank: int) -> Path:
+    """The folder with what belongs to one node: logs, outcomes, the stop flag."""
+    return run / f"{NODE}{node_rank}"
+
+
+def rank_file(node: Path, folder: str, rank: int) -> Path:
+    """Where a rank writes what it says: OUTCOMES or HEARTBEATS in its node's folder."""
+    return node / folder / f"{RANK}{rank}.json"
+
+
+def rank_log(rank: int | str) -> str:
+    """The name of a rank's log; `*` makes a pattern."""
+    return f"{RANK}{rank}.log"
+
+
+def number_in(name: str, before: str) -> int | None:
+    """The number in a name, behind NODE, RANK or STEP; None where the name is another one."""
+    digits = name.removeprefix(before)
+    return int(digits) if digits != name and digits.isdecimal() and digits.isascii() else None
+
+
+def snapshot_name(step: int) -> str:
+    """The name of a snapshot's folder, which sorts by step."""
+    return f"{STEP}{step:08d}"
+
+
+def snapshot_step(path: Path) -> int:
+    """The step in a snapshot's name. ValueError where it is none."""
+    step = number_in(path.name, STEP)
+    if step is None:
+        raise ValueError(f"{path} is no snapshot")
+    return step
+
+
+def list_snapshots(folder: Path) -> list[Path]:
+    """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
+    found = [path for path in folder.glob(f"{STEP}*") if number_in(path.name, STEP) is not None]
+    return sorted(found, key=snapshot_step, reverse=True)
+
+
+def newest_step(run: Path) -> int | None:
+    """The step of the newest snapshot in a run directory, None without one."""
+    newest = next(iter(list_snapshots(run / SNAPSHOTS)), None)
+    return snapshot_step(newest) if newest else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; an empty one where there is none that can be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            return {}
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file that is either the old one or the new one, never half of it. Raises OSError."""
+    replace_file(path, json.dumps(value, indent=1) + "\n")
