@@ -166,8 +166,8 @@ bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on thi
 # The others are plain PyTorch, parts of which have no types.
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
 .PHONY: lint
-lint: .venv/.dev .venv/.train ## Check style and types: ruff, mypy, shellcheck, yamllint
-	@.venv/bin/ruff check .; .venv/bin/ruff format --check .
+lint: .venv/.dev .venv/.train ## Check style, types and who imports whom: ruff, mypy, import-linter, shellcheck, yamllint
+	@.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/lint-imports
 	@.venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py
 	@git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .
 

@@ -27,9 +27,9 @@ from typing import Any
 from slipway.launch.muster import link
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import encode, parse
-from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
 from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
 TARGETS = {16: 0.2, 256: 2.0}  # seconds to agreement

@@ -10,7 +10,7 @@ import torch
 from gpu_steps import REORDERED, Step, distance, first_step, optimized
 from loops import Loop, group_of_one, open_context
 
-from slipway.train.measure.bandwidth import ALL_GATHER, ALL_REDUCE, BROADCAST
+from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST
 from slipway.train.measure.collectives import make_buffers
 
 Train = Callable[..., Loop]

@@ -12,9 +12,10 @@ from typing import Any
 
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import encode, parse
-from slipway.launch.muster.messages import Ending, Hello, Here, Ping, Pong, Probe, Probed, Start
+from slipway.launch.muster.messages import Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.server import Rule
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import LaunchError
 

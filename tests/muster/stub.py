@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stage import make_card, make_outcome
 
-from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import LaunchError

@@ -10,8 +10,8 @@ import pytest
 from stage import Launcher, make_card, make_outcome
 
 from slipway.launch.muster.card import Go
-from slipway.launch.muster.messages import Ending
 from slipway.launch.muster.muster import Muster
+from slipway.launch.verdict.attempts import Ending
 from slipway.protocol.errors import LaunchError
 
 Make = Callable[..., Launcher]

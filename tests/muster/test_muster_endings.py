@@ -10,6 +10,7 @@ from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.coordinator import Conduct
 from slipway.launch.muster.muster import Muster
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Outcome
 
@@ -124,7 +125,7 @@ def test_a_node_that_stays_silent_after_a_failure_is_waited_for_only_so_long(lau
     with Client(port) as silent:
         take_part(silent)
         assert silent.wait_for(wire.News).outcome.evidence == "exit code 3"
-        verdict = silent.wait_for(wire.Ending).verdict
+        verdict = silent.wait_for(Ending).verdict
     node0.join(10)
     assert node0.code == 1
     assert [(tally.word, tally.nodes) for tally in verdict.tallies] == [("failed", 1), ("lost", 1)]
@@ -138,7 +139,7 @@ def test_the_earliest_failure_counts_by_one_clock(launcher: Make, port: int, ahe
         take_part(astray, clock=ahead)
         failed = make_outcome(1, "failed", evidence="first", time=time.time() - 5 + ahead)
         astray.send(wire.Report(failed))
-        verdict = astray.wait_for(wire.Ending).verdict
+        verdict = astray.wait_for(Ending).verdict
     node0.join(10)
     assert verdict.first.evidence == "first"
     assert node0.go is not None
@@ -151,7 +152,7 @@ def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, po
     with Client(port) as liar:
         take_part(liar)
         liar.send(wire.Report(make_outcome(0, "failed", host="host0")))
-        verdict = liar.wait_for(wire.Ending).verdict
+        verdict = liar.wait_for(Ending).verdict
     node0.join(10)
     assert (verdict.first.node_rank, verdict.first.host) == (1, "host1")
 

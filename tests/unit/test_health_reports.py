@@ -31,8 +31,8 @@ from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, pa
 from slipway.launch.health.products import Ending, judge_product, read_report
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
-from slipway.launch.job import Job
 from slipway.launch.resolve.catalog import CHECK
+from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json

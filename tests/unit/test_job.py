@@ -11,9 +11,10 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway.cli import cli
-from slipway.launch import job
-from slipway.launch.job import IMAGE_USER, Job, filled, next_commands, typed
+from slipway.launch import closing
+from slipway.launch.closing import IMAGE_USER, filled, next_commands, typed
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.job import Job
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.errors import EXITS
 
@@ -21,20 +22,20 @@ from slipway.protocol.errors import EXITS
 @pytest.fixture
 def termination_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     file = tmp_path / "termination-log"
-    monkeypatch.setattr(job, "TERMINATION_LOG", file)
+    monkeypatch.setattr(closing, "TERMINATION_LOG", file)
     return file
 
 
 def test_a_pod_is_told_in_place(termination_log: Path) -> None:
     termination_log.write_text("what was there before and is longer than the news" * 9)
     inode = termination_log.stat().st_ino
-    job.tell_pod(78, "no such file")
+    closing.tell_pod(78, "no such file")
     assert json.loads(termination_log.read_text()) == {"code": 78, "word": "configuration", "message": "no such file"}
     assert termination_log.stat().st_ino == inode, "it is a mounted file, which cannot be replaced"
 
 
 def test_where_there_is_no_pod_nothing_is_made(termination_log: Path) -> None:
-    job.tell_pod(78, "no such file")
+    closing.tell_pod(78, "no such file")
     assert not termination_log.exists()
 
 
@@ -93,8 +94,8 @@ def test_a_mistake_of_ours_is_told_to_the_pod(
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert job.shown(tmp_path / "runs" / "gpt-1") == "runs/gpt-1"
-    assert job.shown(Path("/elsewhere/gpt-1")) == "/elsewhere/gpt-1"
+    assert closing.shown(tmp_path / "runs" / "gpt-1") == "runs/gpt-1"
+    assert closing.shown(Path("/elsewhere/gpt-1")) == "/elsewhere/gpt-1"
 
 
 def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, mon
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert job.shown(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
+    assert closing.shown(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
 
 
 FLAGS = '--shm-size 1g --stop-timeout 120 -v "$PWD/runs:/checkpoints"'

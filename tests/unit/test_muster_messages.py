@@ -12,6 +12,7 @@ from participants import make_card, make_outcome
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import judge
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
@@ -30,7 +31,7 @@ EXAMPLES = (
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
-    wire.Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
+    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
     wire.Ping(),
     wire.Pong(),
 )

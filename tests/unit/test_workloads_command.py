@@ -8,7 +8,6 @@ import pytest
 from stand_ins import Slipway
 
 from slipway.cli.arguments import read_job
-from slipway.launch.alone import restart_limit
 from slipway.launch.resolve.catalog import WORKLOADS
 
 
@@ -35,7 +34,7 @@ def test_only_collectives_have_no_data() -> None:
 
 
 def test_what_cannot_go_on_is_not_started_again_unless_asked(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert restart_limit(read_job(["allreduce"], {})) == 0
-    assert restart_limit(read_job(["linear"], {})) == 3
+    assert read_job(["allreduce"], {}).restarts == 0
+    assert read_job(["linear"], {}).restarts == 3
     monkeypatch.setenv("SLIPWAY_MAX_RESTARTS", "2")
-    assert restart_limit(read_job(["allreduce"], {})) == 2
+    assert read_job(["allreduce"], {}).restarts == 2

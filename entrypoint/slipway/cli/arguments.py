@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.launching import launcher_options, take_options
-from slipway.launch.job import Job
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology

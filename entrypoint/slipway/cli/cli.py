@@ -17,7 +17,8 @@ from slipway import __version__
 from slipway.cli.arguments import foresee_interfaces, options_json, options_lines, read_job
 from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
 from slipway.launch.attempt.stops import turn_deaf
-from slipway.launch.job import run_job, tell_pod
+from slipway.launch.closing import tell_pod
+from slipway.launch.job import run_job
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.launch.job import shown
+from slipway.launch.attempt.worker_output import shown
 from slipway.launch.resolve.settings import read_env_file
 from slipway.launch.run_directory.status import read_status
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.launch.job import shown
+from slipway.launch.attempt.worker_output import shown
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
-from slipway.launch.verdict.verdict import GOOD
 from slipway.protocol.errors import LaunchError, code_of
+from slipway.protocol.outcomes import GOOD
 
 if TYPE_CHECKING:
     from slipway.train.report import Ending, Tried

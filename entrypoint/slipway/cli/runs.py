@@ -17,9 +17,9 @@ from slipway.launch.attempt.stops import TICK, ask_to_stop
 from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
 from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
-from slipway.launch.verdict.verdict import GOOD
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of
 from slipway.protocol.files import RUN_FILE
+from slipway.protocol.outcomes import GOOD
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -1,189 +1,178 @@
-"""One job from plan to exit code: the run directory, the other nodes, the attempt, the verdict."""
+"""One job from plan to exit code: attempts until one ends it, agreed on with the other nodes where there are any."""
 
-import os
-import shlex
+import dataclasses
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
-from slipway import __version__
-from slipway.launch.attempt.ending import tell_ending
+from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.attempt.supervise import Attempt, Elsewhere
-from slipway.launch.attempt.worker_output import write_out
-from slipway.launch.resolve.caches import make_folders
-from slipway.launch.resolve.catalog import Workload
-from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.devices import Devices
-from slipway.launch.resolve.host import CHECKPOINTS, Host
-from slipway.launch.resolve.plan import Plan
-from slipway.launch.resolve.settings import Sources
-from slipway.launch.run_directory.plan_file import write_plan
-from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest, prepare_run
-from slipway.launch.verdict.attempts import Course, Try
-from slipway.launch.verdict.block import as_json, block, termination_message
-from slipway.launch.verdict.verdict import Outcome, Verdict
-from slipway.protocol.errors import EXITS, LaunchError, code_of
-from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
+from slipway.launch.attempt.supervise import Elsewhere
+from slipway.launch.attempt.worker_output import say
+from slipway.launch.closing import conclude
+from slipway.launch.node import Node, enter, enter_alone
+from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.schedulers import SLURM
+from slipway.launch.run_directory.run import AlreadyFinishedError
+from slipway.launch.run_directory.run_lock import Hold, holder_file
+from slipway.launch.single_node import SingleNode
+from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
+from slipway.launch.verdict.block import block, place
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
+from slipway.protocol.outcomes import Word
 
-IMAGE_USER = 1000  # images/cuda12/Dockerfile
-LENGTHS = ("--steps", "--epochs")
-TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
-
-
-def say(line: str) -> None:
-    """Print a line of the launcher's own."""
-    write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a launcher was asked to run and where it stands. `data` hashes the workload's embedded data, if it has any."""
-
-    plan: Plan
-    sources: Sources
-    devices: Devices
-    environ: Mapping[str, str]
-    data: Callable[[], str] | None
-    host: Host
-
-    def seconds(self, name: str) -> float:
-        """A setting that counts seconds."""
-        return float(self.sources.value(name))
+if TYPE_CHECKING:
+    from slipway.launch.several_nodes import SeveralNodes
 
 
 def run_job(job: Job) -> int:
-    """Run the job to its end and return this node's exit code. Raises LaunchError where it cannot start."""
-    topology = job.plan.topology
-    say(topology.arithmetic)
-    for note in topology.notes:
+    """Run this node's part of the job to its end, and return the exit code. Raises LaunchError where it cannot start."""
+    say(job.plan.topology.arithmetic)
+    for note in job.plan.topology.notes:
         say(note)
-    with Stops() as stops:
-        if topology.nodes > 1 and not topology.process:
-            from slipway.launch.together import run_together  # the network code, which a single node can do without
+    with Stops() as stops, ExitStack() as stack:
+        if job.single:
+            try:
+                return make_attempts(job, enter_alone(job, stops), SingleNode(), stops, stack)
+            except AlreadyFinishedError as finished:
+                say(str(finished))
+                return 0
+        from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node can do without
 
-            return run_together(job, stops)
-        from slipway.launch.alone import run_alone
-
-        return run_alone(job, stops)
-
-
-def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None]) -> Try:
-    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
-    try:
-        make_folders(job.plan.topology.mended)
-    except OSError as error:
-        raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
-    prepare_run(run, job.plan, __version__, time.time())
-    if job.plan.topology.process is None or job.plan.topology.process.local_rank == 0:
-        with suppress(OSError):  # a disk that is full so far may have room when it counts
-            write_plan(run.node(job.plan.topology.node_rank), job.plan, job.sources)
-    number = f", attempt {run.attempt}" if run.attempt > 1 else ""
-    if job.plan.workload.keeps:
-        say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
-    before = newest_step(run.path)
-    hang = job.seconds("SLIPWAY_HANG_SECONDS")
-    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
-    try:
-        facts = under_way.supervise(job.plan.environment(job.environ), lost)
-    except OSError as error:
-        raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
-    outcome = tell_ending(facts, under_way.node_dir, time.time())
-    return Try(run.attempt, outcome, before, newest_step(run.path), facts.moved)
+        node = enter(job)
+        return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
 
 
-def not_started(job: Job, run: Run, error: LaunchError) -> Try:
-    """The attempt that could not be made."""
-    word, host = EXITS[error.code].word, socket.gethostname()
-    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, time.time(), evidence=str(error)))
+def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
+    """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
+    hold: Hold | None = None
+    while True:
+        try:
+            agreed = nodes.join(job, node, partial(was_stopped, stops))
+        except LaunchError as error:
+            if not node.tries:
+                raise
+            return end_between(job, node, not_started(job, node.run, error))
+        if agreed is None:
+            return end_between(job, node, stopped_here(job, node, stops))
+        ours, node = agreed
+        try:
+            hold = hold or take_hold(ours, node, stops, stack)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, hold, nodes))
+        except LaunchError as error:
+            if job.single and not node.tries:
+                raise
+            tried = not_started(job, node.run, error)
+        rule = partial(decide_next, job, node, tried, stops)
+        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
+        node = dataclasses.replace(node, tries=(*node.tries, tried))
+        leaves = job.plan.topology.node_rank in ending.leaving
+        if ending.pause is None or leaves or (hold and hold.lost):
+            stay = "wait for its replacement" if job.replaced else "go on without it"
+            return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
+        announce(job, node, ending, ending.pause)
+        stops.wait(ending.pause)
 
 
-def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
-    """Write the verdict down, print it, tell the pod, and return this node's exit code.
+def was_stopped(stops: Stops) -> bool:
+    """Whether this launcher, or the job, was asked to stop."""
+    stops.look()
+    return bool(stops.came)
 
-    `run` is None where there is none, or where another node writes into the same folder; what a later attempt found stands.
-    """
-    node_rank = job.plan.topology.node_rank
-    if run and is_newest(run.path, course.number):
-        earlier = earlier_attempts(run.path, course.tries[0].number)
-        with suppress(OSError):
-            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course, earlier))
-    if not job.plan.workload.keeps:
-        return verdict.code(node_rank)
-    for line in block(verdict, course):
+
+def take_hold(job: Job, node: Node, stops: Stops, stack: ExitStack) -> Hold:
+    """Hold the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
+    stops.watch(node.run.path)
+    hold = stack.enter_context(Hold(holder_file(node.run, job.plan), say, stops))
+    if not node.tries and not node.missed and job.plan.topology.rank == 0:
+        (node.run.path / STOP_FILE).unlink(missing_ok=True)
+    return hold
+
+
+def look_elsewhere(hold: Hold, nodes: "SingleNode | SeveralNodes") -> Elsewhere | None:
+    """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
+    node that failed or is lost, if any."""
+    if hold.lost:
+        return Elsewhere(hold.lost)
+    if news := nodes.news:
+        text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
+        return Elsewhere(text, gone=news.word == Word.LOST)
+    return None
+
+
+def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
+    """What follows a verdict; `leaving` are the nodes that leave a job which goes on, if there are any."""
+    tries = (*node.tries, dataclasses.replace(tried, outcome=verdict.first))
+    if leaving and job.restarts and verdict.word in (Word.STOPPED, Word.UNHEALTHY):
+        return Ending(verdict, PAUSES[0], leaving=leaving)
+    if (stops.came and not leaving) or verdict.first.good:
+        return Ending(verdict)
+    topology = job.plan.topology
+    if topology.process:
+        return Ending(verdict, why="with one launcher per process nobody starts all of them again")
+    if verdict.first.word == Word.LOST and topology.scheduler == SLURM.name and not topology.elastic:
+        return Ending(verdict, why="Slurm starts no task of a step again, only the whole job")
+    decision = decide(tries, job.restarts, node.earlier)
+    if decision.stuck:
+        first = give_up(tries).outcome
+        verdict = dataclasses.replace(verdict, word=first.word, first=first)
+    return Ending(verdict, decision.pause, decision.why)
+
+
+def give_up(tries: tuple[Try, ...]) -> Try:
+    """The last attempt, when it is one too many without progress."""
+    last = tries[-1]
+    step = "no snapshot at all" if last.after is None else f"no snapshot after step {last.after}"
+    outcome = dataclasses.replace(
+        last.outcome,
+        word=Word.NO_PROGRESS,
+        evidence=f"{STUCK} attempts left {step}; the last failed: {last.outcome.evidence or last.outcome.word}",
+        advice=f"mend the cause, or save more often (--save-every); {last.outcome.advice}".removesuffix("; "),
+    )
+    return dataclasses.replace(last, outcome=outcome)
+
+
+def announce(job: Job, node: Node, ending: Ending, pause: float) -> None:
+    """Say how an attempt ended, and that another follows."""
+    number, path = node.run.attempt + 1, node.run.path
+    for line in block(ending.verdict)[:2]:
         say(line)
-    fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
-    if run and job.plan.topology.rank == 0 and verdict.word in ("finished", "stopped", "cancelled"):
-        say(f"the run lies in {shown(run.path)}")
-        leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
-        stopped = verdict.word != "finished"
-        for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():
-            say(f"  next: {typed(filled(command, run, job.plan.arguments), job)}")
-    if fleeting:
-        say(fleeting)
-    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
-    return verdict.code(node_rank)
-
-
-def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
-    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish.
-
-    The first one after a run that was stopped goes on with it.
-    """
-    if not workload.next:
-        return ()
-    if fleeting:
-        others = [command for command in workload.next if "{run}" not in command]
-        return (f"slipway {workload.name}", *others, "slipway --help")[:3]
-    if not stopped or not workload.resumes:
-        return workload.next
-    others = [command for command in workload.next if "--resume" not in command]
-    return (f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}", *others)[:3]
-
-
-def filled(command: str, run: Run, arguments: Sequence[str]) -> str:
-    """A command to try next, with {run}, the run's arguments as {same}, and as {longer} for twice as many steps.
-
-    A run goes on with the arguments that it was started with; without them it would be another model, or other data.
-    """
-    left_out = (*LENGTHS, "--export")  # where it exported to nothing is overwritten
-    kept, words = [], list(arguments)
-    while words:
-        word = words.pop(0)
-        if word in left_out:
-            words[:1] = []  # its value
-        elif word.partition("=")[0] not in left_out:
-            kept.append(word)
-    longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
-    same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
-    return command.format(run=shlex.quote(shown(run.path)), same=same, longer=twice)
-
-
-def typed(command: str, job: Job) -> str:
-    """A command as one types it here; what is run in the image is typed outside, with its name where IMAGE tells it."""
-    if job.host.image is None or job.host.runtime != "docker":
-        return command
-    gpus = " --gpus all" if job.plan.topology.device == "cuda" else ""
-    user = "" if os.getuid() == IMAGE_USER else f" --user {os.getuid()}:0"
-    flags = f'{gpus}{user} --shm-size 1g --stop-timeout 120 -v "$PWD/runs:{CHECKPOINTS}"'
-    claim = job.sources.variable("IMAGE")
-    image = shlex.quote(claim.value) if claim else "IMAGE"
-    return f"docker run --rm{flags} {image} {command.removeprefix('slipway ')}"
-
-
-def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
-    """Write the termination message of a pod, in place: it is a mounted file."""
+    if job.single:
+        step = newest_step(path)
+        start = f" from the snapshot of step {step}" if step is not None else ""
+        say(f"starting again in {pause:.0f} s{start}: attempt {number}")
+        return
+    ranks, how = ", ".join(map(str, ending.leaving)), "with another" if job.replaced else "without"
+    then = f" {how} node {ranks}" if ranks else ""
+    say(f"waiting for nodes again in {pause:.0f} s, for attempt {number}{then}")
     with suppress(OSError):
-        if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
+        write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": time.time()})
 
 
-def shown(path: Path) -> str:
-    """A path as one would type it here."""
-    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
+    """The end of a job after an attempt, the same on all nodes; the exit code."""
+    lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
+    others = not job.single and node.run.shared and job.plan.topology.node_rank and not lost
+    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
+
+
+def end_between(job: Job, node: Node, tried: Try) -> int:
+    """The end of this node's part in a job while no attempt runs; the exit code."""
+    run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
+    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed))
+
+
+def stopped_here(job: Job, node: Node, stops: Stops) -> Try:
+    """What a stop makes of a job of which nothing runs: the newest snapshot stands."""
+    node_rank, host = job.plan.topology.node_rank, socket.gethostname()
+    if not node.tries:
+        return Try(node.run.attempt, Outcome(node_rank, host, stops.word, time.time()))
+    last, name = node.tries[-1], stops.came[0].name
+    evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {place(last.outcome)}"
+    outcome = Outcome(node_rank, host, stops.word, time.time(), evidence=evidence)
+    return Try(last.number, outcome, last.after, last.after, last.moved)

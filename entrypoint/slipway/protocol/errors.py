@@ -7,6 +7,8 @@ import errno
 from types import MappingProxyType
 from typing import NamedTuple
 
+from slipway.protocol.outcomes import Word
+
 FINISHED = 0
 FAILED = 1
 USAGE = 2
@@ -28,18 +30,18 @@ class Exit(NamedTuple):
 
 EXITS = MappingProxyType(
     {
-        FINISHED: Exit("finished", "finished", "nothing"),
-        FAILED: Exit("failed", "the workload failed for a reason of its own", "retry within its limit"),
-        USAGE: Exit("usage", "wrong command line", "not retry"),
-        STOPPED: Exit("stopped", "stopped by the system (SIGTERM, SIGUSR1), snapshot saved", "requeue"),
-        PEER: Exit("peer", "a peer was lost, never came, or hangs", "retry"),
-        UNHEALTHY: Exit("unhealthy", "this node is unhealthy (GPU, driver, /dev/shm, disk)", "retry elsewhere"),
-        CONFIGURATION: Exit("configuration", "wrong configuration", "not retry"),
+        FINISHED: Exit(Word.FINISHED, "finished", "nothing"),
+        FAILED: Exit(Word.FAILED, "the workload failed for a reason of its own", "retry within its limit"),
+        USAGE: Exit(Word.USAGE, "wrong command line", "not retry"),
+        STOPPED: Exit(Word.STOPPED, "stopped by the system (SIGTERM, SIGUSR1), snapshot saved", "requeue"),
+        PEER: Exit(Word.PEER, "a peer was lost, never came, or hangs", "retry"),
+        UNHEALTHY: Exit(Word.UNHEALTHY, "this node is unhealthy (GPU, driver, /dev/shm, disk)", "retry elsewhere"),
+        CONFIGURATION: Exit(Word.CONFIGURATION, "wrong configuration", "not retry"),
         CANCELLED: Exit(
-            "cancelled", "stopped for good by its user (slipway stop, Ctrl-C), snapshot saved", "not retry"
+            Word.CANCELLED, "stopped for good by its user (slipway stop, Ctrl-C), snapshot saved", "not retry"
         ),
         NO_PROGRESS: Exit(
-            "no-progress", "no progress (crash loop, non-finite losses, no loadable snapshot)", "not retry"
+            Word.NO_PROGRESS, "no progress (crash loop, non-finite losses, no loadable snapshot)", "not retry"
         ),
     }
 )

@@ -29,6 +29,4 @@ class Phase(StrEnum):
 BEFORE_FIRST_STEP = frozenset({Phase.SETUP, Phase.PREPARE, Phase.LOAD, Phase.FIRST_STEP})
 
 
-def read_phase(word: object) -> Phase | None:
-    """The phase of this word, None where there is none: files get damaged, and other versions have other phases."""
-    return Phase(word) if word in Phase.__members__.values() else None
+PHASES = {phase.value: phase for phase in Phase}  # by the word

@@ -12,9 +12,10 @@ from typing import Any
 
 from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.devices import cgroup_folders, read_text
-from slipway.launch.verdict.verdict import CODES, GOOD, Outcome, blames_peer
+from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
+from slipway.protocol.outcomes import GOOD, Word
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
@@ -63,28 +64,30 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
 
     if facts.lost and facts.still:
         frozen = f"it stood still for {facts.still:.0f} s (frozen, or its machine), and the others gave it up"
-        return outcome("lost", frozen, time=now - facts.still)
+        return outcome(Word.LOST, frozen, time=now - facts.still)
     bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
-        return outcome("unhealthy", facts.disk, advice="free some space; the newest snapshot stands")
+        return outcome(Word.UNHEALTHY, facts.disk, advice="free some space; the newest snapshot stands")
     if facts.killed and facts.impatient:
-        return outcome("cancelled", "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost")
-    if any(record.get("outcome") != "peer" for record in bad.values()):
+        return outcome(
+            Word.CANCELLED, "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost"
+        )
+    if any(record.get("outcome") != Word.PEER for record in bad.values()):
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
         advice = (
             f"the Python stacks of all ranks are in {NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
         )
-        word = "cancelled" if facts.stop == "cancelled" else "peer"
+        word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
         return outcome(word, facts.hang, rank=facts.behind, advice=advice)
     if facts.killed:
         return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:
         return _first_failure(facts, bad, now, outcome)
     if facts.lost and facts.status != 0:
-        return outcome("peer", f"ended because of {facts.lost}")
+        return outcome(Word.PEER, f"ended because of {facts.lost}")
     if facts.status != 0:
         return _launcher_failure(facts, outcome)
     return _as_asked(facts, files, outcome)
@@ -93,20 +96,20 @@ def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
 def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: MakeOutcome) -> Outcome:
     """All workers ended well, as far as they said anything."""
     words = {record.get("outcome") for record in files.values()}
-    if word := next((word for word in ("cancelled", "stopped") if word in words), ""):
+    if word := next((word for word in (Word.CANCELLED, Word.STOPPED) if word in words), ""):
         record = next(record for record in files.values() if record.get("outcome") == word)
         return outcome(word, str(record.get("message") or facts.signal))
     if facts.stop and not facts.own:
         return outcome(facts.stop, f"the script ended after {facts.signal}")
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
-    return outcome("finished", messages[0] if messages else "")
+    return outcome(Word.FINISHED, messages[0] if messages else "")
 
 
 def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
     ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
     evidence = f"{facts.signal}: {ranks} had not ended when the grace was over, and {'was' if len(late) == 1 else 'were'} killed"
-    word = "cancelled" if facts.stop == "cancelled" else "peer"
+    word: str = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
     if facts.moved is False:
         word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
     advice = "the newest snapshot stands; more time: --grace-seconds S"
@@ -130,7 +133,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
         said = _last_words(facts.last.get(rank, ()))
         if said.startswith(": ") and not blames_peer(said) and "killed by signal" not in said:
             where = _last_frame(facts.last[rank])
-            cause = {"word": "failed", "evidence": said[2:], "rank": rank, "time": now, "where": where}
+            cause = {"word": Word.FAILED, "evidence": said[2:], "rank": rank, "time": now, "where": where}
             causes.append(((False, False, False, True, now, rank), cause))
     return causes
 
@@ -140,7 +143,7 @@ def _cause(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How one rank failed, with a key that orders causes before their consequences."""
     word = str(record.get("outcome"))
-    word = word if word in CODES else "failed"  # a file may be damaged
+    word = word if word in CODES else Word.FAILED  # a file may be damaged
     exitcode = int(failure.get("exitcode", 1))
     if record:
         evidence, where = str(record.get("exception") or record.get("message") or ""), record.get("where")
@@ -148,14 +151,14 @@ def _cause(
     else:
         evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
     if not record and facts.own and re.search(DISK_FULL, evidence):
-        word = "unhealthy"  # so full that the worker could not write down how it ended
+        word = Word.UNHEALTHY  # so full that the worker could not write down how it ended
     asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
     if not record and exitcode in asked:
         word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
     time = _time(record.get("time"), failure.get("time"), now)
     # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
     # gloo aborts where something else went wrong before.
-    echo = word == "peer" or blames_peer(evidence)
+    echo = word == Word.PEER or blames_peer(evidence)
     order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
     return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
 
@@ -193,13 +196,13 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     if facts.stop and not facts.started:
         return outcome(facts.stop, f"{facts.signal} came before the workers had started")
     if facts.status == -signal.SIGKILL and facts.ooms:
-        return outcome("failed", OUT_OF_MEMORY, advice=_advice("failed", OUT_OF_MEMORY))
+        return outcome(Word.FAILED, OUT_OF_MEMORY, advice=_advice(Word.FAILED, OUT_OF_MEMORY))
     if facts.status < 0:
         name = signal_name(-facts.status)
-        return outcome("failed", f"{facts.parent} was ended by {name}; its workers were ended, too")
+        return outcome(Word.FAILED, f"{facts.parent} was ended by {name}; its workers were ended, too")
     last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
     unmet = not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log)
-    return outcome("peer" if unmet else "failed", f"{facts.parent} ended with {facts.status}: {last.strip()}")
+    return outcome(Word.PEER if unmet else Word.FAILED, f"{facts.parent} ended with {facts.status}: {last.strip()}")
 
 
 def _advice(word: str, evidence: str, log: str = "") -> str:
@@ -211,11 +214,11 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
     if re.search(DISK_FULL, evidence):
         return "free some space; the newest snapshot stands"
-    if word == "peer":
+    if word == Word.PEER:
         return "look at what was lost; the job can be started again with --resume auto"
-    if word == "unhealthy":
+    if word == Word.UNHEALTHY:
         return "look at this node (nvidia-smi, dmesg, df); the job can go on elsewhere with --resume auto"
-    return f"the whole output is in {log} of the run directory" if word == "failed" and log else ""
+    return f"the whole output is in {log} of the run directory" if word == Word.FAILED and log else ""
 
 
 def count_ooms(root: Path = Path("/")) -> int:

@@ -11,8 +11,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from slipway.protocol.files import STOP_FILE, read_json, write_json
+from slipway.protocol.outcomes import Word
 
-STOP_WORDS = {signal.SIGTERM: "stopped", signal.SIGUSR1: "stopped", signal.SIGINT: "cancelled"}
+STOP_WORDS = {signal.SIGTERM: Word.STOPPED, signal.SIGUSR1: Word.STOPPED, signal.SIGINT: Word.CANCELLED}
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between looks at the clock and at files
 
@@ -84,7 +85,7 @@ class Stops:
             return
         self._seen = seen
         if seen:
-            for_good = read_json(self._file).get("outcome") == "cancelled"
+            for_good = read_json(self._file).get("outcome") == Word.CANCELLED
             number, name = (signal.SIGINT, "`slipway stop`") if for_good else (signal.SIGTERM, "the stop file")
             self.came.append(Stop(time.monotonic(), number, name))
 
@@ -110,7 +111,7 @@ class Stops:
     @property
     def word(self) -> str:
         """The outcome that the first request asks for."""
-        return STOP_WORDS[self.came[0].number] if self.came else "stopped"
+        return STOP_WORDS[self.came[0].number] if self.came else Word.STOPPED
 
     @property
     def later(self) -> Stop | None:
@@ -125,7 +126,7 @@ class Stops:
 
 def ask_to_stop(run: Path) -> None:
     """Ask all launchers of a run to stop for good, from any process that sees its directory. Raises OSError."""
-    write_json(run / STOP_FILE, {"outcome": "cancelled", "time": time.time()})
+    write_json(run / STOP_FILE, {"outcome": Word.CANCELLED, "time": time.time()})
 
 
 def _identity(file: Path) -> tuple[int, ...]:

@@ -73,6 +73,18 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
     return True
 
 
+def say(line: str) -> None:
+    """Print a line of the launcher's own."""
+    write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it here."""
+    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
 class Stream:
     """One worker's stdout or stderr: a pipe, split into lines."""
 

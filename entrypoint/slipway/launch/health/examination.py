@@ -3,18 +3,19 @@
 import socket
 from collections.abc import Mapping
 
+from slipway.launch.attempt.worker_output import say
 from slipway.launch.health.disk import TEMPORARY
 from slipway.launch.health.finding import Finding, Report, misconfigured, probe, sick, skipped
 from slipway.launch.health.nodes import meet
 from slipway.launch.health.products import multiply
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import OTHERS
-from slipway.launch.job import Job, say
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.container_checks import results_folder
 from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.folders import read_mounts
 from slipway.launch.resolve.host import Host, detect_runtime, read_host
+from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology

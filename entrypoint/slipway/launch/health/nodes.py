@@ -17,11 +17,13 @@ from typing import Any
 
 from slipway.launch.health.finding import Finding, Report, findings_json, misconfigured, sick
 from slipway.launch.health.reports import OTHERS, assemble
-from slipway.launch.job import Job, run_job
+from slipway.launch.job import run_job
 from slipway.launch.resolve.catalog import CHECK
+from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
 from slipway.protocol.files import OUTCOME_FILE, read_json, write_json
+from slipway.protocol.outcomes import Word
 
 EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
 RUN = "run"  # the run directory in the folder of temporary files
@@ -97,7 +99,7 @@ def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
     if not isinstance(first, dict):
         return misconfigured(OTHERS, "the job in which they meet did not end well; what it printed says why")
     found = f"node {first.get('node_rank')} ({first.get('host')}): {first.get('evidence') or first.get('word')}"
-    ill = first.get("word") == "unhealthy" or "WrongResultError" in found
+    ill = first.get("word") == Word.UNHEALTHY or "WrongResultError" in found
     row = sick if ill and first.get("node_rank") == node_rank else misconfigured
     return row(OTHERS, found, str(first.get("advice") or ""))
 

@@ -15,8 +15,10 @@ from slipway.launch.muster.connection_errors import TryLaterError, classify, exp
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
 from slipway.launch.resolve.connectivity import interface_towards
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
+from slipway.protocol.outcomes import Word
 
 GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is silent longer is something else
 # Seconds between two tries: the first, the longest during the first QUICK_SECONDS, the longest after them.
@@ -54,7 +56,7 @@ class Member:
         self._stop: wire.Stopping | None = None  # what this one was asked first
         self._link: Link | None = None
         self._following: asyncio.Task[None] | None = None
-        self._ending: asyncio.Future[wire.Ending | Outcome]
+        self._ending: asyncio.Future[Ending | Outcome]
 
     async def join(self, card: Card) -> Go:
         """Take part in one muster until go. LaunchError where it fails."""
@@ -76,13 +78,13 @@ class Member:
                 soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
                 pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
 
-    async def report(self, outcome: Outcome) -> wire.Ending | Verdict:
+    async def report(self, outcome: Outcome) -> Ending | Verdict:
         """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
         if self._link is None:
             return judge((outcome,))
         self._link.send(wire.Report(outcome))
         ending = await asyncio.shield(self._ending)
-        return ending if isinstance(ending, wire.Ending) else judge((outcome, ending))
+        return ending if isinstance(ending, Ending) else judge((outcome, ending))
 
     def stop(self, stop: wire.Stopping) -> None:
         """Tell node 0, now or as soon as it is found, that this launcher was asked to stop."""
@@ -174,7 +176,7 @@ class Member:
                     self._ending.set_result(self.news)
                 link.cut()
                 return
-            if isinstance(message, wire.Ending):
+            if isinstance(message, Ending):
                 self._ending.set_result(message)
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
@@ -220,4 +222,4 @@ class Member:
             )
 
     def _lost_master(self, words: str, host: str = "") -> Outcome:
-        return Outcome(0, host or self._address, "lost", time.time(), evidence=words)
+        return Outcome(0, host or self._address, Word.LOST, time.time(), evidence=words)

@@ -20,6 +20,7 @@ from slipway.launch.muster.server import Door
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
+from slipway.protocol.outcomes import Word
 
 FIRST_LINE_SECONDS = 3.0
 LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
@@ -283,7 +284,7 @@ class Conduct:
         for rank, seat in self._roster.seats.items():
             if rank not in door.outcomes:
                 silence = "its launcher did not say in time how it ended"
-                door.outcomes[rank] = Outcome(rank, seat.card.host, "lost", time.time(), evidence=silence)
+                door.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
         verdict = judge(door.outcomes.values())
         leaving = tuple(sorted({*door.stopping, *verdict.unhealthy}))
         ending = door.rule(verdict, leaving if door.outlives(leaving) else ())

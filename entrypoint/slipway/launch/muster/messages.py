@@ -9,7 +9,8 @@ from signal import Signals
 
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.muster.card import TEXT, Card
-from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.verdict import Outcome
 
 
 @dataclass(frozen=True)
@@ -169,16 +170,6 @@ class Stopping:
     def text(self) -> str:
         """How people read it elsewhere."""
         return f"{self.name} on node {self.node_rank} ({self.host})"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Node 0's one verdict, and what follows: another attempt after `pause` seconds but for the nodes `leaving`, or why none."""
-
-    verdict: Verdict
-    pause: float | None = None
-    why: str = ""
-    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; 
     import asyncio
 
     from slipway.launch.muster.client import Member
-    from slipway.launch.muster.messages import Ending, Stopping
+    from slipway.launch.muster.messages import Stopping
     from slipway.launch.muster.server import Door, Rule
+    from slipway.launch.verdict.attempts import Ending
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
 T = TypeVar("T")
@@ -123,7 +124,7 @@ class Muster:
         `rule` says what follows a verdict, for those `leaving` a job that goes on: node 0's counts for all. Where node 0 is
         lost, or `stopped` becomes true, verdict and rule are this node's own.
         """
-        from slipway.launch.muster.messages import Ending
+        from slipway.launch.verdict.attempts import Ending
 
         self._door.rule = rule
         told = self._wait(self._member.report(outcome), stopped) or judge((outcome,))

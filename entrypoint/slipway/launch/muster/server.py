@@ -14,8 +14,10 @@ from slipway.launch.muster.connection_errors import SilentError
 from slipway.launch.muster.link import Link
 from slipway.launch.muster.roster import Roster, Seat
 from slipway.launch.resolve.connectivity import is_loopback
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
+from slipway.protocol.outcomes import Word
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
@@ -23,7 +25,7 @@ PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 NOTES = 20  # different lines about strangers and newcomers
 # From a verdict, and who leaves a job that goes on, to what follows.
-Rule = Callable[[Verdict, tuple[int, ...]], wire.Ending]
+Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
 
 class Door:
@@ -42,7 +44,7 @@ class Door:
     ) -> None:
         """`process` names node 0's own launcher; the rest as in Muster."""
         self.nodes, self.least, self.replaced, self.process, self.say = nodes, least, replaced, process, say
-        self.rule: Rule = lambda verdict, leaving: wire.Ending(verdict)  # what node 0's launcher makes of a verdict
+        self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
         self.roster: Roster | None = None  # None between attempts
         self.running = False
         self.deadline = math.inf  # of the muster, by the loop's clock
@@ -112,7 +114,7 @@ class Door:
         """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
         0 among them.
         """
-        if any(stop.word != "stopped" for stop in self.stopping.values()):
+        if any(stop.word != Word.STOPPED for stop in self.stopping.values()):
             return False  # its user stopped it for good
         remain = (len(self.roster.ranks) if self.roster else 0) - len(leaving)
         if self.replaced:
@@ -251,7 +253,7 @@ class Door:
         del self.links[node_rank]
         self.changes += 1
         if self.running:
-            self.take(Outcome(node_rank, seat.card.host, "lost", time.time(), evidence=ended))
+            self.take(Outcome(node_rank, seat.card.host, Word.LOST, time.time(), evidence=ended))
         elif self.roster:
             self.roster.vacate(node_rank)
         self.wake()

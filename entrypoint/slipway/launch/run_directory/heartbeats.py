@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.protocol.files import HEARTBEATS, rank_file, read_json
-from slipway.protocol.phases import Phase, read_phase
+from slipway.protocol.phases import PHASES, Phase
 
 
 class Beat(NamedTuple):
@@ -45,7 +45,7 @@ def read_beats(node_dir: Path, ranks: Iterable[int]) -> dict[int, Beat]:
 
 
 def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
-    phase, step, monotonic = read_phase(record.get("phase")), record.get("step"), record.get("monotonic")
+    phase, step, monotonic = PHASES.get(str(record.get("phase"))), record.get("step"), record.get("monotonic")
     if not (phase and isinstance(step, int) and isinstance(monotonic, int | float)):
         return None
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))

@@ -25,6 +25,7 @@ from slipway.protocol.files import (
     read_json,
     write_json,
 )
+from slipway.protocol.outcomes import Word
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _number(value: object) -> float:
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
     record, outcome = read_json(path / RUN_FILE), last_outcome(path)
-    if outcome.get("word") == "finished" and record.get("arguments") == list(plan.arguments):
+    if outcome.get("word") == Word.FINISHED and record.get("arguments") == list(plan.arguments):
         raise AlreadyFinishedError(
             f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
             "Kubernetes: with a Job of another name), or give more steps."

@@ -8,14 +8,15 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.outcomes import Word
 
 DEFAULT = 3  # restarts of one of our workloads; a user's script may not know how to go on, so it has none
 # Seconds before the next attempt. What passes by itself (a port, a file server) is over in seconds, what is broken longer
 # should not be tried in a hurry; a minute is as long as somebody who watches will wait.
 PAUSES = (1.0, 4.0, 16.0, 60.0)
 STUCK = 3  # attempts in a row without a new snapshot
-RETRYABLE = ("failed", "peer", "lost")
+RETRYABLE = (Word.FAILED, Word.PEER, Word.LOST)
 # What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
 # the workload. Not out-of-memory: the next attempt needs as much.
 PASSING = (
@@ -73,6 +74,17 @@ class Decision(NamedTuple):
     stuck: bool = False
 
 
+@dataclass(frozen=True)
+class Ending:
+    """The one verdict on an attempt, and what follows: another one after `pause` seconds but for the nodes `leaving`, or why
+    none. It travels between launchers."""
+
+    verdict: Verdict
+    pause: float | None = None
+    why: str = ""
+    leaving: tuple[int, ...] = ()
+
+
 def decide(tries: tuple[Try, ...], limit: int, earlier: int = 0) -> Decision:
     """What follows the attempts so far (at least one), with at most `limit` restarts.
 
@@ -114,4 +126,4 @@ def is_passing(outcome: Outcome) -> bool:
 
 def lost_others(outcome: Outcome) -> bool:
     """Whether a node or a process was lost to the others (76), which says nothing about the workload."""
-    return not outcome.own or outcome.word == "lost"
+    return not outcome.own or outcome.word == Word.LOST

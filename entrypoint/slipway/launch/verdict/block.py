@@ -9,19 +9,20 @@ from typing import Any
 from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
+from slipway.protocol.outcomes import Word
 
-ENDINGS = {
-    "finished": "finished",
-    "stopped": "stopped by the system",
-    "cancelled": "stopped by its user",
-    "failed": "the workload failed",
-    "configuration": "wrong configuration",
-    "peer": "a peer was lost, or workers hang",
-    "lost": "a node was lost",
-    "unhealthy": "a node is unhealthy",
-    "no-progress": "no progress",
+ENDINGS: Mapping[str, str] = {
+    Word.FINISHED: "finished",
+    Word.STOPPED: "stopped by the system",
+    Word.CANCELLED: "stopped by its user",
+    Word.FAILED: "the workload failed",
+    Word.CONFIGURATION: "wrong configuration",
+    Word.PEER: "a peer was lost, or workers hang",
+    Word.LOST: "a node was lost",
+    Word.UNHEALTHY: "a node is unhealthy",
+    Word.NO_PROGRESS: "no progress",
 }
-TALLIES = {**{word: word for word in CODES}, "peer": "ended because a peer went away"}
+TALLIES = {**{word: word for word in CODES}, Word.PEER: "ended because a peer went away"}
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
 
@@ -30,7 +31,7 @@ def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # no
     """The lines that every node prints at the end; `course`: the attempts that this launcher made."""
     nodes = sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
-    if verdict.word == "finished":
+    if verdict.word == Word.FINISHED:
         after = f" after {course.made} attempts" if course.made > 1 else ""
         return (f"finished on {_count(nodes)}{after}{evidence}",)
     lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
@@ -104,7 +105,7 @@ def _summary(verdict: Verdict) -> str:
 
 
 def _codes(verdict: Verdict) -> str:
-    if verdict.word != "unhealthy":
+    if verdict.word != Word.UNHEALTHY:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
     return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"

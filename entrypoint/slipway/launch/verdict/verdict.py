@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
+from slipway.protocol.outcomes import GOOD, Word
 
 # The words of the exit-code table, and a node that went away without a word.
-CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != "usage"} | {"lost": PEER})
-GOOD = frozenset({"finished", "stopped", "cancelled"})
+CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != Word.USAGE} | {Word.LOST: PEER})
 # What torch 2.10 says on ranks whose peer went away (gloo's transport, NCCL's watchdog and sockets, the TCP store).
 # A script that raises one of these did not fail for a reason of its own.
 PEER_TEXTS = (
@@ -64,7 +64,7 @@ class Outcome:
     @property
     def own(self) -> bool:
         """Whether the node ended for a reason of its own rather than because a peer went away."""
-        echo = self.word == "peer" or (self.word == "failed" and blames_peer(self.evidence))
+        echo = self.word == Word.PEER or (self.word == Word.FAILED and blames_peer(self.evidence))
         return not self.good and not echo
 
 
@@ -93,7 +93,7 @@ class Verdict:
 
     def code(self, node_rank: int) -> int:
         """The exit code of one node's launcher."""
-        if self.word == "unhealthy":
+        if self.word == Word.UNHEALTHY:
             return UNHEALTHY if node_rank in self.unhealthy else PEER
         return CODES[self.word]
 
@@ -104,19 +104,19 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     bad = [outcome for outcome in ordered if not outcome.good]
     own = [outcome for outcome in bad if outcome.own]
     # Where all bad outcomes only echo another node's end, a stop explains them.
-    asked = [outcome for outcome in ordered if outcome.word in ("cancelled", "stopped")]
+    asked = [outcome for outcome in ordered if outcome.word in (Word.CANCELLED, Word.STOPPED)]
     ranking = (
         own
         or (asked if bad else [])
         or bad
-        or sorted(ordered, key=lambda o: ("cancelled", "stopped", "finished").index(o.word))
+        or sorted(ordered, key=lambda o: (Word.CANCELLED, Word.STOPPED, Word.FINISHED).index(o.word))
     )
     first = ranking[0]
-    counted = Counter(outcome.word if outcome.good or outcome.own else "peer" for outcome in ordered)
+    counted = Counter(outcome.word if outcome.good or outcome.own else Word.PEER for outcome in ordered)
     return Verdict(
         word=first.word,
         first=first,
         tallies=tuple(Tally(word, counted[word]) for word in CODES if counted[word]),
         others=tuple(own[1 : OTHERS + 1]),
-        unhealthy=tuple(outcome.node_rank for outcome in own if outcome.word == "unhealthy"),
+        unhealthy=tuple(outcome.node_rank for outcome in own if outcome.word == Word.UNHEALTHY),
     )

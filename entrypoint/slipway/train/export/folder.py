@@ -22,6 +22,7 @@ from slipway.options.common import Exportable
 from slipway.options.target import RECORD, read_record, require_target
 from slipway.protocol.durable import sync_folder, sync_tree
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
@@ -119,7 +120,7 @@ def export_result(result: Result, options: Exportable, context: Context) -> None
 
     Raises ConfigurationError, with what to type instead, where something came in its way since training began.
     """
-    if not options.export or result.outcome != "finished" or context.place.rank != 0:
+    if not options.export or result.outcome != Word.FINISHED or context.place.rank != 0:
         return
     context.beat(Phase.FINISH)
     folder, run = Path(options.export), context.place.run_dir

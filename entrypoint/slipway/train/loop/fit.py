@@ -12,6 +12,7 @@ import torch
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import CHARTS, METRICS_FILE, OPTIONS_FILE
+from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.loop.evaluation import judge
@@ -49,8 +50,8 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         if resumed and training.step >= training.total and is_evaluated(training):
             wait_for_writers(training)
             context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
-            context.conclude("finished", f"was already finished at step {training.step}")
-            return Result("finished", training.step, {})
+            context.conclude(Word.FINISHED, f"was already finished at step {training.step}")
+            return Result(Word.FINISHED, training.step, {})
         outcome = train_through(training)
         context.beat(Phase.FINISH)
         conclude(training, outcome)
@@ -131,7 +132,7 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: P
             progress.restart(training.step)
     save(training, live=True)
     wait_for_writers(training)
-    return word or "finished"
+    return word or Word.FINISHED
 
 
 def next_word(training: Training) -> str | None:
@@ -250,7 +251,7 @@ def conclude(training: Training, outcome: str) -> None:
     """Note the outcome, once every rank is here."""
     context = training.context
     context.wait_for_all()
-    if outcome == "finished":
+    if outcome == Word.FINISHED:
         context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
     else:
         context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

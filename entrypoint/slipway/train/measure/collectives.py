@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from slipway.train.measure.bandwidth import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
+from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
+from slipway.protocol.outcomes import Word
 from slipway.train.measure.straggler import rounds
 from slipway.train.worker.context import Context
 from slipway.train.worker.outcome import classify
@@ -113,7 +114,7 @@ def why_lacking(collective: str, dtype: torch.dtype, context: Context) -> str:
         buffers.run()
         buffers.check()  # not for what it says: what a device is slow at the first time shall not be measured
     except (RuntimeError, ValueError) as error:
-        if classify(error) != "failed" or isinstance(error, torch.OutOfMemoryError):
+        if classify(error) != Word.FAILED or isinstance(error, torch.OutOfMemoryError):
             raise
         reason = str(error).strip().splitlines()[0]
     [lacking] = context.total(bool(reason))

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file
+from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.worker.group import leave_group, open_device, open_group
 from slipway.train.worker.heartbeat import Heartbeat
@@ -45,7 +46,7 @@ class Context:
         self.device = device
         self.side = side
         self.steps: int | None = None  # in all, once it is known
-        self.outcome = Outcome("finished", "finished")
+        self.outcome = Outcome(Word.FINISHED, "finished")
         self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
         self._heartbeat = heartbeat
 
@@ -179,9 +180,9 @@ def _pass_over_stops() -> dict[signal.Signals, Any]:
 def _tell_failure(error: BaseException, place: Place, so_far: Outcome) -> None:
     """Print what went wrong, in full where nothing is known about it, and write it down."""
     outcome = describe_failure(error, so_far.step, so_far.snapshot)
-    if outcome.outcome == "failed" and not isinstance(error, ExplainedError):
+    if outcome.outcome == Word.FAILED and not isinstance(error, ExplainedError):
         traceback.print_exception(error)
-    elif outcome.outcome != "configuration" or place.local_rank == 0:  # all ranks find the same mistake
+    elif outcome.outcome != Word.CONFIGURATION or place.local_rank == 0:  # all ranks find the same mistake
         print(outcome.message, file=sys.stderr, flush=True)
     try:
         write_outcome(place.node_dir, place.rank, outcome)
@@ -216,9 +217,9 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
         leave_group()
     except click.exceptions.Exit:  # after --help
         leave_group()
-        write_outcome(place.node_dir, place.rank, Outcome("finished", "printed its help"))
+        write_outcome(place.node_dir, place.rank, Outcome(Word.FINISHED, "printed its help"))
     except BaseException as error:
-        _tell_failure(error, place, context.outcome if context else Outcome("failed", ""))
+        _tell_failure(error, place, context.outcome if context else Outcome(Word.FAILED, ""))
         chain: BaseException | None = error
         while chain is not None:
             traceback.clear_frames(chain.__traceback__)  # they hold the model

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
-from slipway.protocol.phases import Phase
+from slipway.protocol.phases import PHASES, Phase
 
 INTERVAL = 0.5  # seconds; how often it is written within a phase
 
@@ -35,9 +35,9 @@ class Heartbeat:
         """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second.
 
         The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
-        ValueError for a phase that there is not: nobody would know how long it may last.
+        KeyError for a phase that there is not: nobody would know how long it may last.
         """
-        phase = Phase(phase)
+        phase = PHASES[phase]
         now = time.monotonic()
         self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.outcomes import Word
 
 # What gloo and NCCL say where a peer went away or stopped answering, in lower case.
 PEER_SIGNS = (
@@ -61,22 +62,22 @@ def classify(error: BaseException) -> str:
     """The outcome word for an exception."""
     text = str(error).lower()
     if isinstance(error, ConfigurationError | click.UsageError):
-        return "configuration"
+        return Word.CONFIGURATION
     if isinstance(error, NoProgressError):
-        return "no-progress"
+        return Word.NO_PROGRESS
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return "unhealthy"
+        return Word.UNHEALTHY
     if isinstance(error, torch.OutOfMemoryError):
-        return "failed"
+        return Word.FAILED
     if isinstance(error, RuntimeError) and "unable to allocate shared memory" in text:
-        return "unhealthy"
+        return Word.UNHEALTHY
     if isinstance(error, RuntimeError) and "cuda" in text and any(sign in text for sign in DEVICE_SIGNS):
-        return "unhealthy"
+        return Word.UNHEALTHY
     if isinstance(error, PeerError | dist.DistError):
-        return "peer"
+        return Word.PEER
     if isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text) and any(s in text for s in PEER_SIGNS):
-        return "peer"
-    return "failed"
+        return Word.PEER
+    return Word.FAILED
 
 
 def describe_failure(error: BaseException, step: int, snapshot: str | None) -> Outcome:
@@ -86,7 +87,7 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> O
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     line = (text.strip().splitlines() or [type(error).__name__])[0]
     word = classify(error)
-    message = f"another process of this job went away or does not answer ({line})" if word == "peer" else line
+    message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
     return Outcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from slipway.protocol.files import read_json
+from slipway.protocol.outcomes import Word
 
-WORDS = (None, "stopped", "cancelled")  # by the number that the ranks exchange; the larger one wins
+WORDS = (None, Word.STOPPED, Word.CANCELLED)  # by the number that the ranks exchange; the larger one wins
 
 
 class StopFlag:
@@ -50,4 +51,4 @@ def read_stop_flag(path: Path) -> str | None:
     if not path.exists():
         return None
     word = read_json(path).get("outcome")
-    return word if word in WORDS[1:] else "stopped"
+    return word if word in WORDS[1:] else Word.STOPPED

@@ -13,6 +13,7 @@ import torch
 
 from slipway.options import AllreduceOptions, parse
 from slipway.protocol.files import CHARTS
+from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.measure.bandwidth import (
@@ -153,7 +154,7 @@ def conclude(context: Context, findings: Findings, word: str | None) -> None:
     text = summary(findings.rows) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
         text = "the back end has none of these collectives"
-    context.conclude("finished", text)
+    context.conclude(Word.FINISHED, text)
 
 
 def main() -> None:

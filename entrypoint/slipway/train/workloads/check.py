@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from slipway.options import AllreduceOptions, parse
+from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.durable import replace_file
-from slipway.train.measure.bandwidth import ALL_REDUCE, count_elements, rate_text, size_text
+from slipway.protocol.outcomes import Word
+from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
 from slipway.train.measure.findings import Findings
 from slipway.train.measure.straggler import find_laggard
@@ -74,7 +76,7 @@ def main() -> None:
         exchange = measure(context, leaders)
         if context.speaks:
             note(place.run_dir.parent, nodes, exchange)
-        context.conclude("finished", exchange["text"])
+        context.conclude(Word.FINISHED, exchange["text"])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import METRICS_FILE, SNAPSHOTS, list_snapshots
+from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Task
 from slipway.train.loop.training import divide_batch
@@ -111,7 +112,7 @@ def train_alone(
     whole = replace(options, batch_size=size, batch_size_per_process=None, accumulate=1)
     other = make_task(whole, alone)
     result = fit(other, whole, alone)
-    if result.outcome != "finished":
+    if result.outcome != Word.FINISHED:
         context.conclude(result.outcome, f"{result.outcome} while comparing; the training itself is finished and saved")
         return None
     seconds = [training_seconds(run, task, size) for run in (place.run_dir, alone.place.run_dir)]

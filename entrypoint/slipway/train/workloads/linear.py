@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.options import LinearOptions, parse
+from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Batch, Task, Validation
 from slipway.train.models.linear import Linear
@@ -84,7 +85,7 @@ def train(context: Context, args: list[str]) -> None:
     result = fit(task, options, context)
     if result.evaluation:
         context.say(f"accuracy {result.evaluation['accuracy']:.2%} on samples that were not trained on")
-    if options.compare and result.outcome == "finished":
+    if options.compare and result.outcome == Word.FINISHED:
         if comparable:
             compare(task, make_task, options, context)
         else:

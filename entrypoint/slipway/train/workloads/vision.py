@@ -17,6 +17,7 @@ from torch.nn import functional
 from slipway.options import VisionOptions, parse
 from slipway.options.vision import CIFAR10
 from slipway.protocol.durable import replace_file
+from slipway.protocol.outcomes import Word
 from slipway.train.export import export_result
 from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Batch, Task, Validation
@@ -140,7 +141,7 @@ def train(context: Context, args: list[str]) -> None:
     options = parse(VisionOptions, args)
     task = make_task(options, context)
     result = fit(task, options, context)
-    if result.outcome == "finished":
+    if result.outcome == Word.FINISHED:
         name = "cifar_net.pth" if options.dataset == CIFAR10 else "model.pth"
         save_weights(task.model, name, context)
     export_result(result, options, context)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from stand_ins import make_sources, plan_for
-from test_alone import make_job, tried
+from test_single_node import make_job, tried
 
-from slipway.launch.agreement import Node, agree, enter, make_card, runs_folder
 from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.job import Job, conclude
+from slipway.launch.closing import conclude
+from slipway.launch.job import decide_next
 from slipway.launch.muster.card import Go
-from slipway.launch.muster.messages import Ending
+from slipway.launch.node import Node, enter
+from slipway.launch.resolve.job import Job
 from slipway.launch.run_directory.run import Run, last_outcome
-from slipway.launch.together import decide_together, is_replaced
-from slipway.launch.verdict.attempts import Course, Try
+from slipway.launch.several_nodes import agree, make_card, runs_folder
+from slipway.launch.verdict.attempts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 
@@ -42,9 +43,7 @@ def rule(
     node = Node(Run(Path("runs/lm"), "none", len(tries) + 1), tries, **more)
     with Stops() as stops:
         stops.came = [Stop(0.0, signal.SIGTERM, "SIGTERM")] if stop else []
-        return decide_together(
-            job_of(), node, Try(len(tries) + 1, outcome, moved=moved), stops, judge([outcome]), leaving
-        )
+        return decide_next(job_of(), node, Try(len(tries) + 1, outcome, moved=moved), stops, judge([outcome]), leaving)
 
 
 def test_a_lost_node_is_waited_for_again_until_attempts_are_used_up() -> None:
@@ -107,7 +106,7 @@ def test_only_the_pods_of_an_indexed_job_are_replaced_one_by_one(
 ) -> None:
     given = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes, **environ}
     job = dataclasses.replace(job_of(), plan=plan_for(words, given), sources=make_sources(given))
-    assert is_replaced(job) == replaced
+    assert job.replaced == replaced
 
 
 def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:

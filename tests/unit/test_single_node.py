@@ -10,13 +10,15 @@ import pytest
 from environments import PER_PROCESS
 from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
-from slipway.launch.agreement import Node, agree
-from slipway.launch.alone import again, give_up, restart_limit, stopped_between, with_free_port
 from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.job import Job
+from slipway.launch.job import announce, give_up, stopped_here
 from slipway.launch.muster.card import Go
+from slipway.launch.node import Node
+from slipway.launch.resolve.job import Job
 from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.attempts import Course, Try
+from slipway.launch.several_nodes import agree
+from slipway.launch.single_node import SingleNode, with_free_port
+from slipway.launch.verdict.attempts import Course, Ending, Try
 from slipway.launch.verdict.block import as_json, block
 from slipway.launch.verdict.verdict import Outcome, judge
 
@@ -47,7 +49,7 @@ def test_our_workloads_are_started_again_three_times_and_a_script_when_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    assert restart_limit(make_job(*words, environ=environ)) == limit
+    assert make_job(*words, environ=environ).restarts == limit
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,11 @@ def test_the_next_attempt_goes_on_where_there_is_something(
 ) -> None:
     if snapshot:
         (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
-    run = again(Run(tmp_path, resume, 4), 4.0, (tried(),))
-    assert run == Run(tmp_path, following, 5)
+    job, node = make_job(), Node(Run(tmp_path, resume, 4), (tried(),))
+    announce(job, node, Ending(judge([tried().outcome])), 4.0)
+    met = SingleNode().join(job, node, lambda: False)
+    assert met
+    assert met[1].run == Run(tmp_path, following, 5)
     said = capfd.readouterr().err
     assert "the workload failed: node 0 (n0), rank 1: ValueError: bad" in said
     assert "starting again in 4 s" in said
@@ -95,7 +100,8 @@ def test_one_attempt_too_many_says_what_was_wrong() -> None:
 def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None:
     with Stops() as stops:
         stops.came = [Stop(0.0, signal.SIGINT, "SIGINT")]
-        ended = stopped_between((tried(2),), stops, 1)
+        job = make_job(environ={"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2"})
+        ended = stopped_here(job, Node(Run(Path("lm"), "none", 2), (tried(2),)), stops)
     assert (ended.outcome.word, ended.outcome.node_rank) == ("cancelled", 1)
     assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
     course = Course((tried(1), tried(2), ended))

@@ -1,0 +1,50 @@
+"""One start of the workload on this node, and how it ended."""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from slipway import __version__
+from slipway.launch.attempt.ending import tell_ending
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.attempt.worker_output import say, shown
+from slipway.launch.resolve.caches import make_folders
+from slipway.launch.resolve.job import Job
+from slipway.launch.run_directory.plan_file import write_plan
+from slipway.launch.run_directory.run import Run, prepare_run
+from slipway.launch.verdict.attempts import Try
+from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.errors import EXITS, LaunchError, code_of
+from slipway.protocol.files import newest_step
+
+
+def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None]) -> Try:
+    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
+    try:
+        make_folders(job.plan.topology.mended)
+    except OSError as error:
+        raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
+    prepare_run(run, job.plan, __version__, time.time())
+    if job.plan.topology.process is None or job.plan.topology.process.local_rank == 0:
+        with suppress(OSError):  # a disk that is full so far may have room when it counts
+            write_plan(run.node(job.plan.topology.node_rank), job.plan, job.sources)
+    number = f", attempt {run.attempt}" if run.attempt > 1 else ""
+    if job.plan.workload.keeps:
+        say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
+    before = newest_step(run.path)
+    hang = job.seconds("SLIPWAY_HANG_SECONDS")
+    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
+    try:
+        facts = under_way.supervise(job.plan.environment(job.environ), lost)
+    except OSError as error:
+        raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
+    outcome = tell_ending(facts, under_way.node_dir, time.time())
+    return Try(run.attempt, outcome, before, newest_step(run.path), facts.moved)
+
+
+def not_started(job: Job, run: Run, error: LaunchError) -> Try:
+    """The attempt that could not be made."""
+    word, host = EXITS[error.code].word, socket.gethostname()
+    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, time.time(), evidence=str(error)))

@@ -1,0 +1,55 @@
+"""What a launcher knows of its job between attempts."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.job import Job
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
+from slipway.launch.run_directory.run_lock import holder_file, refuse_held
+from slipway.launch.verdict.attempts import Try
+from slipway.protocol.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a launcher knows of its job between attempts: the run as far as it knows it, what was tried, how many attempts it
+    `missed` and how many of those failed (`earlier`), and why nothing can (`problem`), or no new run may (`occupied`), begin here.
+    """
+
+    run: Run
+    tries: tuple[Try, ...] = ()
+    missed: int = 0
+    earlier: int = 0
+    problem: str = ""
+    occupied: str = ""
+
+
+def enter_alone(job: Job, stops: Stops) -> Node:
+    """Where the launcher of a single node stands that has just been started.
+
+    Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
+    """
+    require_writable(job.host, results_folder(job.sources))
+    try:
+        return Node(choose_run(job.plan, job.sources, time.time()))
+    except LaunchError:
+        refuse_held(holder_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
+        raise
+
+
+def enter(job: Job) -> Node:
+    """Where one of several launchers stands that has just been started; the others learn of its problems instead of waiting for it."""
+    node = Node(place_run(job.plan, job.sources, time.time()))
+    try:
+        require_writable(job.host, results_folder(job.sources))
+        if job.plan.topology.node_rank == 0:
+            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
+            return dataclasses.replace(node, run=run)
+    except NoNewRunError as error:
+        return dataclasses.replace(node, occupied=str(error))
+    except LaunchError as error:
+        return dataclasses.replace(node, problem=str(error))
+    return node

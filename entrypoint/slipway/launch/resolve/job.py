@@ -1,0 +1,49 @@
+"""What a launcher was asked to run, and where it stands."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.resolve.settings import Sources
+from slipway.launch.verdict.attempts import DEFAULT
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan with what it was made from. `data` hashes the workload's embedded data, if it has any."""
+
+    plan: Plan
+    sources: Sources
+    devices: Devices
+    environ: Mapping[str, str]
+    data: Callable[[], str] | None
+    host: Host
+
+    def seconds(self, name: str) -> float:
+        """A setting that counts seconds."""
+        return float(self.sources.value(name))
+
+    @property
+    def single(self) -> bool:
+        """Whether this launcher agrees with nobody: that of a single node, or one of as many as there are processes."""
+        return self.plan.topology.nodes == 1 or self.plan.topology.process is not None
+
+    @property
+    def restarts(self) -> int:
+        """How often this job may be started again. A user's script may not know how to go on, so it has to be asked for."""
+        limit = self.sources.parsed("SLIPWAY_MAX_RESTARTS")
+        if limit == "auto":
+            return DEFAULT if self.plan.workload.own and self.plan.workload.resumes else 0
+        return int(str(limit))
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a node that is told to go, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
+        creates the pod again, with the same index and an empty disk, while the others keep theirs, and their snapshots.
+
+        Not where the workload has to be told on every node, or may not be started again.
+        """
+        topology, workload = self.plan.topology, self.plan.workload
+        return topology.replaces and not topology.elastic and workload.own and self.restarts > 0

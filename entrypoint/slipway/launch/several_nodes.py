@@ -1,0 +1,165 @@
+"""A launcher among those of several nodes: what it brings to the muster, and what it makes of what all have agreed on."""
+
+import dataclasses
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slipway import __version__
+from slipway.launch.attempt.stops import Stop, Stops
+from slipway.launch.attempt.worker_output import say
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.muster import Muster
+from slipway.launch.node import Node
+from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.plan import interfaces, make_plan
+from slipway.launch.resolve.versions import installed
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.attempts import Ending, count_failures
+from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.files import newest_step
+
+
+class SeveralNodes:
+    """This launcher's part in the agreement of all, as a context manager."""
+
+    def __init__(self, job: Job, stops: Stops) -> None:
+        topology = job.plan.topology
+        self._stops = stops
+        self._muster = Muster(
+            node_rank=topology.node_rank,
+            nodes=topology.nodes,
+            least=topology.least,
+            replaced=job.replaced,
+            address=topology.master_addr,
+            port=topology.master_port,
+            timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
+            patience=job.seconds("SLIPWAY_GRACE_SECONDS") + 40,
+            window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
+            heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
+            folder=runs_folder(job),
+            say=say,
+            token=job.sources.value("SLIPWAY_TOKEN"),
+            allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
+        )
+
+    def __enter__(self) -> Self:
+        """Open the muster, and exchange requests to stop from here on. Raises LaunchError as it does."""
+        self._muster.__enter__()
+        self._stops.listen(Exchange(self._muster, self._stops))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the others."""
+        self._muster.__exit__(kind, error, trace)
+
+    @property
+    def news(self) -> Outcome | None:
+        """The first node known to have failed or to be lost in this attempt."""
+        return self._muster.news
+
+    def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
+        """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
+        go = self._muster.join(make_card(job, node), stopped)
+        if go is None:
+            return None
+        agreed = agree(job, node, go)
+        for note in go.notes:
+            say(note)
+        return agreed
+
+    def report(
+        self, outcome: Outcome, rule: Callable[[Verdict, tuple[int, ...]], Ending], stopped: Callable[[], bool]
+    ) -> Ending:
+        """The one verdict on an attempt, and what follows by the `rule` of node 0."""
+        return self._muster.report(outcome, rule, stopped)
+
+
+class Exchange:
+    """Requests to stop, between this launcher and the others."""
+
+    def __init__(self, muster: Muster, stops: Stops) -> None:
+        self._muster, self._stops = muster, stops
+        self._told = self._heard = 0
+
+    def __call__(self) -> None:
+        """Tell what came here, and take note of what came elsewhere."""
+        for stopping in self._muster.stops[self._heard :]:
+            number = signal.Signals[stopping.signal]
+            self._stops.came.append(Stop(time.monotonic(), number, stopping.text, here=False))
+            self._heard += 1
+        while self._told < len(self._stops.came):  # a signal may add one at any moment
+            stop = self._stops.came[self._told]
+            self._told += 1
+            if stop.here:
+                self._muster.stop(stop.number.name, stop.name)
+
+
+def make_card(job: Job, node: Node) -> Card:
+    """What this launcher says of itself to the others; `job` is as it was before an attempt with fewer nodes."""
+    topology, run = job.plan.topology, node.run
+    return Card(
+        node_rank=topology.node_rank,
+        nodes=f"{topology.least}:{topology.nodes}" if topology.elastic else str(topology.nodes),
+        host=socket.gethostname(),
+        workload=job.plan.workload.name,
+        arguments=job.plan.arguments,
+        processes=topology.processes_per_node,
+        backend=topology.backend,
+        version=__version__,
+        run=run.path.name,
+        gpus=tuple(gpu.name for gpu in job.devices.gpus),
+        driver=job.devices.driver or None,
+        torch=installed("torch"),
+        nccl=installed("nvidia-nccl-cu12"),
+        job=topology.job,
+        data=job.data() if job.data else None,
+        snapshot=newest_step(run.path) if node.tries or run.resume == "auto" else None,
+        attempt=run.attempt if node.tries else run.attempt - 1,
+        tries=node.missed + len(node.tries),
+        failures=node.earlier + count_failures(node.tries),
+        image=topology.image,
+        runtime=topology.runtime,
+        problem=node.problem,
+        occupied=node.occupied,
+    )
+
+
+def runs_folder(job: Job) -> Path:
+    """The folder that holds the run, whether it is named or one among the runs."""
+    own, runs = (job.sources.value(name) for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_RUNS"))
+    return Path(own).absolute().parent if own else Path(runs).absolute()
+
+
+def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
+    """The job and this node's part in it as all nodes agreed on them."""
+    own, path = job.sources.value("SLIPWAY_RUN_DIR"), node.run.path
+    if own or path.name != go.run:
+        path = Path(own).absolute() if own else runs_folder(job) / go.run
+    topology = dataclasses.replace(
+        job.plan.topology,
+        nodes=go.nodes,
+        least=go.nodes,
+        group_rank=go.group_rank,
+        processes_per_node=go.processes,
+        master_addr=go.address,
+        store_port=go.port,
+    )
+    if topology.nodes != job.plan.topology.nodes:
+        say(topology.arithmetic)
+    plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
+    if go.interface:
+        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
+    resume = node.run.resume
+    if (go.tries or topology.may_have_begun) and (go.snapshot is not None or resume == "none"):
+        resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
+    run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
+    missed = max(0, go.tries - len(node.tries))
+    earlier = max(0, go.failures - count_failures(node.tries))
+    return dataclasses.replace(job, plan=plan), dataclasses.replace(node, run=run, missed=missed, earlier=earlier)
