@@ -16,7 +16,7 @@ from ddp_job import Block, Side
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.options import GptOptions, parse
-from slipway.train.loop.fit import mind, next_word
+from slipway.train.loop.fit import enforce_budget, next_word
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import Training, prepare
 from slipway.train.parallel.data_parallel import DataParallel
@@ -46,7 +46,7 @@ class Worker:
         def step() -> None:
             next_word(training)
             take_step(training, "train")
-            mind(training, training.numbers.late())
+            enforce_budget(training, training.numbers.late())
 
         return self._time(step, steps)
 
@@ -127,8 +127,8 @@ def make_training(side: Side, context: Context, folder: Path) -> Training:
         data_parallel.model = model  # Slipway's own must be gone before there is another
         data_parallel.model = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
     training.loader.start(0)
-    training.parallel.settle(training.loader.example)
-    own.look()
+    training.parallel.warm_up_ddp(training.loader.example)
+    own.begin_stop_exchange()
     return training
 
 

@@ -115,10 +115,10 @@ def synchronise(start: float) -> None:
 
 async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Many launchers in one event loop; when the last of them had go and verdict."""
-    from slipway.launch.muster.client import Member
+    from slipway.launch.muster.client import Client
 
-    def make_member() -> Member:
-        return Member(
+    def make_client() -> Client:
+        return Client(
             address="127.0.0.1",
             port=port,
             timeout=SECONDS,
@@ -129,7 +129,7 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
         )
 
     start = wait_for_start()
-    members = {rank: make_member() for rank in ranks}
+    members = {rank: make_client() for rank in ranks}
     await asyncio.gather(*(member.join(make_card(rank, nodes)) for rank, member in members.items()))
     go = time.monotonic()
     synchronise(start)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slipway.options import WORKLOADS, Common, parse
-from slipway.train.loop.fit import mind, next_word, report
+from slipway.train.loop.fit import enforce_budget, next_word, report
 from slipway.train.loop.metrics import MetricsFile, Progress
 from slipway.train.loop.step import learning_rate, take_step
 from slipway.train.loop.task import Task
@@ -104,14 +104,14 @@ class Loop:
         task, units = training.task, training.batch_size * training.task.units_per_sample
         self._progress = Progress(training.total, training.step, False, False, task.unit, units)
         training.loader.start(training.position)
-        training.parallel.settle(training.loader.example)
+        training.parallel.warm_up_ddp(training.loader.example)
 
     def average(self) -> None:
         """From here on average gradients over the process group, as several processes do. Before the first step."""
         training, parallel = self.training, self.training.parallel
         assert isinstance(parallel, DataParallel)
         parallel.model = average_gradients(parallel.judged, training.options, training.context)
-        parallel.settle(training.loader.example)
+        parallel.warm_up_ddp(training.loader.example)
 
     def take(self, steps: int) -> None:
         """Take so many steps. The host waits for the device only where a line of progress is due."""
@@ -120,7 +120,7 @@ class Loop:
             next_word(training)
             rate = take_step(training, "train")
             training.context.beat("train")
-            mind(training, training.numbers.late())
+            enforce_budget(training, training.numbers.late())
             self._progress.advance()
             if training.step % training.options.log_every == 0:
                 report(training, rate, self._metrics, self._progress, ended_epoch=False)

@@ -18,26 +18,26 @@ import faulty_worker
 import torch.distributed as dist
 from training_jobs import raise_stop_flag
 
-from slipway.train.measure.collectives import Buffers
+from slipway.train.measure.collectives import CollectiveBuffers
 from slipway.train.worker.context import Context
 
 
 def break_buffers(faults: Mapping[str, Any]) -> None:
     slow, wrong = faults.get("slow"), faults.get("wrong")
-    real_fill, real_run = Buffers.fill, Buffers.run
+    real_fill, real_run = CollectiveBuffers.fill, CollectiveBuffers.run
 
-    def fill(buffers: Buffers) -> None:
+    def fill(buffers: CollectiveBuffers) -> None:
         real_fill(buffers)
         if slow and buffers.rank == slow[0]:
             time.sleep(slow[1])
 
-    def run(buffers: Buffers) -> None:
+    def run(buffers: CollectiveBuffers) -> None:
         real_run(buffers)
         size = max(buffers.given.nbytes, buffers.result.nbytes)
         if [buffers.rank, buffers.collective, size] == wrong:
             buffers.result[-1] += 1
 
-    Buffers.fill, Buffers.run = fill, run  # type: ignore[method-assign]
+    CollectiveBuffers.fill, CollectiveBuffers.run = fill, run  # type: ignore[method-assign]
 
 
 def stop_before(number: int, folder: Path) -> None:

@@ -79,12 +79,12 @@ def break_the_disk(faults: Mapping[str, Any]) -> None:
 
 
 def break_context(context: Context, slow: Mapping[str, float]) -> None:
-    def look(late: bool = False) -> None:
+    def begin_stop_exchange(late: bool = False) -> None:
         if context._heartbeat._phase == "evaluate":
             time.sleep(slow["evaluate"])
 
     if "evaluate" in slow:
-        wrap(context, "look", look)
+        wrap(context, "begin_stop_exchange", begin_stop_exchange)
 
 
 def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence[str]) -> None:

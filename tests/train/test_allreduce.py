@@ -16,7 +16,7 @@ import torch
 from test_charts import points, read
 from training_jobs import Run
 
-from slipway.train.measure.collectives import Buffers
+from slipway.train.measure.collectives import CollectiveBuffers
 
 Start = Callable[..., Run]
 SMALL = ("--min-bytes", "1K", "--max-bytes", "64K", "--factor", 8, "--iterations", 2, "--warmup-iterations", 1)
@@ -124,7 +124,9 @@ def test_alone_nothing_travels(train: Start) -> None:
 def test_known_numbers_are_right_for_any_number_of_ranks(name: str, ranks: int, dtype: torch.dtype) -> None:
     each, total = 7, 7 * ranks
     given = [
-        Buffers(name, torch.empty(each if name == "all-gather" else total, dtype=dtype), torch.empty(0), rank, ranks)
+        CollectiveBuffers(
+            name, torch.empty(each if name == "all-gather" else total, dtype=dtype), torch.empty(0), rank, ranks
+        )
         for rank in range(ranks)
     ]
     for buffers in given:
@@ -134,7 +136,7 @@ def test_known_numbers_are_right_for_any_number_of_ranks(name: str, ranks: int, 
         "all-reduce": numbers.sum(0), "all-gather": numbers.flatten(), "broadcast": numbers[0],
         "reduce-scatter": numbers.sum(0)[-each:],
     }  # fmt: skip
-    last = Buffers(name, given[-1].given, results[name].to(dtype), ranks - 1, ranks)
+    last = CollectiveBuffers(name, given[-1].given, results[name].to(dtype), ranks - 1, ranks)
     assert last.check() == ""
     for harm in (torch.nan, last.result[2] + 64):
         kept = last.result.clone()
@@ -145,12 +147,12 @@ def test_known_numbers_are_right_for_any_number_of_ranks(name: str, ranks: int, 
 
 def test_a_rank_too_many_or_too_few_in_a_sum_is_noticed() -> None:
     for rank in range(4):
-        ranks = [Buffers("all-reduce", torch.empty(16), torch.empty(16), rank, 4) for rank in range(4)]
+        ranks = [CollectiveBuffers("all-reduce", torch.empty(16), torch.empty(16), rank, 4) for rank in range(4)]
         for buffers in ranks:
             buffers.fill()
         total = torch.stack([buffers.given for buffers in ranks]).sum(0)
         for wrong in (total - ranks[rank].given, total + ranks[rank].given):
-            assert Buffers("all-reduce", wrong, wrong, 0, 4).check()
+            assert CollectiveBuffers("all-reduce", wrong, wrong, 0, 4).check()
 
 
 def test_a_run_can_be_repeated_in_its_folder_by_hand(train: Start, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from slipway.train.measure.bandwidth import (
     summary,
     time_text,
 )
-from slipway.train.measure.straggler import find_laggard, rounds
+from slipway.train.measure.straggler import find_straggler, rounds
 
 GB = 1e9
 
@@ -132,9 +132,9 @@ FAST = {(0, 1): 0.01, (1, 2): 0.011, (2, 3): 0.012, (3, 0): 0.01}
 def test_the_slowest_rank_is_the_one_that_others_wait_for(
     own: list[float], links: dict[tuple[int, int], float], rank: int, what: str, certain: bool
 ) -> None:
-    laggard = find_laggard(own, links)
-    assert (laggard.rank, laggard.what, laggard.certain) == (rank, what, certain)
-    assert ("no rank stands out" in laggard.text) is not certain
+    straggler = find_straggler(own, links)
+    assert (straggler.rank, straggler.what, straggler.certain) == (rank, what, certain)
+    assert ("no rank stands out" in straggler.text) is not certain
 
 
 @pytest.mark.parametrize(

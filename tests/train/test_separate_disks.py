@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.snapshots.resume import Finding, choose
+from slipway.train.snapshots.resume import Found, choose
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
@@ -75,8 +75,8 @@ def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
         assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
 
 
-REPORTS = st.tuples(st.sampled_from(Finding), st.integers(0, 9)).map(
-    lambda report: (int(report[0]), report[1] if report[0] == Finding.SNAPSHOT else -1)
+REPORTS = st.tuples(st.sampled_from(Found), st.integers(0, 9)).map(
+    lambda report: (int(report[0]), report[1] if report[0] == Found.SNAPSHOT else -1)
 )
 
 
@@ -85,12 +85,12 @@ def test_all_ranks_choose_a_refusal_else_the_newest_else_the_damage(reports: lis
     chosen = choose(reports)
     findings = [finding for finding, _ in reports]
     if chosen is None:
-        assert set(findings) == {Finding.NOTHING}
+        assert set(findings) == {Found.NOTHING}
         return
     finding, step = reports[chosen]
-    assert (finding == Finding.REFUSED) == (Finding.REFUSED in findings)
-    if finding == Finding.SNAPSHOT:
+    assert (finding == Found.REFUSED) == (Found.REFUSED in findings)
+    if finding == Found.SNAPSHOT:
         assert step == max(step for _, step in reports)
         assert chosen == reports.index((finding, step))
-    if finding == Finding.DAMAGED:
-        assert set(findings) <= {Finding.DAMAGED, Finding.NOTHING}
+    if finding == Found.DAMAGED:
+        assert set(findings) <= {Found.DAMAGED, Found.NOTHING}

@@ -76,10 +76,10 @@ def test_a_stop_flag_is_read(tmp_path: Path, content: str | None, word: str | No
 
 def test_a_single_process_sees_its_flag_at_once(tmp_path: Path) -> None:
     flag = StopFlag(tmp_path / "stop", None)
-    assert flag.agreed() == (None, False)
-    flag.look(late=True)
+    assert flag.finish_stop_exchange() == (None, False)
+    flag.begin_stop_exchange(late=True)
     (tmp_path / "stop").write_text('{"outcome": "cancelled"}')
-    assert flag.agreed() == ("cancelled", True)
+    assert flag.finish_stop_exchange() == ("cancelled", True)
 
 
 def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("slipway.train.worker.stop.dist.all_reduce", Exchange)
     flag = StopFlag(None, object())  # type: ignore[arg-type]
-    assert flag.agreed() == (None, False)
-    flag.look()
-    assert flag.agreed() == ("cancelled", True)
+    assert flag.finish_stop_exchange() == (None, False)
+    flag.begin_stop_exchange()
+    assert flag.finish_stop_exchange() == ("cancelled", True)
 
 
 def test_metrics_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:

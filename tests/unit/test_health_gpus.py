@@ -9,7 +9,7 @@ import pytest
 from stand_ins import FakeNvml, NvmlError, make_card, make_devices
 
 from slipway.launch.health.finding import Finding
-from slipway.launch.health.gpus import Reading, judge_driver, judge_gpu, look_at_gpus
+from slipway.launch.health.gpus import GpuReading, judge_driver, judge_gpu, look_at_gpus
 from slipway.launch.health.kernel_log import find_xids, judge_xids, look_at_kernel_log
 from slipway.launch.resolve.devices import Devices
 from slipway.protocol.errors import UNHEALTHY
@@ -92,7 +92,7 @@ def test_clocks_that_the_hardware_holds_down_are_a_warning(bit: int, function: s
 
 
 def test_several_faults_of_a_gpu_all_show() -> None:
-    bad = Reading(3, "NVIDIA H100", uncorrected=1, rows=(True, True), reasons=0x40)
+    bad = GpuReading(3, "NVIDIA H100", uncorrected=1, rows=(True, True), reasons=0x40)
     assert [row.level for row in judge_gpu(bad)] == ["ok", "error", "error", "warning", "warning"]
 
 

@@ -15,7 +15,7 @@ from slipway.launch.health import nodes as meeting
 from slipway.launch.health import quick
 from slipway.launch.health.finding import (
     WIDTH,
-    Report,
+    NodeReport,
     exit_code,
     findings_json,
     findings_lines,
@@ -28,7 +28,7 @@ from slipway.launch.health.finding import (
     warning,
 )
 from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
-from slipway.launch.health.products import Ending, judge_product, read_report
+from slipway.launch.health.products import ProbeEnding, judge_product, read_report
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.resolve.catalog import CHECK
@@ -36,7 +36,7 @@ from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
-from slipway.train.measure.straggler import Laggard
+from slipway.train.measure.straggler import Straggler
 
 ROWS = (
     ok("memory", "much"),
@@ -123,7 +123,7 @@ def told(rank: int, *rows: Any, clock: float = 100.0, **more: Any) -> dict[str, 
 
 
 EXCHANGE = {"text": "9 GB/s, 4 processes, nccl", "links": ["1 GB/s", "2 GB/s"], "slow": None}
-OWN = Report(0, "n0", ROWS[:1])
+OWN = NodeReport(0, "n0", ROWS[:1])
 
 
 def test_every_node_gets_its_own_findings_and_its_bandwidth() -> None:
@@ -147,7 +147,7 @@ def test_a_node_that_is_slow_is_warned_of() -> None:
 
 @pytest.mark.parametrize(("what", "advice"), [("own", "its clocks"), ("link", "its network card")])
 def test_what_to_look_at_follows_from_what_is_slow(what: str, advice: str) -> None:
-    slow = {"node": 1, "text": f"rank 3: {Laggard(3, what, 9.0, 1.0).text}"}
+    slow = {"node": 1, "text": f"rank 3: {Straggler(3, what, 9.0, 1.0).text}"}
     row = assemble(OWN, {"nodes": [told(0), told(1)], "exchange": EXCHANGE | {"slow": slow}}, None)[1].findings[-1]
     assert advice in row.advice
     assert ("network" in row.advice) == (what == "link")
@@ -274,17 +274,21 @@ def test_what_workers_print_is_no_part_of_the_table(capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("ending", "level", "says"),
     [
-        (Ending({"right": "60 products right"}, 0), "ok", "60 products right"),
-        (Ending({"wrong": "bf16, product 3: 1 of 9 numbers"}, 1), "error", "wrong: bf16, product 3"),
-        (Ending({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1), "error", "launch failure"),
-        (Ending({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "no memory is free"),
-        (Ending({}, 1, "ImportError: libcuda.so.1"), "error", "failed: ImportError"),
-        (Ending({}, -11), "error", "SIGSEGV"),
-        (Ending({}, None), "error", "no result within 120 s"),
-        (Ending({}, 0), "error", "failed"),
+        (ProbeEnding({"right": "60 products right"}, 0), "ok", "60 products right"),
+        (ProbeEnding({"wrong": "bf16, product 3: 1 of 9 numbers"}, 1), "error", "wrong: bf16, product 3"),
+        (
+            ProbeEnding({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1),
+            "error",
+            "launch failure",
+        ),
+        (ProbeEnding({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "no memory is free"),
+        (ProbeEnding({}, 1, "ImportError: libcuda.so.1"), "error", "failed: ImportError"),
+        (ProbeEnding({}, -11), "error", "SIGSEGV"),
+        (ProbeEnding({}, None), "error", "no result within 120 s"),
+        (ProbeEnding({}, 0), "error", "failed"),
     ],
 )
-def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: Ending, level: str, says: str) -> None:
+def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: ProbeEnding, level: str, says: str) -> None:
     row = judge_product("GPU 1 product", ending, 120.0)
     assert (row.level, row.code) == (level, UNHEALTHY if level == "error" else 0)
     assert says in row.found

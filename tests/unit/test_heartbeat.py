@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.attempt.hangs import Pulse
+from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.protocol.phases import Phase
 
@@ -34,14 +34,14 @@ def test_a_beat_that_makes_no_sense_is_none(tmp_path: Path, content: str) -> Non
     assert read_beats(tmp_path, (0,)) == {}
 
 
-def look(pulse: Pulse, seconds: range, *beats: Beat) -> None:
+def look(pulse: HangDetector, seconds: range, *beats: Beat) -> None:
     for now in seconds:
         pulse.look({beat.rank: beat for beat in beats}, float(now))
 
 
 def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None:
     """The second in which it is a hang; the beats never change."""
-    pulse = Pulse([beat.rank for beat in beats], limit, 0.0)
+    pulse = HangDetector([beat.rank for beat in beats], limit, 0.0)
     for now in range(1, until):
         look(pulse, range(now, now + 1), *beats)
         if pulse.hangs:
@@ -56,7 +56,7 @@ def test_each_phase_may_stand_still_for_its_own_time(phase: Phase) -> None:
 
 
 def test_a_rank_that_never_wrote_stands_in_setup() -> None:
-    pulse = Pulse([0], 10.0, 0.0)
+    pulse = HangDetector([0], 10.0, 0.0)
     look(pulse, range(1, 31))
     assert not pulse.hangs
     look(pulse, range(31, 32))
@@ -73,14 +73,14 @@ def test_a_rank_that_works_is_waited_for_by_the_others() -> None:
 
 
 def test_any_change_begins_anew() -> None:
-    pulse = Pulse([0, 1], 10.0, 0.0)
+    pulse = HangDetector([0, 1], 10.0, 0.0)
     for now in range(1, 200):
         look(pulse, range(now, now + 1), Beat(0, Phase.TRAIN, 1), Beat(1, Phase.TRAIN, now // 5))
         assert not pulse.hangs
 
 
 def test_waiting_for_data_is_no_progress_however_often_it_is_said() -> None:
-    pulse = Pulse([0], 10.0, 0.0)
+    pulse = HangDetector([0], 10.0, 0.0)
     for now in range(1, 13):
         look(pulse, range(now, now + 1), Beat(0, Phase.DATA, 4, None, now))
     assert pulse.hangs
@@ -90,7 +90,7 @@ def test_waiting_for_data_is_no_progress_however_often_it_is_said() -> None:
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A container that was frozen, a launcher whose reader paused."""
-    pulse = Pulse([0], 10.0, 0.0)
+    pulse = HangDetector([0], 10.0, 0.0)
     look(pulse, range(1, 2), Beat(0, Phase.TRAIN, 1))
     pulse.look({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
     assert not pulse.hangs
@@ -116,9 +116,9 @@ def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
 def test_the_ranks_that_lag_behind_are_named(
     beats: list[Beat], states: dict[int, str], behind: tuple[int, ...], says: str
 ) -> None:
-    pulse = Pulse([beat.rank for beat in beats], 10.0, 0.0)
+    pulse = HangDetector([beat.rank for beat in beats], 10.0, 0.0)
     look(pulse, range(1, 2), *beats)
-    found = pulse.laggards(lambda pid: states.get(pid, ""))
+    found = pulse.stragglers(lambda pid: states.get(pid, ""))
     assert tuple(beat.rank for beat in found) == behind
     assert says in pulse.describe(found, lambda pid: states.get(pid, ""))
 
@@ -137,6 +137,6 @@ def test_the_ranks_that_lag_behind_are_named(
     ],
 )
 def test_an_attempt_has_moved_once_a_rank_took_a_step(beat: Beat, begun: int, moved: bool) -> None:
-    pulse = Pulse([0, 1], 10.0, 0.0)
+    pulse = HangDetector([0, 1], 10.0, 0.0)
     look(pulse, range(1, 2), beat)
     assert pulse.started(begun) is moved

@@ -13,9 +13,9 @@ import pytest
 
 from slipway.launch.attempt.stops import Stops, ask_to_stop
 from slipway.launch.run_directory.run_lock import (
-    Hold,
     Holder,
-    find_holders,
+    RunLock,
+    find_lock_files,
     is_alive,
     read_holder,
     refuse_held,
@@ -43,8 +43,8 @@ def write(file: Path, holder: Holder | None, **change: object) -> None:
     file.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(holder, **change))) if holder else "")
 
 
-def hold(file: Path, stops: Stops, said: list[str] | None = None) -> Hold:
-    return Hold(file, (said if said is not None else []).append, stops, PATIENCE)
+def hold(file: Path, stops: Stops, said: list[str] | None = None) -> RunLock:
+    return RunLock(file, (said if said is not None else []).append, stops, PATIENCE)
 
 
 def test_a_holder_is_named_while_it_holds_and_gone_afterwards(file: Path, stops: Stops) -> None:
@@ -52,7 +52,7 @@ def test_a_holder_is_named_while_it_holds_and_gone_afterwards(file: Path, stops:
         holder = read_holder(file)
         assert holder is not None
         assert (holder.pid, holder.host) == (os.getpid(), os.uname().nodename)
-        assert find_holders(file.parent.parent) == [file]
+        assert find_lock_files(file.parent.parent) == [file]
         before = file.stat().st_mtime_ns
         time.sleep(1.2)
         assert file.stat().st_mtime_ns > before, "it gives signs of life"

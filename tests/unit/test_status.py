@@ -18,7 +18,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.run_directory import status as module
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
 from slipway.launch.run_directory.run import last_outcome
-from slipway.launch.run_directory.run_lock import Hold, this_launcher
+from slipway.launch.run_directory.run_lock import RunLock, this_launcher
 from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
@@ -45,7 +45,7 @@ def make(name: str = "gpt-1", outcome: dict[str, Any] | None = None, beats: int 
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    with Stops() as stops, Hold(run / "node-0" / "launcher.json", print, stops):
+    with Stops() as stops, RunLock(run / "node-0" / "launcher.json", print, stops):
         yield
 
 

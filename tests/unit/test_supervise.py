@@ -12,7 +12,7 @@ from stand_ins import plan_for
 from slipway.launch.attempt import supervise
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
-from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.run_directory.run import Run
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
@@ -64,7 +64,7 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
     worker = Worker(fails)
 
-    def start(plan: object, node_dir: object, environ: object, relay: Relay, *_: object) -> Worker:
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
         relay.close_writers()
         return worker
 

@@ -1,4 +1,4 @@
-"""Workers that are no processes: what they would write goes through a real Relay."""
+"""Workers that are no processes: what they would write goes through a real WorkerOutput."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable
 from pathlib import Path
 
-from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.attempt.worker_output import WorkerOutput
 
 
 class Output:
@@ -16,7 +16,7 @@ class Output:
 
     def __init__(self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path) -> None:
         self.selector = selectors.DefaultSelector()
-        self.relay = Relay(list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2")
+        self.relay = WorkerOutput(list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2")
 
     def write(self, text: bytes, stream: int = 0) -> None:
         """Write into a worker's pipe, and let the relay read all that is there."""

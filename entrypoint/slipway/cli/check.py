@@ -17,7 +17,7 @@ from slipway.launch.resolve.job import Job
 from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher
-    from slipway.launch.health.finding import Report
+    pass
 
 MEETING_SECONDS = "60"  # that nodes wait for each other, unless the user says; nobody waits ten minutes for a check
 
@@ -66,7 +66,7 @@ def check_first(job: Job) -> int:
     return code
 
 
-def as_list(reports: Sequence["Report"]) -> str:
+def as_list(reports: Sequence["NodeReport"]) -> str:
     """The output of --json: a list of nodes with their findings."""
     from slipway.launch.health.finding import findings_json
 
@@ -77,7 +77,7 @@ def as_list(reports: Sequence["Report"]) -> str:
     return json.dumps(nodes, indent=1)
 
 
-def as_text(reports: Sequence["Report"], own: "Report") -> str:
+def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
     """The table, coloured: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
     from slipway.launch.health.finding import ERROR, WARNING, exit_code, findings_lines, summary, terminal_width
     from slipway.launch.health.reports import EXCHANGE

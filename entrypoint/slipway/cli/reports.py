@@ -20,7 +20,7 @@ from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.outcomes import GOOD
 
 if TYPE_CHECKING:
-    from slipway.train.report import Ending, Tried
+    from slipway.train.report import RunEnding, Tried
 
 NO_DATA, NONE = "none", "–"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in
@@ -111,23 +111,23 @@ def _find(name: str, runs: str | None) -> Path:
     raise LaunchError(f"{name} is no run: it holds none of {', '.join(RECORDS)}.")
 
 
-def tell_ending(status: Status) -> Ending:
+def tell_ending(status: Status) -> RunEnding:
     """How a run stands or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
-    from slipway.train.report import Ending
+    from slipway.train.report import RunEnding
 
     outcome = status.outcome
     word, first = str(outcome.get("word")), outcome.get("first")
     tries = tuple(_tried(tried) for tried in _list(outcome.get("attempts")) if isinstance(tried, dict))
     if status.alive:
-        return Ending("running", facts=tuple(("running", holder.text) for holder in status.holders[:1]))
+        return RunEnding("running", facts=tuple(("running", holder.text) for holder in status.holders[:1]))
     if word not in ENDINGS or not isinstance(first, dict):
-        return Ending("without a verdict", good=not status.record, tries=tries)
+        return RunEnding("without a verdict", good=not status.record, tries=tries)
     facts = [("verdict", _text(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
     facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
     facts += [("exit code", _text(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
-    return Ending(ENDINGS[word], word in GOOD, tuple(facts), tries)
+    return RunEnding(ENDINGS[word], word in GOOD, tuple(facts), tries)
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:

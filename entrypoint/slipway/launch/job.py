@@ -16,7 +16,7 @@ from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.run import AlreadyFinishedError
-from slipway.launch.run_directory.run_lock import Hold, holder_file
+from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
 from slipway.launch.verdict.block import block, place
@@ -49,7 +49,7 @@ def run_job(job: Job) -> int:
 
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
-    hold: Hold | None = None
+    lock: RunLock | None = None
     while True:
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
@@ -61,8 +61,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             return end_between(job, node, stopped_here(job, node, stops))
         ours, node = agreed
         try:
-            hold = hold or take_hold(ours, node, stops, stack)
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, hold, nodes))
+            lock = lock or take_lock(ours, node, stops, stack)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes))
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -72,7 +72,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         node = dataclasses.replace(node, tries=(*node.tries, tried))
         leaves = job.plan.topology.node_rank in ending.leaving
-        if ending.pause is None or leaves or (hold and hold.lost):
+        if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
             return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
         announce(job, node, ending, ending.pause)
@@ -85,20 +85,20 @@ def was_stopped(stops: Stops) -> bool:
     return bool(stops.came)
 
 
-def take_hold(job: Job, node: Node, stops: Stops, stack: ExitStack) -> Hold:
-    """Hold the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
+def take_lock(job: Job, node: Node, stops: Stops, stack: ExitStack) -> RunLock:
+    """RunLock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
     stops.watch(node.run.path)
-    hold = stack.enter_context(Hold(holder_file(node.run, job.plan), say, stops))
+    lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops))
     if not node.tries and not node.missed and job.plan.topology.rank == 0:
         (node.run.path / STOP_FILE).unlink(missing_ok=True)
-    return hold
+    return lock
 
 
-def look_elsewhere(hold: Hold, nodes: "SingleNode | SeveralNodes") -> Elsewhere | None:
+def look_elsewhere(lock: RunLock, nodes: "SingleNode | SeveralNodes") -> Elsewhere | None:
     """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
     node that failed or is lost, if any."""
-    if hold.lost:
-        return Elsewhere(hold.lost)
+    if lock.lost:
+        return Elsewhere(lock.lost)
     if news := nodes.news:
         text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
         return Elsewhere(text, gone=news.word == Word.LOST)

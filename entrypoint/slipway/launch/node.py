@@ -8,7 +8,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.job import Job
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
-from slipway.launch.run_directory.run_lock import holder_file, refuse_held
+from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.attempts import Try
 from slipway.protocol.errors import LaunchError
 
@@ -36,7 +36,7 @@ def enter_alone(job: Job, stops: Stops) -> Node:
     try:
         return Node(choose_run(job.plan, job.sources, time.time()))
     except LaunchError:
-        refuse_held(holder_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
+        refuse_held(lock_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
         raise
 
 

@@ -14,14 +14,14 @@ from slipway.render.words import given_settings, read_image, read_nodes, read_ru
 
 
 def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
-    from slipway.render.composefile import Asked, make_compose  # with PyYAML, which a launcher has no need of
+    from slipway.render.composefile import ComposeRequest, make_compose  # with PyYAML, which a launcher has no need of
 
     sources = read_sources(options, {})
     _require_one_node(read_nodes(sources, options["nodes"]))
     given = given_settings(sources) | read_runs(sources)
     secrets = secret_values(given)
     require_enough(options["gpus"], sources)
-    asked = Asked(
+    asked = ComposeRequest(
         command=("slipway", *sys.argv[1:]),
         name=options["name"],
         image=read_image(options["image"], sources),

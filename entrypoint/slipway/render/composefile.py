@@ -25,7 +25,7 @@ PASSED_ON = "# {name} is a secret and not written here: the shell passes it on i
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComposeRequest:
     """What the file shall say; where nothing was asked for (None, or empty) it says what compose/compose.yaml does by itself.
 
     `gpus` None takes all of the machine. `secrets` are names of settings that are passed on from the shell. `command` is what
@@ -43,7 +43,7 @@ class Asked:
     name: str | None = None
 
 
-def make_compose(template: str, asked: Asked) -> str:
+def make_compose(template: str, asked: ComposeRequest) -> str:
     """Return the file. Raises LaunchError (78) for bytes that are no text."""
     file = {
         key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")
@@ -56,7 +56,7 @@ def make_compose(template: str, asked: Asked) -> str:
     return text + "".join(PASSED_ON.format(name=name) for name in asked.secrets) + "\n" + yaml_text(file)
 
 
-def _training(service: dict[str, Any], asked: Asked) -> dict[str, Any]:
+def _training(service: dict[str, Any], asked: ComposeRequest) -> dict[str, Any]:
     """The service that trains, its command behind its image."""
     image = service.pop("image")
     defaults = {name: value for name, text in service["environment"].items() if (value := _default(text))}

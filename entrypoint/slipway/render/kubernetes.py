@@ -13,7 +13,16 @@ from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME, Sources
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, matching
-from slipway.render.manifests import COMPONENTS, CPUS_PER_GPU, MEM_PER_GPU, NAME, Asked, Document, Read, make_manifests
+from slipway.render.manifests import (
+    COMPONENTS,
+    CPUS_PER_GPU,
+    MEM_PER_GPU,
+    NAME,
+    Document,
+    ManifestRequest,
+    Read,
+    make_manifests,
+)
 from slipway.render.operators import make_jobset, make_trainer
 from slipway.render.times import TIME_FORMS, read_time
 from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
@@ -27,7 +36,9 @@ TOLD = {"TORCHELASTIC_RUN_ID"} | {
 }
 
 
-def _make_command(name: str, make: Callable[[Asked, Read], list[Document]], text: str, example: str) -> click.Command:
+def _make_command(
+    name: str, make: Callable[[ManifestRequest, Read], list[Document]], text: str, example: str
+) -> click.Command:
     """The command of one kind of manifest."""
 
     def show(words: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -53,7 +64,7 @@ def read_files(path: str) -> list[Document]:
     return list(yaml.safe_load_all(text))
 
 
-def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
+def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> ManifestRequest:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
     sources = read_sources(options, {})
     nodes = read_nodes(sources, options["nodes"]) or 1
@@ -67,7 +78,7 @@ def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> Asked:
     given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
     chosen = read_words(words, sources, here=False)
     secrets = secret_values(given)
-    return Asked(
+    return ManifestRequest(
         name=options["name"] or NAME,
         image=read_image(options["image"], sources),
         nodes=nodes,

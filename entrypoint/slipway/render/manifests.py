@@ -26,7 +26,7 @@ _LISTS = ("mountPath", "name")  # what tells the items of such lists apart, as K
 
 
 @dataclass(frozen=True)
-class Asked:
+class ManifestRequest:
     """What the manifests shall say; where nothing was asked for (None, or empty) they stay as they are.
 
     `gpus` are per node, as `cpus` and `memory` (a quantity) are per GPU; `seconds` bounds the job's whole life. `secrets` are
@@ -53,7 +53,7 @@ class Asked:
         return f"{self.name}-settings"
 
 
-def make_manifests(asked: Asked, read: Read) -> list[Document]:
+def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
     """Return the documents: the Job first. Raises LaunchError for a name that is too long or not allowed."""
     require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
     (job,) = read("base/single/job.yaml")
@@ -109,7 +109,7 @@ def require_name(name: str, suffix: str) -> None:
         )
 
 
-def arguments_and_environment(asked: Asked) -> tuple[list[str], list[Document]]:
+def arguments_and_environment(asked: ManifestRequest) -> tuple[list[str], list[Document]]:
     """What the container is told: its `args` behind `run`, and the entries of `env` that were asked for."""
     plain = [{"name": name, "value": _literal(value)} for name, value in asked.env.items()]
     secret = [
@@ -118,7 +118,7 @@ def arguments_and_environment(asked: Asked) -> tuple[list[str], list[Document]]:
     return [_literal(word) for word in asked.words], [*plain, *secret]
 
 
-def _fill(pod: Document, asked: Asked) -> None:
+def _fill(pod: Document, asked: ManifestRequest) -> None:
     """Write what was asked for into the pod's template."""
     pod["terminationGracePeriodSeconds"] = asked.grace + MARGIN
     (container,) = pod["containers"]

@@ -10,8 +10,8 @@ from slipway.render.manifests import (
     GPU,
     INSTANCE,
     QUEUE,
-    Asked,
     Document,
+    ManifestRequest,
     Read,
     arguments_and_environment,
     make_manifests,
@@ -24,7 +24,7 @@ CPU_PROCESSES = 2  # what the launcher takes by itself where there is no GPU; Tr
 TRAINER = "trainer.kubeflow.org"
 
 
-def make_jobset(asked: Asked, read: Read) -> list[Document]:
+def make_jobset(asked: ManifestRequest, read: Read) -> list[Document]:
     """Return the JobSet first, then what stands beside it. Raises LaunchError for a name that cannot be."""
     job, others = _parts(asked, read)
     # The Job within replaces single pods, and does not count disruptions. When its retries are used up, all pods begin
@@ -38,7 +38,7 @@ def make_jobset(asked: Asked, read: Read) -> list[Document]:
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", job["metadata"], spec), *others]
 
 
-def make_trainer(asked: Asked, read: Read) -> list[Document]:
+def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
     """Return a ClusterTrainingRuntime, a TrainJob that says what to train with it, and what stands beside them.
 
     Raises LaunchError for a name that cannot be.
@@ -80,7 +80,7 @@ def make_trainer(asked: Asked, read: Read) -> list[Document]:
     ]
 
 
-def _parts(asked: Asked, read: Read) -> tuple[Document, list[Document]]:
+def _parts(asked: ManifestRequest, read: Read) -> tuple[Document, list[Document]]:
     """The Job that stands inside, and what stands beside it. JobSet makes the Service and names the pods itself."""
     require_name(asked.name, f"-{NODE}-0-{asked.nodes - 1}-abcde")
     job, *others = make_manifests(asked, read)

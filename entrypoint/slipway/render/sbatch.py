@@ -28,7 +28,7 @@ FIRST_COMMAND = "set -euo pipefail"
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRequest:
     """What the file shall say; where nothing was asked for (None, or empty) it stays as it is.
 
     `headers` are plain options of sbatch. `secrets` are names of settings that are given but not written down.
@@ -47,7 +47,7 @@ class Asked:
     runs: str | None = None
 
 
-def make_sbatch(template: str, asked: Asked) -> str:
+def make_sbatch(template: str, asked: BatchRequest) -> str:
     """Return the file. Raises LaunchError for a time limit that leaves no time to train."""
     lines = template.splitlines()
     notice = asked.grace + LEAVING
@@ -68,7 +68,7 @@ def make_sbatch(template: str, asked: Asked) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(asked: Asked) -> list[str]:
+def _settings(asked: BatchRequest) -> list[str]:
     """The commands that set what is no header. Everything of the user's is quoted; a name is one of the table's."""
     commands = []
     if asked.image or asked.venv or asked.runs:  # decides what the environment may say otherwise

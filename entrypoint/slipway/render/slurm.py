@@ -15,7 +15,7 @@ from slipway.launch.resolve.settings import BY_NAME, Claim
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, matching
 from slipway.render.references import name_for_enroot
-from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, Asked, make_sbatch
+from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, BatchRequest, make_sbatch
 from slipway.render.times import TIME_FORMS, read_time
 from slipway.render.words import given_settings, read_nodes, read_words, require_enough
 
@@ -32,7 +32,7 @@ def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
     headers = {hyphens(name): options[name] for name in HEADERS if options[name]}
     given = given_settings(sources)
     secrets = secret_values(given)
-    asked = Asked(
+    asked = BatchRequest(
         grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
         words=(*_env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
         exports={name: value for name, value in given.items() if name not in secrets},

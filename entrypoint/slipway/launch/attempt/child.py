@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.attempt.stops import STOP_WORDS
-from slipway.launch.attempt.worker_output import Relay, open_log
+from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.plan import Plan
 from slipway.protocol.files import LOGS, OUTCOMES
 
@@ -29,7 +29,7 @@ class Child:
         plan: Plan,
         node_dir: Path,
         environ: Mapping[str, str],
-        relay: Relay,
+        output: WorkerOutput,
         selector: selectors.BaseSelector,
         header: str,
     ) -> None:
@@ -40,21 +40,23 @@ class Child:
         self._selector, self._rest = selector, b""
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
-            self.process = self._run(plan.argv, environ, stdout=relay.writers[0], stderr=relay.writers[1])
+            self.process = self._run(plan.argv, environ, stdout=output.writers[0], stderr=output.writers[1])
             self.started, self.workers = True, [self.process.pid]
         else:
-            self._start_parent(plan, node_dir, environ, relay, header)
-        relay.close_writers()
+            self._start_parent(plan, node_dir, environ, output, header)
+        output.close_writers()
 
     def _run(self, words: tuple[str, ...], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*IGNORING, *words], env=environ, start_new_session=True, **more)
 
-    def _start_parent(self, plan: Plan, node_dir: Path, environ: Mapping[str, str], relay: Relay, header: str) -> None:
+    def _start_parent(
+        self, plan: Plan, node_dir: Path, environ: Mapping[str, str], output: WorkerOutput, header: str
+    ) -> None:
         """Start what starts the workers, and tells of them through a pipe."""
         events, told = os.pipe()
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
-        pipes = ",".join(map(str, relay.writers))
+        pipes = ",".join(map(str, output.writers))
         agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES))
         words = (*agent, *plan.argv[1:])
         if plan.workload.spawned:
@@ -62,7 +64,7 @@ class Child:
         with open_log(self._log, header) as log:
             self._logged = log.tell()
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = self._run(words, environ, pass_fds=(told, *relay.writers), **files)
+            self.process = self._run(words, environ, pass_fds=(told, *output.writers), **files)
         os.close(told)
 
     def _read(self, events: int) -> None:

@@ -24,7 +24,7 @@ def _order(beat: Beat) -> tuple[int, int, bool]:
     return beat.step, beat.beats, beat.phase != Phase.DATA
 
 
-class Pulse:
+class HangDetector:
     """How long each rank of this node has stood still. A rank without a beat stands in `setup`."""
 
     def __init__(self, ranks: Iterable[int], limit: float, now: float) -> None:
@@ -53,7 +53,7 @@ class Pulse:
         beats = [beat for beat in self._beats.values() if beat.phase not in BEFORE_FIRST_STEP]
         return any(beat.phase != Phase.DATA or beat.step > step for beat in beats)  # it waits for data before that, too
 
-    def laggards(self, state: Callable[[int], str]) -> tuple[Beat, ...]:
+    def stragglers(self, state: Callable[[int], str]) -> tuple[Beat, ...]:
         """The ranks that the others wait for, as far as it can be told; all where none differs.
 
         `state`: a process's state, as a letter of /proc/PID/stat.

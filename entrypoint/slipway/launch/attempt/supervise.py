@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.ending import Facts, count_ooms
-from slipway.launch.attempt.hangs import Pulse
+from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
-from slipway.launch.attempt.worker_output import Relay
+from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send, state
 from slipway.launch.resolve.plan import Plan, flight_recorder
 from slipway.launch.run_directory.heartbeats import read_beats
@@ -70,20 +70,22 @@ class Attempt:
         topology, logs = self.plan.topology, self.node_dir / LOGS
         header = f"attempt {self.run.attempt}, {utc(time.time())}"
         alone = topology.world_size == 1
-        relay = Relay(self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header)
+        output = WorkerOutput(
+            self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header
+        )
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
-        terminal = relay.console.terminal
-        child = Child(self.plan, self.node_dir, self._environment(environ, terminal), relay, self.selector, header)
+        terminal = output.console.terminal
+        child = Child(self.plan, self.node_dir, self._environment(environ, terminal), output, self.selector, header)
         ended = os.pidfd_open(child.process.pid)
         self.selector.register(ended, selectors.EVENT_READ)
-        self.pulse = Pulse(self.ranks, self._hang, time.monotonic())
+        self.detector = HangDetector(self.ranks, self._hang, time.monotonic())
         while child.process.poll() is None:
             self._wait(TICK)
             self._look(child, lost)
             self._end_when_due(child)
         self.selector.unregister(ended)
         os.close(ended)
-        self._finish(child, relay)
+        self._finish(child, output)
         # Its workers may have ended before it woke up, and so before it looked.
         if self.facts.still and not self.facts.lost and (news := lost()):
             self.facts.lost = news.text
@@ -123,7 +125,7 @@ class Attempt:
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
-            self._look_at_pulse(now)
+            self._look_for_hang(now)
         if not facts.lost and (news := lost()):
             facts.lost, self._left_alone = news.text, news.gone
             follow = "; where they stand follows" if news.gone and self.plan.workload.own else ""
@@ -137,19 +139,19 @@ class Attempt:
         if not self.facts.stop:
             self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
 
-    def _look_at_pulse(self, now: float) -> None:
+    def _look_for_hang(self, now: float) -> None:
         # A script's heartbeats, where it writes any, say nothing of what it does outside of `fit`: one that only opens a
         # context beats once, in `setup`, and works on for days.
         if not self.plan.workload.own:
             return
-        self.pulse.look(read_beats(self.node_dir, self.ranks), now)
-        if self.pulse.hangs and not self.facts.hang:
+        self.detector.look(read_beats(self.node_dir, self.ranks), now)
+        if self.detector.hangs and not self.facts.hang:
             if self._can_write():
-                behind = self.pulse.laggards(state)
-                self.facts.hang, self.facts.behind = self.pulse.describe(behind, state), behind[0].rank
+                behind = self.detector.stragglers(state)
+                self.facts.hang, self.facts.behind = self.detector.describe(behind, state), behind[0].rank
                 self.deadline = now
             else:
-                self.pulse = Pulse(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+                self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
 
     def _can_write(self) -> bool:
         probe = self.node_dir / HEARTBEATS / "probe"
@@ -196,18 +198,18 @@ class Attempt:
             return
         send(descendants(os.getpid()), signal.SIGKILL)
 
-    def _finish(self, child: Child, relay: Relay) -> None:
+    def _finish(self, child: Child, output: WorkerOutput) -> None:
         end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
-        while relay.open and time.monotonic() < until:
+        while output.open and time.monotonic() < until:
             self._wait(0.1)
-        relay.close()
+        output.close()
         self.selector.close()
         facts = self.facts
         facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
-        facts.last, facts.agent_log = relay.last, child.words
+        facts.last, facts.agent_log = output.last, child.words
         if self.plan.topology.process and facts.status:
             facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
         if self.plan.workload.own:
-            self.pulse.look(read_beats(self.node_dir, self.ranks), time.monotonic())
-            facts.moved = self.pulse.started(self._begun)
+            self.detector.look(read_beats(self.node_dir, self.ranks), time.monotonic())
+            facts.moved = self.detector.started(self._begun)

@@ -85,7 +85,7 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-class Stream:
+class OutputStream:
     """One worker's stdout or stderr: a pipe, split into lines."""
 
     def __init__(self, prefix: bytes, console: Console, out: int, log: BinaryIO, last: deque[str]) -> None:
@@ -140,7 +140,7 @@ def open_log(file: Path, header: str) -> BinaryIO:
     return log
 
 
-class Relay:
+class WorkerOutput:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank.
 
     `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
@@ -158,7 +158,7 @@ class Relay:
         header: str,
     ) -> None:
         self._selector = selector
-        self._streams: list[Stream] = []
+        self._streams: list[OutputStream] = []
         self._logs: list[BinaryIO] = []
         self.console = Console(sys.stderr.isatty(), give_up)
         self.last: dict[int, deque[str]] = {}
@@ -169,9 +169,9 @@ class Relay:
             self._logs.append(log)
             self.last[rank] = deque(maxlen=REMEMBERED)
             for out, last in ((sys.stdout.fileno(), deque[str](maxlen=1)), (sys.stderr.fileno(), self.last[rank])):
-                self._add(Stream(prefix, self.console, out, log, last))
+                self._add(OutputStream(prefix, self.console, out, log, last))
 
-    def _add(self, stream: Stream) -> None:
+    def _add(self, stream: OutputStream) -> None:
         def ready() -> None:
             if not stream.read():
                 self._selector.unregister(stream.reader)

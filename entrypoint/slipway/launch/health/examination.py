@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.health.disk import TEMPORARY
-from slipway.launch.health.finding import Finding, Report, misconfigured, probe, sick, skipped
+from slipway.launch.health.finding import Finding, NodeReport, misconfigured, probe, sick, skipped
 from slipway.launch.health.nodes import meet
 from slipway.launch.health.products import multiply
 from slipway.launch.health.quick import quick_check
@@ -35,7 +35,7 @@ def look_at_host(environ: Mapping[str, str]) -> tuple[Host, tuple[Finding, ...]]
 
 def examine(
     environ: Mapping[str, str], host: Host, sources: Sources, early: tuple[Finding, ...], local: bool
-) -> tuple[Report, tuple[Report, ...]]:
+) -> tuple[NodeReport, tuple[NodeReport, ...]]:
     """This node's report, and those of all nodes, by node rank; `early` are rows known before, `local` leaves out the others.
 
     Raises InterruptedCheckError for a stop.
@@ -47,12 +47,12 @@ def examine(
     count = len(devices.gpus)
     say(f"check: matrix product on {f'{count} GPU' + 's' * (count > 1) if count else 'the CPU'}")
     findings += probe("matrix product", lambda: multiply(devices, {**environ, **host.mended}))
-    own = Report(topology.node_rank if topology else 0, socket.gethostname(), findings)
+    own = NodeReport(topology.node_rank if topology else 0, socket.gethostname(), findings)
     if local or (topology and topology.nodes == 1):
         return own, (own,)
     if topology is None or (reason := why_not_together(own, topology)):
         reason = reason if topology else "the error of this job comes first"
-        own = Report(own.node_rank, own.host, (*findings, skipped(OTHERS, reason)))
+        own = NodeReport(own.node_rank, own.host, (*findings, skipped(OTHERS, reason)))
         return own, (own,)
     say(f"check: meeting the other nodes ({topology.nodes} in all), then an all-reduce")
     reports = meet(Job(make_plan(topology, CHECK, (), sources), sources, devices, environ, None, host), own)
@@ -68,7 +68,7 @@ def find_place(sources: Sources, devices: Devices, host: Host) -> tuple[Topology
         return None, (row("job", str(error)),)
 
 
-def why_not_together(own: Report, topology: Topology) -> str:
+def why_not_together(own: NodeReport, topology: Topology) -> str:
     """Why the nodes cannot meet, as far as this one knows; empty where they can."""
     if topology.process:
         return "there is a launcher per process here; start the check once per node (srun --ntasks-per-node=1)"

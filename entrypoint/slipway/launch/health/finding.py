@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """All that was found on one node."""
 
     node_rank: int

@@ -30,7 +30,7 @@ RESET = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) 
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """What NVML says of one GPU; None where it does not support the question. `gone` is why it cannot be asked at all.
 
     `rows` are remapped ones: whether a remapping is pending, and whether one failed. `reasons` is a bit mask.
@@ -71,7 +71,7 @@ def judge_driver(devices: Devices, environ: Mapping[str, str]) -> Finding:
     return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
 
 
-def read_gpus(nvml: Any, indices: Iterable[int]) -> list[Reading]:
+def read_gpus(nvml: Any, indices: Iterable[int]) -> list[GpuReading]:
     """Ask NVML about GPUs by their number."""
     nvml.nvmlInit()
     try:
@@ -80,7 +80,7 @@ def read_gpus(nvml: Any, indices: Iterable[int]) -> list[Reading]:
         nvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: Any, index: int) -> Reading:
+def _read_gpu(nvml: Any, index: int) -> GpuReading:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         pages = [found for cause in CAUSES if (found := _ask(nvml, "DeviceGetRetiredPages", gpu, cause)) is not None]
@@ -90,7 +90,7 @@ def _read_gpu(nvml: Any, index: int) -> Reading:
             reasons = _ask(nvml, "DeviceGetCurrentClocksThrottleReasons", gpu)
         milliwatts = _ask(nvml, "DeviceGetPowerUsage", gpu)
         name = _ask(nvml, "DeviceGetName", gpu)
-        return Reading(
+        return GpuReading(
             index,
             name.decode() if isinstance(name, bytes) else str(name),
             uncorrected=_ask(nvml, "DeviceGetTotalEccErrors", gpu, UNCORRECTED, VOLATILE),
@@ -102,7 +102,7 @@ def _read_gpu(nvml: Any, index: int) -> Reading:
             watts=None if milliwatts is None else milliwatts / 1e3,
         )
     except nvml.NVMLError as error:
-        return Reading(index, gone=str(error))
+        return GpuReading(index, gone=str(error))
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -116,7 +116,7 @@ def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def judge_gpu(gpu: Reading) -> Iterator[Finding]:
+def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:
     """A row of facts, and one for each thing that is wrong."""
     what, reset = f"GPU {gpu.index}", RESET.format(index=gpu.index)
     if gpu.gone:

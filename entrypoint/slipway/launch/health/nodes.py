@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.health.finding import Finding, Report, findings_json, misconfigured, sick
+from slipway.launch.health.finding import Finding, NodeReport, findings_json, misconfigured, sick
 from slipway.launch.health.reports import OTHERS, assemble
 from slipway.launch.job import run_job
 from slipway.launch.resolve.catalog import CHECK
@@ -40,7 +40,7 @@ class InterruptedCheckError(Exception):
         self.code = code
 
 
-def meet(job: Job, own: Report) -> tuple[Report, ...]:
+def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
     """The reports of all nodes, by node rank; this node's alone, with an error row, where they cannot meet.
 
     Raises InterruptedCheckError for a stop.

@@ -22,7 +22,7 @@ BUSY = "OutOfMemoryError"
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProbeEnding:
     """How a child ended: its report, its exit code (None: it had to be killed) and what it said last on stderr."""
 
     report: Mapping[str, Any]
@@ -56,15 +56,15 @@ def _start(kind: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def _wait(child: subprocess.Popen[str], until: float) -> Ending:
+def _wait(child: subprocess.Popen[str], until: float) -> ProbeEnding:
     try:
         out, err = child.communicate(timeout=max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver survives even that
             child.communicate(timeout=LAST_SECONDS)
-        return Ending({}, None)
-    return Ending(read_report(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
+        return ProbeEnding({}, None)
+    return ProbeEnding(read_report(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
 
 
 def read_report(lines: Sequence[str]) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def read_report(lines: Sequence[str]) -> Mapping[str, Any]:
     return {}
 
 
-def judge_product(what: str, ending: Ending, seconds: float) -> Finding:
+def judge_product(what: str, ending: ProbeEnding, seconds: float) -> Finding:
     """What a child's end says about its device."""
     advice = "take the node out of service and look at nvidia-smi -q, dmesg and the memory test of the machine"
     if ending.status is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipway import __version__
-from slipway.launch.health.finding import COLOURS, SKIPPED, Finding, Report, ok, warning
+from slipway.launch.health.finding import COLOURS, SKIPPED, Finding, NodeReport, ok, warning
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
 from slipway.launch.muster.compare import draw_table, find_differences
@@ -16,7 +16,7 @@ OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
 TEXT = 4000  # characters of a text of another node that are shown
 
 
-def assemble(own: Report, found: Mapping[str, Any], trouble: Finding | None) -> tuple[Report, ...]:
+def assemble(own: NodeReport, found: Mapping[str, Any], trouble: Finding | None) -> tuple[NodeReport, ...]:
     """All nodes' reports with what the exchange showed, from the content of `nodes.json`; `trouble` goes to our own. Pure."""
     nodes = [node for node in found.get("nodes", []) if isinstance(node, dict)]
     if not nodes:
@@ -33,10 +33,12 @@ def assemble(own: Report, found: Mapping[str, Any], trouble: Finding | None) -> 
     return tuple(sorted(reports, key=lambda report: report.node_rank))
 
 
-def read_report(node: Mapping[str, Any]) -> Report:
+def read_report(node: Mapping[str, Any]) -> NodeReport:
     """A node's report from what its launcher wrote; its texts are made safe to print."""
     rows = [row for row in node.get("findings", []) if isinstance(row, dict)]
-    return Report(int(node["node_rank"]), plain(str(node.get("host")), 253), tuple(_read_finding(row) for row in rows))
+    return NodeReport(
+        int(node["node_rank"]), plain(str(node.get("host")), 253), tuple(_read_finding(row) for row in rows)
+    )
 
 
 def _read_finding(row: Mapping[str, Any]) -> Finding:
@@ -61,7 +63,7 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
 
 
 def _advise(seen: str) -> str:
-    """What to look at, from what a rank was slow at: Laggard.text in slipway.train.measure.straggler."""
+    """What to look at, from what a rank was slow at: Straggler.text in slipway.train.measure.straggler."""
     if "for its own work" in seen:
         return "look at what else runs on that node, and at its clocks"
     return "look at its network card"

@@ -42,14 +42,14 @@ SMALLEST = 64 << 10  # bytes that a file may have, however many there are
 
 
 @dataclass(frozen=True)
-class Part:
+class ArchivePart:
     """A member of the archive: its name there and its text, in pieces where something between them is left out."""
 
     name: str
     pieces: tuple[str, ...]
 
 
-def write_archive(target: Path, parts: Iterable[Part], clean: Callable[[str], str], now: float) -> None:
+def write_archive(target: Path, parts: Iterable[ArchivePart], clean: Callable[[str], str], now: float) -> None:
     """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -82,24 +82,24 @@ def find_files(run: Path) -> list[Path]:
     return [path for path in found if path.is_file() and path.resolve() == path and not path.name.startswith(".")]
 
 
-def read_part(name: str, path: Path, most: int) -> tuple[Part, int]:
+def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
     """A file, and how many bytes of it are missing: of a large one only whole lines of its head and tail are taken."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size <= most:
-                return Part(name, (file.read(most).decode(errors="replace"),)), 0
+                return ArchivePart(name, (file.read(most).decode(errors="replace"),)), 0
             head = file.read(int(most * HEAD)).rpartition(b"\n")[0]
             file.seek(size - int(most * (1 - HEAD)))
             tail = file.read(int(most * (1 - HEAD))).partition(b"\n")[2]
     except OSError as error:
-        return Part(name, (f"cannot be read: {error}\n",)), 0
+        return ArchivePart(name, (f"cannot be read: {error}\n",)), 0
     missing = size - len(head) - len(tail)
     between = f"\n--- {missing:,} bytes of {size:,} were left out here ---\n"
-    return Part(name, (head.decode(errors="replace"), between, tail.decode(errors="replace"))), missing
+    return ArchivePart(name, (head.decode(errors="replace"), between, tail.decode(errors="replace"))), missing
 
 
-def clean_part(part: Part, clean: Callable[[str], str]) -> str:
+def clean_part(part: ArchivePart, clean: Callable[[str], str]) -> str:
     """A member's text without secrets; JSON is looked at by its names."""
     if part.name.endswith(".json") and len(part.pieces) == 1:
         with suppress(ValueError, RecursionError):  # damaged

@@ -14,7 +14,7 @@ from slipway.launch.logs.archive import (
     NAME_ENDS,
     PARTS,
     SMALLEST,
-    Part,
+    ArchivePart,
     find_files,
     list_others,
     read_part,
@@ -57,14 +57,14 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     ]
     notes += [elsewhere] if (elsewhere := tell_elsewhere(run)) else []
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[ArchivePart]:
         most = max(SMALLEST, min(LARGEST, ALL // max(len(files), 1)))
         for file in files:
             part, missing = read_part(str(file.relative_to(run)), file, most)
             notes.extend([f"{part.name} was cut: {missing:,} bytes in its middle are left out"] if missing else [])
             yield part
         yield from look_here(run, environ)
-        yield Part("README.txt", (readme(run, files, notes, left_out, now),))
+        yield ArchivePart("README.txt", (readme(run, files, notes, left_out, now),))
 
     arguments = read_json(run / RUN_FILE).get("arguments")
     typed = secret_arguments(arguments) if isinstance(arguments, list) else []
@@ -72,7 +72,7 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     return Bundle(target, target.stat().st_size, tuple(notes), left_out)
 
 
-def look_here(run: Path, environ: Mapping[str, str]) -> Iterator[Part]:
+def look_here(run: Path, environ: Mapping[str, str]) -> Iterator[ArchivePart]:
     """Versions and health of the node where this is called. Whatever goes wrong with that is told in their place."""
     texts = ["", ""]
     try:
@@ -82,7 +82,7 @@ def look_here(run: Path, environ: Mapping[str, str]) -> Iterator[Part]:
     except Exception as error:
         texts = [text or f"{type(error).__name__}: {error}\n" for text in texts]
     for (name, _), text in zip(HERE, texts, strict=True):
-        yield Part(name, (text,))
+        yield ArchivePart(name, (text,))
 
 
 def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, ...], now: float) -> str:

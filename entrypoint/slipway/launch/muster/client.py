@@ -31,7 +31,7 @@ STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
 
-class Member:
+class Client:
     """One launcher in the muster. Its coroutines run in one event loop; `news` may be read from any thread."""
 
     def __init__(

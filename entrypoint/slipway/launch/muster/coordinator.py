@@ -1,4 +1,4 @@
-"""Node 0's conduct of one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
+"""Node 0's part in one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from slipway.launch.muster.compare import Difference, compress, draw_table, find
 from slipway.launch.muster.connection_errors import explain_ring
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
-from slipway.launch.muster.server import Door
+from slipway.launch.muster.server import Server
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
@@ -32,12 +32,12 @@ OPENING = {"kubernetes": 60.0}
 AGAIN_SECONDS = 3.0
 
 
-class Conduct:
+class Coordinator:
     """One attempt, from node 0's point of view."""
 
     def __init__(
         self,
-        door: Door,
+        server: Server,
         card: Card,
         *,
         port: int,
@@ -48,23 +48,23 @@ class Conduct:
         folder: Path,
     ) -> None:
         """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
-        self._door, self._port, self._timeout, self._patience, self._folder = door, port, timeout, patience, folder
+        self._server, self._port, self._timeout, self._patience, self._folder = server, port, timeout, patience, folder
         self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
         self._open_by = math.inf  # when neighbours must reach each other
         self._roster = Roster(
-            own=card, nodes=door.nodes, least=door.least, process=door.process, allow_uneven=allow_uneven
+            own=card, nodes=server.nodes, least=server.least, process=server.process, allow_uneven=allow_uneven
         )
 
     async def run(self) -> None:
-        """Conduct the attempt to its verdict, or tell all launchers why it cannot start."""
-        door, loop = self._door, asyncio.get_running_loop()
+        """Coordinator the attempt to its verdict, or tell all launchers why it cannot start."""
+        server, loop = self._server, asyncio.get_running_loop()
         self._began = loop.time()
-        door.links.clear()
-        door.outcomes.clear()
-        door.stopping.clear()
-        door.running, door.odd_since, door.deadline = False, math.inf, self._began + self._timeout
-        door.roster = self._roster
-        door.wake()
+        server.links.clear()
+        server.outcomes.clear()
+        server.stopping.clear()
+        server.running, server.odd_since, server.deadline = False, math.inf, self._began + self._timeout
+        server.roster = self._roster
+        server.wake()
         try:
             start = None
             while start is None:
@@ -73,44 +73,44 @@ class Conduct:
                 if self._roster.enough:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
-                    door.odd_since = math.inf
-            door.running = True
+                    server.odd_since = math.inf
+            server.running = True
             for place, node_rank in enumerate(self._roster.ranks):
-                door.links[node_rank].send(replace(start, group_rank=place))
+                server.links[node_rank].send(replace(start, group_rank=place))
             await self._finish()
         except LaunchError as error:
-            door.roster = None
-            door.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+            server.roster = None
+            server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
     async def _gather(self) -> None:
         """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
-        door, loop = self._door, asyncio.get_running_loop()
+        server, loop = self._server, asyncio.get_running_loop()
         line = self._began + FIRST_LINE_SECONDS
         while not self._settled():
             self._heed_stops()
-            if loop.time() >= door.deadline:
+            if loop.time() >= server.deadline:
                 raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
             if loop.time() >= line:
-                door.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
+                server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
                 if hint := self._roster.hint():
-                    door.broadcast(wire.Waiting(hint))
+                    server.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
-            settles = (door.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
-            wake = min(line, door.deadline, *(max(moment, loop.time()) for moment in settles))
-            await door.until(lambda: self._settled() or bool(door.stopping), wake)
+            settles = (server.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
+            wake = min(line, server.deadline, *(max(moment, loop.time()) for moment in settles))
+            await server.until(lambda: self._settled() or bool(server.stopping), wake)
         self._heed_stops()
 
     def _heed_stops(self) -> None:
         """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
-        for stop in self._door.stopping.values():
+        for stop in self._server.stopping.values():
             raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
 
     def _settled(self) -> bool:
         """Whether there is nobody left to wait for before the cards are compared."""
-        since, now = self._door.odd_since, asyncio.get_running_loop().time()
+        since, now = self._server.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            stayed = bool(self._door.stayed) and self._door.stayed <= self._roster.seats.keys()
+            stayed = bool(self._server.stayed) and self._server.stayed <= self._roster.seats.keys()
             settled = stayed and self._roster.enough
             return self._roster.complete or settled or now >= self._enough_since + self._window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
@@ -139,14 +139,14 @@ class Conduct:
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, self._door.odd_since = self._door.links, math.inf
+        links, self._server.odd_since = self._server.links, math.inf
         for rank in links.keys() - {0} if 0 in odd else odd:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
                 lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
                 link.send(wire.End(misfit.code, lines))
-                self._door.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+                self._server.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if 0 in odd:
@@ -184,16 +184,16 @@ class Conduct:
         None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
         one where the network may still open itself.
         """
-        door, loop = self._door, asyncio.get_running_loop()
-        changes, ranks = door.changes, self._roster.ranks
+        server, loop = self._server, asyncio.get_running_loop()
+        changes, ranks = server.changes, self._roster.ranks
 
         def changed() -> bool:
-            return door.changes != changes or bool(door.stopping)
+            return server.changes != changes or bool(server.stopping)
 
         await self._visit(ranks, changed)
         if not changed():
             suspects = {rank for first in self._troubled(ranks) for rank in (first, _after(first, ranks))}
-            await asyncio.gather(*(door.unseat_silent(rank) for rank in suspects))
+            await asyncio.gather(*(server.unseat_silent(rank) for rank in suspects))
         if changed():
             return None
         troubled = self._troubled(ranks)  # some may have answered meanwhile
@@ -203,25 +203,27 @@ class Conduct:
         self._open_by = min(self._open_by, loop.time() + opening)
         if loop.time() >= self._open_by:
             raise self._cut_off(troubled, ranks)
-        door.broadcast(
+        server.broadcast(
             wire.Waiting(f"{self._trouble(troubled[0], ranks)} Networks may need a while; trying for {opening:.0f} s.")
         )
-        await door.until(changed, loop.time() + AGAIN_SECONDS)
+        await server.until(changed, loop.time() + AGAIN_SECONDS)
         return None
 
     async def _visit(self, ranks: tuple[int, ...], changed: Callable[[], bool]) -> None:
         """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
-        door = self._door
-        door.round += 1
-        door.probed = {}
+        server = self._server
+        server.round += 1
+        server.probed = {}
         with self._shared_file() as name:
             for rank in ranks:
                 there = self._roster.seats[_after(rank, ranks)]
-                door.links[rank].send(
-                    wire.Probe(door.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name)
+                server.links[rank].send(
+                    wire.Probe(
+                        server.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name
+                    )
                 )
             deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
-            await door.until(lambda: len(door.probed) == len(ranks) or changed(), deadline)
+            await server.until(lambda: len(server.probed) == len(ranks) or changed(), deadline)
 
     def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
         return [rank for rank in ranks if self._answer(rank).trouble]
@@ -233,7 +235,7 @@ class Conduct:
         return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
-        return self._door.probed.get(node_rank, wire.Probed(self._door.round, "its launcher did not answer", False))
+        return self._server.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
         here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
@@ -278,25 +280,25 @@ class Conduct:
 
     async def _finish(self) -> None:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
-        door = self._door
-        await door.until(lambda: self._all_told() or self._failed(), math.inf)
-        await door.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
+        server = self._server
+        await server.until(lambda: self._all_told() or self._failed(), math.inf)
+        await server.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
         for rank, seat in self._roster.seats.items():
-            if rank not in door.outcomes:
+            if rank not in server.outcomes:
                 silence = "its launcher did not say in time how it ended"
-                door.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
-        verdict = judge(door.outcomes.values())
-        leaving = tuple(sorted({*door.stopping, *verdict.unhealthy}))
-        ending = door.rule(verdict, leaving if door.outlives(leaving) else ())
-        door.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
-        door.roster, door.running = None, False
-        door.broadcast(ending)
+                server.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
+        verdict = judge(server.outcomes.values())
+        leaving = tuple(sorted({*server.stopping, *verdict.unhealthy}))
+        ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
+        server.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
+        server.roster, server.running = None, False
+        server.broadcast(ending)
 
     def _all_told(self) -> bool:
-        return len(self._door.outcomes) == len(self._roster.seats)
+        return len(self._server.outcomes) == len(self._roster.seats)
 
     def _failed(self) -> bool:
-        return any(not outcome.good for outcome in self._door.outcomes.values())
+        return any(not outcome.good for outcome in self._server.outcomes.values())
 
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:

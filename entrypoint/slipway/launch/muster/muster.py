@@ -24,9 +24,8 @@ from slipway.protocol.errors import FAILED, LaunchError
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.client import Member
     from slipway.launch.muster.messages import Stopping
-    from slipway.launch.muster.server import Door, Rule
+    from slipway.launch.muster.server import Rule
     from slipway.launch.verdict.attempts import Ending
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
@@ -96,7 +95,7 @@ class Muster:
     @property
     def news(self) -> Outcome | None:
         """The first node known to have failed or to be lost since go: this node's workers will not finish either."""
-        return self._member.news
+        return self._client.news
 
     def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
         """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
@@ -111,12 +110,12 @@ class Muster:
         """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`."""
         from slipway.launch.muster.messages import Stopping
 
-        self._loop.call_soon_threadsafe(self._member.stop, Stopping(signal, name))
+        self._loop.call_soon_threadsafe(self._client.stop, Stopping(signal, name))
 
     @property
     def stops(self) -> "Sequence[Stopping]":
         """What other launchers were asked, as far as it is meant for all, oldest first."""
-        return self._member.heard
+        return self._client.heard
 
     def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
         """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.
@@ -126,8 +125,8 @@ class Muster:
         """
         from slipway.launch.verdict.attempts import Ending
 
-        self._door.rule = rule
-        told = self._wait(self._member.report(outcome), stopped) or judge((outcome,))
+        self._server.rule = rule
+        told = self._wait(self._client.report(outcome), stopped) or judge((outcome,))
         return told if isinstance(told, Ending) else rule(told, ())
 
     def _wait(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool], notice: float = 0.0) -> T | None:
@@ -142,7 +141,7 @@ class Muster:
         while not future.done():
             concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
             if not future.done() and stopped():
-                until = min(until, time.monotonic() + (notice if self._member.welcome else 0.0))
+                until = min(until, time.monotonic() + (notice if self._client.welcome else 0.0))
             if not future.done() and time.monotonic() >= until:
                 future.cancel()
                 return None
@@ -165,39 +164,39 @@ class Muster:
             self._ready.set_exception(LaunchError(text, FAILED))
 
     async def _serve(self) -> None:
-        """The thread's life: the door on node 0, this launcher's own membership, until `__exit__`."""
+        """The thread's life: the server on node 0, this launcher's own membership, until `__exit__`."""
         import asyncio
 
         from slipway.launch.muster.codec import LINE_BYTES
 
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
-        self._conducting: asyncio.Task[None] | None = None
-        self._member, self._door = self._make_member(), self._make_door()
-        server = beating = None
+        self._coordinating: asyncio.Task[None] | None = None
+        self._client, self._server = self._make_client(), self._make_server()
+        listening = beating = None
         if self._socket:
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
-            server = await asyncio.start_server(
-                self._door.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
+            listening = await asyncio.start_server(
+                self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
             )
-            beating = asyncio.create_task(self._door.beat())
+            beating = asyncio.create_task(self._server.beat())
         self._ready.set_result(None)
         await self._closing.wait()
-        if server and beating:
+        if listening and beating:
             beating.cancel()
-            server.close()
-            await asyncio.sleep(0.01)  # connections accepted this moment reach the door, which closes them
-        await self._door.close()
-        await self._member.leave()
+            listening.close()
+            await asyncio.sleep(0.01)  # connections accepted this moment reach the server, which closes them
+        await self._server.close()
+        await self._client.leave()
 
     async def _join(self, card: Card) -> Go:
         if self._node_rank == 0:
-            from slipway.launch.muster.coordinator import Conduct
+            from slipway.launch.muster.coordinator import Coordinator
 
-            if self._conducting:
-                self._conducting.cancel()
-            conduct = Conduct(
-                self._door,
+            if self._coordinating:
+                self._coordinating.cancel()
+            coordinator = Coordinator(
+                self._server,
                 card,
                 port=self._port,
                 timeout=self._timeout,
@@ -206,12 +205,12 @@ class Muster:
                 allow_uneven=self._allow_uneven,
                 folder=self._folder,
             )
-            self._conducting = self._loop.create_task(conduct.run())
-            self._conducting.add_done_callback(self._inspect)
-        return await self._member.join(card)
+            self._coordinating = self._loop.create_task(coordinator.run())
+            self._coordinating.add_done_callback(self._inspect)
+        return await self._client.join(card)
 
     def _inspect(self, task: "asyncio.Task[None]") -> None:
-        """A conduct that breaks must not leave anybody waiting."""
+        """A coordinator that breaks must not leave anybody waiting."""
         if not task.cancelled() and (error := task.exception()):
             self._say(f"the muster broke: {type(error).__name__}: {error}")
             self._closing.set()
@@ -220,10 +219,10 @@ class Muster:
         """What asyncio would log with a traceback, such as running out of files, as one line."""
         self._say(f"muster: {context.get('exception') or context['message']}")
 
-    def _make_member(self) -> "Member":
-        from slipway.launch.muster.client import Member
+    def _make_client(self) -> "Client":
+        from slipway.launch.muster.client import Client
 
-        return Member(
+        return Client(
             address=self._address,
             port=self._port,
             timeout=self._timeout,
@@ -233,10 +232,10 @@ class Muster:
             process=self._process,
         )
 
-    def _make_door(self) -> "Door":
-        from slipway.launch.muster.server import Door
+    def _make_server(self) -> "Server":
+        from slipway.launch.muster.server import Server
 
-        return Door(
+        return Server(
             nodes=self._nodes,
             least=self._least,
             replaced=self._replaced,

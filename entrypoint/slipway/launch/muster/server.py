@@ -1,4 +1,4 @@
-"""Node 0's door of the muster: takes connections, turns strangers away, seats launchers, hears what they say."""
+"""Node 0's server of the muster: takes connections, turns strangers away, seats launchers, hears what they say."""
 
 import asyncio
 import hmac
@@ -28,8 +28,8 @@ NOTES = 20  # different lines about strangers and newcomers
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
 
-class Door:
-    """The state that connections share. The phases of an attempt (conduct.py) read and change it."""
+class Server:
+    """The state that connections share. The phases of an attempt (coordinator.py) read and change it."""
 
     def __init__(
         self,

@@ -72,13 +72,13 @@ def read_holder(file: Path) -> Holder | None:
     return None
 
 
-def holder_file(run: Run, plan: Plan) -> Path:
+def lock_file(run: Run, plan: Plan) -> Path:
     """The file in which a launcher says that it holds its node's folder; one per process where it was started so."""
     process = plan.topology.process
     return run.node(plan.topology.node_rank) / (f"launcher-{process.rank}.json" if process else "launcher.json")
 
 
-def find_holders(run: Path) -> list[Path]:
+def find_lock_files(run: Path) -> list[Path]:
     """The files of launchers that hold a run directory, or held it until they were killed."""
     return sorted(run.glob(f"{NODE}*/launcher*.json"))
 
@@ -139,16 +139,16 @@ def _name(holder: Holder | None) -> str:
     return holder.text if holder else "another launcher"
 
 
-class Hold:
+class RunLock:
     """This launcher's hold on its node's folder in a run directory, as a context manager."""
 
     def __init__(self, file: Path, say: Callable[[str], None], stops: Stops, patience: float = STILL) -> None:
-        """`file` is what `holder_file` of the run says."""
+        """`file` is what `lock_file` of the run says."""
         self._file, self._say, self._stops, self._patience = file, say, stops, patience
         self._released = threading.Event()
         self.lost = ""  # who took the run directory over, if somebody did
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> RunLock:
         """Take it. Raises LaunchError: 78 while another launcher holds it, 77 or 78 where it cannot be written."""
         mine = this_launcher(time.time())
         try:

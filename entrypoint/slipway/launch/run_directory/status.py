@@ -12,7 +12,7 @@ from typing import Any
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.launch.run_directory.run import last_outcome, newest_run
-from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_holders, is_alive, read_holder
+from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError
@@ -76,7 +76,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 def _is_run(path: Path) -> bool:
     try:
-        return (path / RUN_FILE).is_file() or bool(find_holders(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
+        return (path / RUN_FILE).is_file() or bool(find_lock_files(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
     except PermissionError as error:
         raise LaunchError(
             f"{path} cannot be read by user {os.getuid()}: {error.strerror}. Type this as its owner."
@@ -91,7 +91,7 @@ def sleep(seconds: float) -> bool:
 
 def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     """Look at a run. Takes up to a few seconds where a launcher runs on another host, or did."""
-    files = find_holders(path)
+    files = find_lock_files(path)
     with ThreadPoolExecutor(max_workers=len(files) or 1) as pool:  # each may take its few seconds
         alive = list(pool.map(lambda file: is_alive(file, stopped, GLANCE), files))
     living = [file for file, lives in zip(files, alive, strict=True) if lives]

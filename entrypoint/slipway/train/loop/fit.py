@@ -108,8 +108,8 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: P
         word = evaluate(training, metrics, progress)
     if word is None:
         context.beat(phase)
-        training.parallel.settle(training.loader.example)
-        context.look(late=not training.loader.ready())
+        training.parallel.warm_up_ddp(training.loader.example)
+        context.begin_stop_exchange(late=not training.loader.ready())
     while training.step < training.total and word is None:
         word = next_word(training)
         if word is not None:
@@ -117,14 +117,14 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: P
         rate = take_step(training, phase)
         phase = Phase.TRAIN
         context.beat(phase)
-        mind(training, training.numbers.late())
+        enforce_budget(training, training.numbers.late())
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report(training, rate, metrics, progress, ended_epoch)
         if last or (options.save_every and training.step % options.save_every == 0):
-            mind(training, int(training.numbers.in_row))
+            enforce_budget(training, int(training.numbers.in_row))
             save(training, live=last)
             progress.restart(training.step)
         if is_due(training):
@@ -141,7 +141,7 @@ def next_word(training: Training) -> str | None:
     Raises OSError where a snapshot could not be written meanwhile.
     """
     training.writer.check()
-    word, late = training.context.agreed()
+    word, late = training.context.finish_stop_exchange()
     while late and word is None:
         mine = not training.loader.ready(within=MOMENT)
         if mine:
@@ -150,7 +150,7 @@ def next_word(training: Training) -> str | None:
     return word
 
 
-def mind(training: Training, left_out: int) -> None:
+def enforce_budget(training: Training, left_out: int) -> None:
     """Raise NonFiniteError, on all ranks, where more steps in a row were left out than the user allows."""
     if left_out > training.options.nonfinite_budget:
         steps = "1 step" if left_out == 1 else f"{left_out} steps in a row"
@@ -209,10 +209,12 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
 
     def turn() -> bool:
         nonlocal word
-        word, _ = context.agreed()
+        word, _ = context.finish_stop_exchange()
         if word is None:
             context.beat(Phase.EVALUATE)
-            context.look(late=not training.loader.ready())  # the last turn's counts for the step that follows
+            context.begin_stop_exchange(
+                late=not training.loader.ready()
+            )  # the last turn's counts for the step that follows
         return word is None
 
     parallel, precision = training.parallel, training.precision

@@ -38,7 +38,7 @@ def parts(training: Training, phase: Phase) -> Iterator[Batch]:
     for number, batch in enumerate(training.loader.step(), start=1):
         training.context.beat(phase)
         if number == training.options.accumulate:
-            training.context.look(late=not training.loader.ready())
+            training.context.begin_stop_exchange(late=not training.loader.ready())
         yield batch
 
 

@@ -29,7 +29,7 @@ class WrongResultError(Exception):
 
 
 @dataclass(frozen=True)
-class Buffers:
+class CollectiveBuffers:
     """What a rank gives to a collective and where the result arrives; one tensor where that is the same place."""
 
     collective: str
@@ -93,13 +93,13 @@ class Buffers:
         return turned.repeat(math.ceil(count / len(numbers)))[:count]
 
 
-def make_buffers(collective: str, elements: int, dtype: torch.dtype, context: Context) -> Buffers:
-    """Buffers for a message of `elements` in all, on the context's device."""
+def make_buffers(collective: str, elements: int, dtype: torch.dtype, context: Context) -> CollectiveBuffers:
+    """CollectiveBuffers for a message of `elements` in all, on the context's device."""
     rank, ranks = context.place.rank, context.place.world_size
     whole = torch.empty(elements, dtype=dtype, device=context.device)
     part = whole.new_empty(elements // ranks) if collective in (ALL_GATHER, REDUCE_SCATTER) else whole
     given, result = (part, whole) if collective == ALL_GATHER else (whole, part)
-    return Buffers(collective, given, result, rank, ranks)
+    return CollectiveBuffers(collective, given, result, rank, ranks)
 
 
 def why_lacking(collective: str, dtype: torch.dtype, context: Context) -> str:

@@ -13,7 +13,7 @@ from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
 from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
 from slipway.train.measure.plots import Axis, Curve, draw, standalone
-from slipway.train.measure.straggler import Laggard
+from slipway.train.measure.straggler import Straggler
 from slipway.train.worker.context import Context
 
 
@@ -24,15 +24,15 @@ class Findings:
     rows: list[Measurement] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     own: float = 0.0
-    laggard: Laggard | None = None
-    laggards_host: str = ""
+    straggler: Straggler | None = None
+    stragglers_host: str = ""
     complete: bool = False
 
 
 def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> dict[str, Any]:
     """The content of allreduce.json."""
     place, cuda = context.place, context.device.type == "cuda"
-    laggard = findings.laggard
+    straggler = findings.straggler
     return {
         "complete": findings.complete,
         "processes": place.world_size,
@@ -45,8 +45,8 @@ def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> 
         "results": [row.values() for row in findings.rows],
         "skipped": findings.skipped,
         "slowest": {
-            **asdict(laggard), "host": findings.laggards_host, "certain": laggard.certain, "text": laggard.text,
-        } if laggard else None,
+            **asdict(straggler), "host": findings.stragglers_host, "certain": straggler.certain, "text": straggler.text,
+        } if straggler else None,
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ STANDS_OUT = 2.0  # times the median from which a rank is slow for certain; belo
 
 
 @dataclass(frozen=True)
-class Laggard:
+class Straggler:
     """The slowest rank, and what shows it: `own` work or its `link`, in seconds, beside the median of all."""
 
     rank: int
@@ -43,15 +43,15 @@ class Laggard:
         return f"{measured}, against {time_text(self.median)} in the middle of all{verdict}"
 
 
-def find_laggard(own: Sequence[float], links: Mapping[tuple[int, int], float]) -> Laggard:
+def find_straggler(own: Sequence[float], links: Mapping[tuple[int, int], float]) -> Straggler:
     """The slowest rank from each rank's own seconds, and the seconds of the links between neighbours in the ring."""
     slowest = max(range(len(own)), key=own.__getitem__)
-    by_work = Laggard(slowest, "own", own[slowest], statistics.median_low(own))
+    by_work = Straggler(slowest, "own", own[slowest], statistics.median_low(own))
     if by_work.certain or len(links) < 3:  # two ends of the only link
         return by_work
     best = {rank: min(seconds for link, seconds in links.items() if rank in link) for link in links for rank in link}
     slowest = max(best, key=best.__getitem__)
-    by_link = Laggard(slowest, "link", best[slowest], statistics.median_low(list(best.values())))
+    by_link = Straggler(slowest, "link", best[slowest], statistics.median_low(list(best.values())))
     return by_link if by_link.certain else by_work
 
 

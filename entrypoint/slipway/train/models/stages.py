@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slipway.train.models.gpt import Gpt, continue_tokens
-from slipway.train.parallel.pipeline import Relay
+from slipway.train.parallel.pipeline import StageLink
 
 TIED = "wte.weight"  # the first stage embeds with it, the last one predicts with it
 
@@ -38,7 +38,7 @@ class GptStage(Gpt):
         return self.predict(hidden, targets) if self.last else hidden
 
 
-class StagedGpt(Relay):
+class StagedGpt(StageLink):
     """All stages of a GPT as one model, by all of them."""
 
     def continue_text(

@@ -39,7 +39,7 @@ class Parallel(Protocol):
     def agree(self, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss, and norm of the whole model's gradient: the same on all stages of a pipeline, scalars on the device."""
 
-    def settle(self, example: Callable[[], Batch]) -> None:
+    def warm_up_ddp(self, example: Callable[[], Batch]) -> None:
         """Do now what would otherwise be done in the first step alone, with a batch if need be."""
 
     def align(self) -> None:
@@ -82,7 +82,7 @@ class DataParallel:
         """See Parallel."""
         return loss, nn.utils.get_total_norm(list(gradients.values()))
 
-    def settle(self, example: Callable[[], Batch]) -> None:
+    def warm_up_ddp(self, example: Callable[[], Batch]) -> None:
         """Let DistributedDataParallel find its order of gradients, by a forward and backward that change nothing else.
 
         It sorts them into buckets anew after the first backward, and sums in another order from then on. A run that

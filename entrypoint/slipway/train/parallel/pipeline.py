@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Relay(nn.Module):
+class StageLink(nn.Module):
     """All stages of a pipeline as one model, forward only."""
 
     def __init__(self, stage: nn.Module, split: Split) -> None:
@@ -75,7 +75,7 @@ class PipelineParallel:
         repeated = f" × {split.pipelines} pipelines" if split.pipelines > 1 else ""
         self.described = f" in {split.stages} stages ({split.schedule}){repeated}"
         self.share = split.pipeline, split.pipelines
-        self.judged: nn.Module = Relay(model, split)
+        self.judged: nn.Module = StageLink(model, split)
         self._begin_alike()
 
     def backward(self, parts: Iterable[Batch], weigh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -103,7 +103,7 @@ class PipelineParallel:
         loss, squared = torch.stack(all_stages).sum(0)
         return loss.float(), squared.sqrt().float()
 
-    def settle(self, example: Callable[[], Batch]) -> None:
+    def warm_up_ddp(self, example: Callable[[], Batch]) -> None:
         """See Parallel; here is nothing of that kind."""
 
     def align(self) -> None:

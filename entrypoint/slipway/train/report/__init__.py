@@ -4,6 +4,6 @@ slipway report runs/gpt-20260101-120000
 """
 
 from slipway.train.report.page import NotOursError, make_page, write_page
-from slipway.train.report.run import RECORDS, Ending, Tried, read_run
+from slipway.train.report.run import RECORDS, RunEnding, Tried, read_run
 
-__all__ = ["RECORDS", "Ending", "NotOursError", "Tried", "make_page", "read_run", "write_page"]
+__all__ = ["RECORDS", "NotOursError", "RunEnding", "Tried", "make_page", "read_run", "write_page"]

@@ -38,7 +38,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunEnding:
     """How a run stands or ended, as the launcher tells it: one word for it, the rest as label and text."""
 
     state: str
@@ -69,7 +69,7 @@ class Record:
     path: Path
     name: str
     about: Mapping[str, Any]
-    ending: Ending
+    ending: RunEnding
     options: Mapping[str, Any]
     metrics: Metrics
     allreduce: Mapping[str, Any]
@@ -89,7 +89,7 @@ class Record:
         return sources if isinstance(sources, dict) else {}
 
 
-def read_run(path: Path, ending: Ending) -> Record:
+def read_run(path: Path, ending: RunEnding) -> Record:
     """Read a run's directory; `ending` is the launcher's to tell."""
     texts, pictures = read_charts(path / CHARTS)
     return Record(

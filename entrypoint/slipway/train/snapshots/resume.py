@@ -25,7 +25,7 @@ from slipway.train.worker.context import Context
 POLL = 0.05  # seconds between two looks at the disks
 
 
-class Finding(IntEnum):
+class Found(IntEnum):
     """What a rank found, as the ranks exchange it."""
 
     NOTHING = 0
@@ -38,7 +38,7 @@ class Finding(IntEnum):
 class Search:
     """What one rank found: a snapshot with its path, or the reason why not."""
 
-    finding: Finding = Finding.NOTHING
+    finding: Found = Found.NOTHING
     path: Path | None = None
     snapshot: Snapshot | None = None
     failure: Exception | None = None
@@ -61,16 +61,16 @@ def search(resume: str, own: Path, context: Context) -> Search:
             )
         found = load_newest(own, context.warn) if resume == "auto" else load_named(Path(resume), context)
     except (ConfigurationError, SnapshotError) as error:
-        return Search(Finding.REFUSED, failure=error)
+        return Search(Found.REFUSED, failure=error)
     if found is None:
         if resume == "auto" and latest is not None:
             nothing = SnapshotError(f"{own} holds no snapshot that can be loaded. Start again with another --run-dir.")
-            return Search(Finding.DAMAGED, failure=nothing)
+            return Search(Found.DAMAGED, failure=nothing)
         return Search()
     if latest is not None and snapshot_step(latest) > found[1].step and resume != "auto":
         later = f"{own} already holds {latest.name}, later than {found[0].name}. Type another --run-dir to branch off."
-        return Search(Finding.REFUSED, failure=ConfigurationError(later))
-    return Search(Finding.SNAPSHOT, *found)
+        return Search(Found.REFUSED, failure=ConfigurationError(later))
+    return Search(Found.SNAPSHOT, *found)
 
 
 def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
@@ -85,7 +85,7 @@ def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
 
 def choose(reports: Sequence[tuple[int, int]]) -> int | None:
     """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
-    for finding in (Finding.REFUSED, Finding.SNAPSHOT, Finding.DAMAGED):
+    for finding in (Found.REFUSED, Found.SNAPSHOT, Found.DAMAGED):
         ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
         if ranks:
             return max(ranks, key=lambda rank: reports[rank][1])

@@ -27,7 +27,7 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.worker.group import leave_group, open_device, open_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.outcome import ExplainedError, Outcome, describe_failure, write_outcome
+from slipway.train.worker.outcome import ExplainedError, WorkerOutcome, describe_failure, write_outcome
 from slipway.train.worker.place import Place, read_place
 from slipway.train.worker.stop import StopFlag
 
@@ -46,7 +46,7 @@ class Context:
         self.device = device
         self.side = side
         self.steps: int | None = None  # in all, once it is known
-        self.outcome = Outcome(Word.FINISHED, "finished")
+        self.outcome = WorkerOutcome(Word.FINISHED, "finished")
         self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
         self._heartbeat = heartbeat
 
@@ -81,18 +81,18 @@ class Context:
         """Tell the launcher that `phase` goes on."""
         self._heartbeat.beat(phase, self.outcome.step, self.steps)
 
-    def look(self, late: bool = False) -> None:
+    def begin_stop_exchange(self, late: bool = False) -> None:
         """Begin to exchange the stop flag, and whether this rank's next data are `late`. By every rank."""
-        self._flag.look(late)
+        self._flag.begin_stop_exchange(late)
 
-    def agreed(self) -> tuple[str | None, bool]:
+    def finish_stop_exchange(self) -> tuple[str | None, bool]:
         """`stopped`, `cancelled` or None, and whether data are late, as of the last `look`: the same on all ranks."""
-        return self._flag.agreed()
+        return self._flag.finish_stop_exchange()
 
     def agree(self, late: bool = False) -> tuple[str | None, bool]:
         """The same at once: returns when every rank is here."""
-        self._flag.look(late)
-        return self._flag.agreed()
+        self._flag.begin_stop_exchange(late)
+        return self._flag.finish_stop_exchange()
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The CPU tensors of all ranks, which must have the same shape and type, on every rank."""
@@ -177,7 +177,7 @@ def _pass_over_stops() -> dict[signal.Signals, Any]:
     return deadly
 
 
-def _tell_failure(error: BaseException, place: Place, so_far: Outcome) -> None:
+def _tell_failure(error: BaseException, place: Place, so_far: WorkerOutcome) -> None:
     """Print what went wrong, in full where nothing is known about it, and write it down."""
     outcome = describe_failure(error, so_far.step, so_far.snapshot)
     if outcome.outcome == Word.FAILED and not isinstance(error, ExplainedError):
@@ -217,9 +217,9 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
         leave_group()
     except click.exceptions.Exit:  # after --help
         leave_group()
-        write_outcome(place.node_dir, place.rank, Outcome(Word.FINISHED, "printed its help"))
+        write_outcome(place.node_dir, place.rank, WorkerOutcome(Word.FINISHED, "printed its help"))
     except BaseException as error:
-        _tell_failure(error, place, context.outcome if context else Outcome(Word.FAILED, ""))
+        _tell_failure(error, place, context.outcome if context else WorkerOutcome(Word.FAILED, ""))
         chain: BaseException | None = error
         while chain is not None:
             traceback.clear_frames(chain.__traceback__)  # they hold the model

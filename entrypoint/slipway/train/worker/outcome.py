@@ -43,7 +43,7 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkerOutcome:
     """One worker's ending; `message` is one line for people, `snapshot` the name of the last one saved.
 
     `outcome` is finished, stopped or cancelled (exit 0), or failed, configuration, peer, unhealthy or no-progress
@@ -80,7 +80,7 @@ def classify(error: BaseException) -> str:
     return Word.FAILED
 
 
-def describe_failure(error: BaseException, step: int, snapshot: str | None) -> Outcome:
+def describe_failure(error: BaseException, step: int, snapshot: str | None) -> WorkerOutcome:
     """The outcome of a worker that ended with `error`."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
@@ -88,10 +88,10 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> O
     line = (text.strip().splitlines() or [type(error).__name__])[0]
     word = classify(error)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
-    return Outcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
+    return WorkerOutcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
 
 
-def write_outcome(node_dir: Path, rank: int, outcome: Outcome) -> None:
+def write_outcome(node_dir: Path, rank: int, outcome: WorkerOutcome) -> None:
     """Write how a rank ended into its node's folder, with the time (Unix seconds). Raises OSError."""
     file = rank_file(node_dir, OUTCOMES, rank)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ class StopFlag:
         self._numbers = torch.zeros(2, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def look(self, late: bool = False) -> None:
+    def begin_stop_exchange(self, late: bool = False) -> None:
         """Begin to exchange what this rank sees now, and whether its next data are `late`; waits for nobody."""
         self.close()
         word = read_stop_flag(self._path) if self._path else None
@@ -31,10 +31,10 @@ class StopFlag:
         if self._group is not None:
             self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def agreed(self) -> tuple[str | None, bool]:
+    def finish_stop_exchange(self) -> tuple[str | None, bool]:
         """What the ranks exchanged last: `stopped`, `cancelled` or None, and whether data are late anywhere."""
         if self._group is None:  # a process alone need not wait for the next exchange
-            self.look(late=bool(self._numbers[1]))
+            self.begin_stop_exchange(late=bool(self._numbers[1]))
         self.close()
         word, late = self._numbers.tolist()
         return WORDS[word], bool(late)

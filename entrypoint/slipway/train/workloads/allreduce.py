@@ -27,7 +27,7 @@ from slipway.train.measure.bandwidth import (
     summary,
 )
 from slipway.train.measure.collectives import (
-    Buffers,
+    CollectiveBuffers,
     WrongResultError,
     make_buffers,
     synchronize,
@@ -36,7 +36,7 @@ from slipway.train.measure.collectives import (
     why_lacking,
 )
 from slipway.train.measure.findings import Findings, write
-from slipway.train.measure.straggler import find_laggard
+from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.outcome import PeerError
 
@@ -76,7 +76,9 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
     return None
 
 
-def measure_one(buffers: Buffers, options: AllreduceOptions, context: Context, findings: Findings) -> Measurement:
+def measure_one(
+    buffers: CollectiveBuffers, options: AllreduceOptions, context: Context, findings: Findings
+) -> Measurement:
     """Check a collective once, then take its time on every rank."""
     whole = max(buffers.given.nbytes, buffers.result.nbytes)
     context.beat(Phase.MEASURE)
@@ -111,13 +113,13 @@ def settle(what: str, wrong: str, context: Context) -> None:
         raise PeerError(f"{what}: rank {bad[0]} got a wrong result")
 
 
-def look_for_laggard(context: Context, findings: Findings) -> None:
+def look_for_straggler(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
     context.beat(Phase.MEASURE)
     own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
-    findings.laggard = find_laggard(own, time_links(context))
-    findings.laggards_host = context.share_text(socket.gethostname(), findings.laggard.rank)
-    context.say(f"slowest rank: {findings.laggard.rank} ({findings.laggards_host}): {findings.laggard.text}")
+    findings.straggler = find_straggler(own, time_links(context))
+    findings.stragglers_host = context.share_text(socket.gethostname(), findings.straggler.rank)
+    context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 
 
 def train(context: Context, args: list[str]) -> None:
@@ -134,7 +136,7 @@ def train(context: Context, args: list[str]) -> None:
         if place.world_size > 1:
             word = sweep(options, context, findings, charts)
         if word is None and findings.rows:
-            look_for_laggard(context, findings)
+            look_for_straggler(context, findings)
         findings.complete = word is None
     finally:
         if charts:

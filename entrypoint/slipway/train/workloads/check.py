@@ -19,7 +19,7 @@ from slipway.protocol.outcomes import Word
 from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
 from slipway.train.measure.findings import Findings
-from slipway.train.measure.straggler import find_laggard
+from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.allreduce import measure_one
 
@@ -49,13 +49,13 @@ def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
     row = measure_one(make_buffers(ALL_REDUCE, elements, torch.float32, context), options, context, findings)
     links = time_links(context)
     own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
-    laggard = find_laggard(own, links)
+    straggler = find_straggler(own, links)
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
-    node = max(index for index, rank in enumerate(leaders) if rank <= laggard.rank)
+    node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
     return {
         "text": f"{rate_text(row.bus)} bus bandwidth at {size_text(row.size)}, {ranks} processes, {context.place.backend}",
         "links": [rate_text(LINK_BYTES / seconds) if seconds else "" for seconds in best],
-        "slow": {"node": node, "text": f"rank {laggard.rank}: {laggard.text}"} if laggard.certain else None,
+        "slow": {"node": node, "text": f"rank {straggler.rank}: {straggler.text}"} if straggler.certain else None,
     }
 
 

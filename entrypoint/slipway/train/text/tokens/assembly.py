@@ -18,19 +18,19 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensor_files import write_file
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
-from slipway.train.text.tokens.piece import Plan, Written, piece_file, record_file
+from slipway.train.text.tokens.piece import PiecePlan, Written, piece_file, record_file
 from slipway.train.text.tokens.streams import hash_file
 
 WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
 
 
-def read_record(work: Path, plan: Plan, number: int) -> dict[str, Written]:
+def read_record(work: Path, plan: PiecePlan, number: int) -> dict[str, Written]:
     """What a finished piece gave to each part. Raises OSError, ValueError and others where it is not finished."""
     record = json.loads(record_file(work, plan, number).read_bytes())
     return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}
 
 
-def is_finished(work: Path, plan: Plan, number: int, tick: Callable[[], None]) -> bool:
+def is_finished(work: Path, plan: PiecePlan, number: int, tick: Callable[[], None]) -> bool:
     """Whether a piece is there as it was written."""
     try:
         record = read_record(work, plan, number)
@@ -40,7 +40,7 @@ def is_finished(work: Path, plan: Plan, number: int, tick: Callable[[], None]) -
 
 
 def finish(
-    out: Path, plan: Plan, described: Mapping[str, Any], shard_tokens: int, tick: Callable[[], None]
+    out: Path, plan: PiecePlan, described: Mapping[str, Any], shard_tokens: int, tick: Callable[[], None]
 ) -> TokenFolder:
     """String the pieces together, write the manifest, remove the pieces. Raises ConfigurationError where there is no text.
 
@@ -65,7 +65,7 @@ def finish(
 
 
 def string_shards(
-    out: Path, plan: Plan, part: str, written: Sequence[Written], size: int, tick: Callable[[], None]
+    out: Path, plan: PiecePlan, part: str, written: Sequence[Written], size: int, tick: Callable[[], None]
 ) -> Iterator[Shard]:
     """Write the shards of a part, each under a temporary name until it is whole. Raises OSError."""
     files = [piece_file(out / WORK, plan, number, part) for number in range(len(written))]

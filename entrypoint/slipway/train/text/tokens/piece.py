@@ -42,7 +42,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PiecePlan:
     """Everything that decides what the pieces hold."""
 
     sources: tuple[Source, ...]
@@ -54,15 +54,15 @@ class Plan:
     dtype: str
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> PiecePlan:
     """Read `plan.json`. Raises OSError."""
     stored = json.loads((folder / PLAN).read_bytes())
     sources = tuple(Source(**source) for source in stored.pop("sources"))
     pieces = tuple(tuple(Span(**span) for span in spans) for spans in stored.pop("pieces"))
-    return Plan(sources, pieces, **stored)
+    return PiecePlan(sources, pieces, **stored)
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: PiecePlan) -> str:
     """The plan as it is written."""
     return json.dumps(asdict(plan))
 
@@ -104,24 +104,24 @@ class Output:
         self._temporary.unlink(missing_ok=True)
 
 
-def piece_name(plan: Plan, number: int) -> str:
+def piece_name(plan: PiecePlan, number: int) -> str:
     """A name that tells a piece from all that hold anything else, so that those of another plan are never mistaken."""
     spans = [(asdict(plan.sources[span.source]), asdict(span)) for span in plan.pieces[number]]
     decided = [spans, plan.identity, plan.column, plan.share, plan.dtype]
     return f"piece-{hashlib.sha256(json.dumps(decided).encode()).hexdigest()[:32]}"
 
 
-def piece_file(folder: Path, plan: Plan, number: int, part: str) -> Path:
+def piece_file(folder: Path, plan: PiecePlan, number: int, part: str) -> Path:
     """The file with a piece's tokens for one part."""
     return folder / f"{piece_name(plan, number)}.{part}.bin"
 
 
-def record_file(folder: Path, plan: Plan, number: int) -> Path:
+def record_file(folder: Path, plan: PiecePlan, number: int) -> Path:
     """The file that says what a finished piece holds."""
     return folder / f"{piece_name(plan, number)}.json"
 
 
-def tokenise(folder: Path, plan: Plan, number: int, tokenizer: Tokenizer, tick: Callable[[], None]) -> None:
+def tokenise(folder: Path, plan: PiecePlan, number: int, tokenizer: Tokenizer, tick: Callable[[], None]) -> None:
     """Make the files of a piece, the one that says that it is finished last. Raises ConfigurationError and OSError."""
     outputs = {part: Output(piece_file(folder, plan, number, part), DTYPES[plan.dtype]) for part in (TRAIN, VALIDATION)}
     try:

@@ -23,7 +23,7 @@ from slipway.train.text.tokens.assembly import WORK, finish, is_finished
 from slipway.train.text.tokens.crew import work_through
 from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
 from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
-from slipway.train.text.tokens.piece import PLAN, Plan, plan_text
+from slipway.train.text.tokens.piece import PLAN, PiecePlan, plan_text
 
 SHARE = 0.01  # of the text that is for validation
 
@@ -129,7 +129,7 @@ def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
     return folder
 
 
-def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> Plan:
+def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> PiecePlan:
     """The plan, which is on the disk afterwards. Raises ConfigurationError where `out` holds anything else."""
     work = out / WORK
     if out.exists() and not work.exists() and any(out.iterdir()):
@@ -137,7 +137,7 @@ def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence
     share = SHARE if settings.validation is None else settings.validation
     pieces = plan_pieces(sources, settings.column, share)
     own = BYTES if tokenizer.identity == BYTES else str(out.absolute())
-    plan = Plan(
+    plan = PiecePlan(
         tuple(sources), tuple(map(tuple, pieces)), own, tokenizer.identity, settings.column, share, settings.dtype
     )
     make_folder(out)
