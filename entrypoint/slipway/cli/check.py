@@ -17,7 +17,7 @@ from slipway.launch.resolve.job import Job
 from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher
-    pass
+    from slipway.launch.health.finding import NodeReport
 
 MEETING_SECONDS = "60"  # that nodes wait for each other, unless the user says; nobody waits ten minutes for a check
 

@@ -24,8 +24,9 @@ from slipway.protocol.errors import FAILED, LaunchError
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
+    from slipway.launch.muster.client import Client
     from slipway.launch.muster.messages import Stopping
-    from slipway.launch.muster.server import Rule
+    from slipway.launch.muster.server import Rule, Server
     from slipway.launch.verdict.attempts import Ending
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
