@@ -26,8 +26,8 @@ TESTS = {
     "attempts": ("attempts",),
     "verdict": ("verdict",),
     "ending": ("ending",),
-    "muster/compare": ("muster_compare", "muster_roster"),
-    "muster/roster": ("muster_roster",),
+    "compare": ("muster_compare", "muster_roster"),
+    "roster": ("muster_roster",),
 }
 # Of pytest's plugins only the one that pyproject.toml has a setting for: a quarter of such a short run goes into the others.
 BARE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
@@ -47,7 +47,8 @@ class Trial:
 
 def file_of(name: str) -> Path:
     """Where a file of the table lies, from the root."""
-    return Path("entrypoint/slipway/launch") / f"{name}.py"
+    [file] = (ROOT / "entrypoint/slipway/launch").rglob(f"{name}.py")
+    return file.relative_to(ROOT)
 
 
 class Bench:

@@ -12,7 +12,7 @@ import torch
 
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import METRICS_FILE, SNAPSHOTS, list_snapshots
+from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots
 from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Task
@@ -20,7 +20,6 @@ from slipway.train.loop.training import divide_batch
 from slipway.train.report.side_by_side import comparison_rows
 from slipway.train.worker.context import Context
 
-FILE = "comparison.json"  # in the run directory
 ALONE = "without-ddp"  # there as well: the run of the training without DDP
 # Times the largest weight, or 1 where that is smaller. Numbers in fp32 are 6e-8 apart there; the same sums, taken in
 # another order at each step, differ by a few of these after thousands of steps.
@@ -78,7 +77,7 @@ def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kin
     record: dict[str, Any] = {}
     if context.place.rank == 0 and (made := train_alone(task, make_task, options, context)):
         record = asdict(made) | {"tolerance": made.tolerance, "equal": made.equal}
-        replace_file(context.place.run_dir / FILE, json.dumps(record, indent=1))
+        replace_file(context.place.run_dir / COMPARISON_FILE, json.dumps(record, indent=1))
         context.say("\n".join(["", *table(made), "", *explanation(made)]))
     context.wait_for_all()
     require_equal(record, context)
@@ -86,11 +85,11 @@ def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kin
 
 def recall(context: Context) -> None:
     """Say that there is nothing to compare, and what an earlier comparison found. Raises DifferenceError, on all ranks."""
-    record, file = {}, context.place.run_dir / FILE
+    record, file = {}, context.place.run_dir / COMPARISON_FILE
     context.say("There is nothing to compare: that begins where training begins, and this goes on from a snapshot.")
     if context.place.rank == 0 and file.exists():
         record = json.loads(file.read_text())
-        context.say(f"When it began, the largest difference was {record['difference']:.1e} ({FILE}).")
+        context.say(f"When it began, the largest difference was {record['difference']:.1e} ({COMPARISON_FILE}).")
     require_equal(record, context)
 
 
