@@ -1,8 +1,8 @@
 """airbench94's way to train on CIFAR-shaped pictures on one GPU, in our own words, for any network.
 
 https://github.com/KellerJordan/cifar10-airbench (airbench94.py): all pictures lie on the GPU in half precision and
-channels_last; a whole epoch is moved and mirrored at once, every picture the other way round than in the epoch before; weights are
-in half precision but for batch normalisation's; the loss is a sum, by which the learning rate is divided.
+channels_last; a whole epoch is moved and mirrored at once, every picture the other way round than in the epoch before; weights
+are in half precision but for batch normalisation's; the loss is a sum, by which the learning rate is divided.
 """
 
 from __future__ import annotations

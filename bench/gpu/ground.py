@@ -1,4 +1,4 @@
-"""Where the benches of this folder are measured: on a GPU; with `--smoke` and none at hand it is seen on a CPU that they still run."""
+"""Where the benches of this folder are measured: on a GPU; with `--smoke` and none at hand a CPU shows that they still run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def speed(costs: Sequence[Cost], units: float) -> Spread:
 def rows(costs: Mapping[str, Sequence[Cost]], units: float, losses: Mapping[str, float]) -> list[list[str]]:
     """For each side its speed, the host's CPU seconds of a turn, and its loss in the end."""
     return [
-        [name, speed(side, units / 1e3).told(2, " k"), f"{Spread.of([cost.cpu for cost in side]).median:.3f}", f"{losses[name]:.4f}"]
+        [name, speed(side, units / 1e3).told(2, " k"), f"{Spread.of([c.cpu for c in side]).median:.3f}", f"{losses[name]:.4f}"]
         for name, side in costs.items()
     ]  # fmt: skip
 

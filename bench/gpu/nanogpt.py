@@ -100,7 +100,7 @@ class Training:
         self._next = self._draw()
 
     def take(self, steps: int) -> None:
-        """Train. The host waits for the device once, in the end, when it reads the mean loss; nanoGPT does at every tenth step."""
+        """Train. The host waits for the device once, when it reads the mean loss in the end; nanoGPT does at every tenth step."""
         mean = torch.zeros((), device=self._device)
         for _ in range(steps):
             for group in self._optimizer.param_groups:

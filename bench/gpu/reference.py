@@ -33,7 +33,7 @@ class Reference:
         self, network: nn.Module, batches: list[Batch], rate: Callable[[int], float], decay: float, smoothing: float,
         precision: torch.dtype | None, device: torch.device,
     ) -> None:  # fmt: skip
-        """`rate` is the learning rate of each step; None as precision is fp32. As with --norm-weight-decay 0 and --opt sgd_nesterov."""
+        """`rate` is the learning rate of each step; precision None is fp32. As with --norm-weight-decay 0, --opt sgd_nesterov."""
         self._network, self._batches, self._rate = network, batches, rate
         self._criterion = nn.CrossEntropyLoss(label_smoothing=smoothing)
         wide, flat = ([part for part in network.parameters() if (part.ndim > 1) == many] for many in (True, False))

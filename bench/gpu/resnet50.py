@@ -42,7 +42,7 @@ def main() -> int:
         return 0
     report = Report(
         "ResNet-50 on one GPU",
-        f"{describe(options.device)}; 224 × 224 pixels, batches of {BATCH}, {CLASSES} classes; losses are those of the last turn.",
+        f"{describe(options.device)}; 224 × 224 pixels, batches of {BATCH}, {CLASSES} classes; losses are of the last turn.",
         options,
     )
     count, size, batch, steps = (4, 72, 2, 1) if options.smoke else (COUNT, 224, BATCH, STEPS)

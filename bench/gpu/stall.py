@@ -52,7 +52,8 @@ def main() -> int:
         every = loop.training.options.save_every
     costs = {name: [turn[name] for turn in turns] for name in first}
     tell(report, first, costs)
-    report.note(f"Pinned memory takes {bandwidth / 1e9:.1f} GB/s from this device: the copy alone is {1e3 * held * 1e9 / bandwidth:.0f} ms.")  # fmt: skip
+    copied = 1e3 * held * 1e9 / bandwidth
+    report.note(f"Pinned memory takes {bandwidth / 1e9:.1f} GB/s from this device: the copy alone is {copied:.0f} ms.")
     judge(report, costs, every, f"{held:.2f} GB at {bandwidth / 1e9:.1f} GB/s are {held * 1e9 / bandwidth:.3f} s")
     return report.close()
 

@@ -1,8 +1,9 @@
 """torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
 
-Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: LAUNCHER is its process
-id, EVENTS the number of a pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for
-the error files of `torch.distributed.elastic`'s @record. The only file that knows both the launcher and torch.
+Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: LAUNCHER is its
+process id, EVENTS the number of a pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each
+worker in turn), ERRORS a folder for the error files of `torch.distributed.elastic`'s @record. The only file that knows both
+the launcher and torch.
 """
 
 import ctypes

@@ -62,7 +62,9 @@ def test_a_plan_is_made_without_torch(tmp_path: Path, environ: dict[str, str]) -
 
 def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None:
     loaded = modules_of(PLAN, cwd=tmp_path, env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""})
-    others = {f"slipway.cli.{name}" for name in ("check", "data", "logs", "reports", "results", "runs")} | {"slipway.render"}
+    others = {f"slipway.cli.{name}" for name in ("check", "data", "logs", "reports", "results", "runs")} | {
+        "slipway.render"
+    }
     assert not {*others, "difflib", "logging", "secrets", "slipway.launch.muster"} & loaded
 
 

@@ -117,9 +117,10 @@ def _require_one_machine(topology: Topology) -> None:
             f"{topology.process.source}). Leave it out."
         )
     if topology.nodes > 1:
+        several = topology.values["WORLD_SIZE"].claim.about("WORLD_SIZE")
         raise LaunchError(
-            f"--launcher spawn starts processes on one machine only, and {topology.values['WORLD_SIZE'].claim.about('WORLD_SIZE')} "
-            "counts several. Leave --launcher out: torchrun starts them on each."
+            f"--launcher spawn starts processes on one machine only, and {several} counts several. "
+            "Leave --launcher out: torchrun starts them on each."
         )
 
 

@@ -173,7 +173,8 @@ def _bundle(run: Path, name: str) -> None:
 
     if name and not name.endswith(NAME_ENDS):
         raise click.UsageError(
-            f"--bundle {name}: the archive's name ends in {NAME_ENDS}. Where {name} is the run, type slipway logs {name} --bundle."
+            f"--bundle {name}: the archive's name ends in {NAME_ENDS}. Where {name} is the run, type slipway logs {name} "
+            "--bundle."
         )
     file = Path(".env")
     made = bundle_run(run, name, os.environ, read_env_file(file) if file.is_file() else {}, time.time())

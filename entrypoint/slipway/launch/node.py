@@ -16,7 +16,7 @@ from slipway.protocol.errors import LaunchError
 @dataclass(frozen=True)
 class Node:
     """What a launcher knows of its job between attempts: the run as far as it knows it, what was tried, how many attempts it
-    `missed` and how many of those failed (`earlier`), and why nothing can (`problem`), or no new run may (`occupied`), begin here.
+    `missed` and how many of those failed (`earlier`), and why nothing can begin here (`problem`), or no new run (`occupied`).
     """
 
     run: Run
@@ -41,7 +41,7 @@ def enter_alone(job: Job, stops: Stops) -> Node:
 
 
 def enter(job: Job) -> Node:
-    """Where one of several launchers stands that has just been started; the others learn of its problems instead of waiting for it."""
+    """Where one of several launchers stands that has just been started; the others learn of its problems, and do not wait."""
     node = Node(place_run(job.plan, job.sources, time.time()))
     try:
         require_writable(job.host, results_folder(job.sources))

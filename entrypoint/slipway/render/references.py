@@ -1,4 +1,4 @@
-"""What an image is called: its name as people type it, as Docker and Kubernetes take it, and as pyxis and enroot need it. Pure."""
+"""What an image is called: as people type it, as Docker and Kubernetes take it, and as pyxis and enroot need it. Pure."""
 
 import re
 
@@ -88,8 +88,8 @@ def _is_registry(first: str) -> bool:
 
 
 _FORMS = (
-    f"Type REGISTRY/NAME:TAG or REGISTRY#NAME:TAG, with @sha256:… behind or instead of the tag, {ENGINE}NAME:TAG, or the absolute "
-    f"path of a {SQUASHED} file."
+    f"Type REGISTRY/NAME:TAG or REGISTRY#NAME:TAG, with @sha256:… behind or instead of the tag, {ENGINE}NAME:TAG, or the "
+    f"absolute path of a {SQUASHED} file."
 )
 
 

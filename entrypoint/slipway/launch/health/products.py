@@ -1,4 +1,4 @@
-"""Does each device compute right? A child process per device multiplies matrices whose product is known (train/measure/health.py)."""
+"""Does each device compute right? A child process per device multiplies matrices of known product (train/measure/health.py)."""
 
 import contextlib
 import importlib.util

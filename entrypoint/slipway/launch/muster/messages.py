@@ -104,8 +104,8 @@ class Here:
 class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
-    `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which `failures`
-    failed; `snapshot` is the newest step that one of those who made them has.
+    `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
+    `failures` failed; `snapshot` is the newest step that one of those who made them has.
     """
 
     attempt: int

@@ -30,8 +30,8 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
     given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
     if wish == "auto" and not gpus and given.isdigit() and int(given):
         raise LaunchError(
-            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). Look "
-            "at nvidia-smi on this node, and in its container; to train on its CPU use NPROC_PER_NODE=cpu, or a number.",
+            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). "
+            "Look at nvidia-smi on this node, and in its container; to train on its CPU use NPROC_PER_NODE=cpu, or a number.",
             UNHEALTHY,
         )
     device = "cuda" if gpus and not devices.stand_ins else "cpu"

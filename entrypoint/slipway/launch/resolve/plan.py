@@ -12,8 +12,8 @@ from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
 
 # What --debug gives to torchrun and the workers, unless the user does. NCCL writes to stderr: what C++ code writes to stdout
-# while a group is opened is dropped (train/worker/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with SIGSEGV
-# in torch 2.10, and compares collectives, which is slow.
+# while a group is opened is dropped (train/worker/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with
+# SIGSEGV in torch 2.10, and compares collectives, which is slow.
 DEBUG = MappingProxyType(
     {
         "TORCH_LOGS": "distributed",  # +distributed: a pipeline tells every exchange, 18 lines a step

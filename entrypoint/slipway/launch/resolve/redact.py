@@ -123,7 +123,7 @@ def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 def redact_json(value: Any, clean: Callable[[str], str]) -> Any:
-    """The same for what was read from JSON: `clean` for every text, stars for a text under a secret's name or behind its option."""
+    """The same for what was read from JSON: `clean` for texts, stars for one under a secret's name or behind its option."""
     if isinstance(value, dict):
         return {
             clean(name): STARS if _is_text(inner) and _named_secret(name) else redact_json(inner, clean)

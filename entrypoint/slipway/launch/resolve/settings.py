@@ -244,7 +244,8 @@ SETTINGS = (
         "--debug",
         "0",
         _switch,
-        "Let torch.distributed and NCCL say what they do, by TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, unless you set them.",
+        "Let torch.distributed and NCCL say what they do, by TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, "
+        "unless you set them.",
         flag=True,
     ),
 )
@@ -267,8 +268,8 @@ def read_env_file(path: Path) -> dict[str, str]:
                 r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line
             )  # never the value: it may be a secret
             raise LaunchError(
-                f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, export, spaces around "
-                "the value or a comment behind it; docker, compose and Slipway then read the same."
+                f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, "
+                "export, spaces around the value or a comment behind it; docker, compose and Slipway then read the same."
             )
     from dotenv import dotenv_values  # 15 ms that a start without a file need not pay
 

@@ -21,7 +21,8 @@ RETRYABLE = (Word.FAILED, Word.PEER, Word.LOST)
 # the workload. Not out-of-memory: the next attempt needs as much.
 PASSING = (
     r"Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
-    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable|Connection refused|timed out"
+    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable"
+    r"|Connection refused|timed out"
 )
 
 
