@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stand_ins import plan_for
 
-from slipway.launch.attempt import supervise
+from slipway.launch.attempt import deadline, supervise
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -20,7 +20,7 @@ LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left the
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "AFTER_FAILURE", HURRY)
+    monkeypatch.setattr(deadline, "AFTER_FAILURE", HURRY)
     monkeypatch.setattr(supervise, "TICK", 0.05)
     monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)  # pytest's process should stay as it is
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child
+from slipway.launch.attempt.deadline import Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
@@ -24,10 +25,8 @@ from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
-AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
-STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
 class Elsewhere(NamedTuple):
@@ -45,6 +44,7 @@ class Attempt:
     ) -> None:
         """`grace` and `hang` are seconds: from a stop to the end, and of a phase `train` without a step (0: any)."""
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
+        self.deadline = Deadline(grace)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         first = topology.group_rank * topology.processes_per_node
@@ -55,13 +55,11 @@ class Attempt:
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
-        self.deadline = float("inf")
         self._hang, self._next_look, self._looked = hang, 0.0, time.monotonic()
         self._woke = self._looked
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._signalled: set[int] = set()
-        self._stacks_asked = self._left_alone = False
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
@@ -121,23 +119,18 @@ class Attempt:
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
-            self._hurry()
+            self.deadline.fail(now)
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
             self._look_for_hang(now)
         if not facts.lost and (news := lost()):
-            facts.lost, self._left_alone = news.text, news.gone
+            facts.lost = news.text
             follow = "; where they stand follows" if news.gone and self.plan.workload.own else ""
             self.say(f"{news.text}: ending the processes of this node{follow}")
-            self._hurry()
+            self.deadline.fail(now, news.gone)
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)
-
-    def _hurry(self) -> None:
-        """Give the other workers little time, unless they were asked to stop and may be saving: the grace bounds that."""
-        if not self.facts.stop:
-            self.deadline = min(self.deadline, time.monotonic() + AFTER_FAILURE)
 
     def _look_for_hang(self, now: float) -> None:
         # A script's heartbeats, where it writes any, say nothing of what it does outside of `fit`: one that only opens a
@@ -149,7 +142,7 @@ class Attempt:
             if self._can_write():
                 behind = self.detector.stragglers(state)
                 self.facts.hang, self.facts.behind = self.detector.describe(behind, state), behind[0].rank
-                self.deadline = now
+                self.deadline.hang(now)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
 
@@ -168,14 +161,15 @@ class Attempt:
             again, self._told, self._signalled = self._told is not None, stop, set()
             if not again:
                 self.facts.stop, self.facts.signal = self.stops.word, stop.name
-                self.deadline = min(self.deadline, time.monotonic() + self.grace)
+                self.deadline.stop(time.monotonic())
                 self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
             else:
-                left = max(0.0, self.deadline - time.monotonic())
+                left = self.deadline.left(time.monotonic())
                 self.say(f"{stop.name} received: stopping already, at most {left:.0f} s are left for the snapshot")
             self.facts.numbers = (*self.facts.numbers, stop.number)
             if disk := raise_flag(self.node_dir, stop):
-                self.facts.disk, self.deadline = disk, time.monotonic()
+                self.facts.disk = disk
+                self.deadline.give_up(time.monotonic())
         if not self.plan.workload.own and not (self.node_dir / HONOURS_STOP).exists():
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
@@ -184,17 +178,16 @@ class Attempt:
 
     def _end_when_due(self, child: Child) -> None:
         """Kill everything below us once its time is over; what hangs prints its stacks before that."""
-        facts, impatient = self.facts, self.stops.impatient
-        if time.monotonic() <= self.deadline and not impatient:
+        now, impatient = time.monotonic(), self.stops.impatient
+        due = self.deadline.due(now, impatient=impatient)
+        if due == Due.NOTHING:
             return
-        facts.impatient = impatient
-        facts.killed = facts.killed or (bool(facts.stop) and not (facts.failures or facts.lost))
-        stuck = facts.hang or facts.killed or self._left_alone
-        if self.plan.workload.own and stuck and not (impatient or self._stacks_asked):
-            self._stacks_asked = True
+        self.facts.impatient, self.facts.killed = impatient, self.deadline.killed
+        if due == Due.STACKS and self.plan.workload.own:
             asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
             send(asked, signal.SIGUSR2)
-            self.deadline = time.monotonic() + (STACKS if asked else 0)
+            if asked:
+                self.deadline.wait_for_stacks(now)
             return
         send(descendants(os.getpid()), signal.SIGKILL)
 

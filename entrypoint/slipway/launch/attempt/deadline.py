@@ -1,0 +1,66 @@
+"""By when this node's processes must have ended. Pure: what happened and the clock come in, what is due comes out."""
+
+from enum import Enum
+
+AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
+STACKS = 1.0  # s that workers have for printing their stacks before they are killed
+
+
+class Due(Enum):
+    """What is to be done at a moment."""
+
+    NOTHING = "nothing"
+    STACKS = "stacks"  # let those that hang print where they stand
+    KILL = "kill"
+
+
+class Deadline:
+    """Moments are monotonic seconds. Whatever happens, the earliest end that anything asks for counts.
+
+    `killed`: the grace of a stop was over before the workers had ended, though nothing had failed.
+    """
+
+    def __init__(self, grace: float) -> None:
+        """`grace` is how many seconds a stop leaves for a snapshot."""
+        self._grace, self._at = grace, float("inf")
+        self._stopping = self._failed = self._stuck = self._asked = False
+        self.killed = False
+
+    def stop(self, now: float) -> None:
+        """The workers are asked to stop."""
+        self._stopping, self._at = True, min(self._at, now + self._grace)
+
+    def fail(self, now: float, gone: bool = False) -> None:
+        """A worker failed, or another node; `gone`: it went away without a word, and the workers here wait for it in vain.
+
+        They have little time, unless they were asked to stop and may be saving: the grace bounds that.
+        """
+        self._failed, self._stuck = True, self._stuck or gone
+        if not self._stopping:
+            self._at = min(self._at, now + AFTER_FAILURE)
+
+    def hang(self, now: float) -> None:
+        """No rank moves any more."""
+        self._stuck, self._at = True, now
+
+    def give_up(self, now: float) -> None:
+        """Nothing can be saved any more."""
+        self._at = now
+
+    def left(self, now: float) -> float:
+        """Seconds until the end."""
+        return max(0.0, self._at - now)
+
+    def due(self, now: float, *, impatient: bool) -> Due:
+        """What to do now. `impatient`: its user asked again to stop for good. Stacks are asked for once."""
+        if now <= self._at and not impatient:
+            return Due.NOTHING
+        self.killed = self.killed or (self._stopping and not self._failed)
+        if (self._stuck or self.killed) and not (impatient or self._asked):
+            self._asked = True
+            return Due.STACKS
+        return Due.KILL
+
+    def wait_for_stacks(self, now: float) -> None:
+        """The workers print them."""
+        self._at = now + STACKS
