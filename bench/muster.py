@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import resource
-import secrets
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from slipway.launch.muster import link
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import encode, parse
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -91,7 +91,7 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     start = wait_for_start()
     before = resource.getrusage(resource.RUSAGE_SELF)
     with Muster(
-        node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet
+        Terms(node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet)
     ) as muster:
         muster.join(make_card(0, nodes))
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
@@ -117,19 +117,21 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
     """Many launchers in one event loop; when the last of them had go and verdict."""
     from slipway.launch.muster.client import Client
 
-    def make_client() -> Client:
+    def make_client(rank: int) -> Client:
         return Client(
-            address="127.0.0.1",
-            port=port,
-            timeout=SECONDS,
-            token="",
-            folder=folder,
-            say=keep_quiet,
-            process=secrets.token_hex(16),
+            Terms(
+                node_rank=rank,
+                nodes=nodes,
+                address="127.0.0.1",
+                port=port,
+                timeout=SECONDS,
+                folder=folder,
+                say=keep_quiet,
+            )
         )
 
     start = wait_for_start()
-    members = {rank: make_client() for rank in ranks}
+    members = {rank: make_client(rank) for rank in ranks}
     await asyncio.gather(*(member.join(make_card(rank, nodes)) for rank, member in members.items()))
     go = time.monotonic()
     synchronise(start)

@@ -15,6 +15,7 @@ from slipway.launch.muster.codec import encode, parse
 from slipway.launch.muster.messages import Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.server import Rule
+from slipway.launch.muster.terms import Terms
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import LaunchError
@@ -67,17 +68,19 @@ class Launcher(threading.Thread):
 
     def open(self) -> Muster:
         return Muster(
-            node_rank=self.card.node_rank,
-            nodes=self.nodes,
-            address=self.address,
-            port=self.port,
-            timeout=self.timeout,
-            patience=self.patience,
-            folder=self.folder,
-            say=self.lines.append,
-            token=self.token,
-            allow_uneven=self.allow_uneven,
-            **self.more,
+            Terms(
+                node_rank=self.card.node_rank,
+                nodes=self.nodes,
+                address=self.address,
+                port=self.port,
+                timeout=self.timeout,
+                patience=self.patience,
+                folder=self.folder,
+                say=self.lines.append,
+                token=self.token,
+                allow_uneven=self.allow_uneven,
+                **self.more,
+            )
         )
 
     @property

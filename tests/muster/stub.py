@@ -11,6 +11,7 @@ from pathlib import Path
 from stage import make_card, make_outcome
 
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.terms import Terms
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Outcome
@@ -23,14 +24,16 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
     timeout = float(str(more.get("timeout", 20.0)))
     try:
         with Muster(
-            node_rank=node_rank,
-            nodes=nodes,
-            address=address,
-            port=port,
-            timeout=timeout,
-            folder=Path(folder),
-            say=lambda line: print(line, flush=True),
-            heartbeat=float(str(more.get("heartbeat", 30.0))),
+            Terms(
+                node_rank=node_rank,
+                nodes=nodes,
+                address=address,
+                port=port,
+                timeout=timeout,
+                folder=Path(folder),
+                say=lambda line: print(line, flush=True),
+                heartbeat=float(str(more.get("heartbeat", 30.0))),
+            )
         ) as muster:
             go = muster.join(card)
             assert go is not None

@@ -17,6 +17,7 @@ from slipway.launch.muster import coordinator
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.ring import Ring
+from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import listen
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 
@@ -56,7 +57,7 @@ def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("asyncio.events.new_event_loop", fail)
-    muster = Muster(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print)
+    muster = Muster(Terms(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print))
     with pytest.raises(LaunchError, match=r"Too many open files.*ulimit -n"), muster:
         pass
 

@@ -14,6 +14,7 @@ from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.terms import Terms
 from slipway.launch.node import Node
 from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import interfaces, make_plan
@@ -30,7 +31,7 @@ class SeveralNodes:
     def __init__(self, job: Job, stops: Stops) -> None:
         topology = job.plan.topology
         self._stops = stops
-        self._muster = Muster(
+        terms = Terms(
             node_rank=topology.node_rank,
             nodes=topology.nodes,
             least=topology.least,
@@ -46,6 +47,7 @@ class SeveralNodes:
             token=job.sources.value("SLIPWAY_TOKEN"),
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
         )
+        self._muster = Muster(terms)
 
     def __enter__(self) -> Self:
         """Open the muster, and exchange requests to stop from here on. Raises LaunchError as it does."""

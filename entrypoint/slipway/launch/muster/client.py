@@ -5,8 +5,6 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
@@ -14,6 +12,7 @@ from slipway.launch.muster.codec import MalformedError, OtherProtocolError
 from slipway.launch.muster.connection_errors import TryLaterError, classify, explain
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
+from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import interface_towards
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
@@ -34,23 +33,11 @@ RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no pat
 class Client:
     """One launcher in the muster. Its coroutines run in one event loop; `news` may be read from any thread."""
 
-    def __init__(
-        self,
-        *,
-        address: str,
-        port: int,
-        timeout: float,
-        token: str,
-        folder: Path,
-        say: Callable[[str], None],
-        process: str,
-    ) -> None:
-        """`address` and `port` are node 0's; `process` names this launcher for its lifetime; the rest as in Muster."""
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
         self.news: Outcome | None = None
         self.heard: list[wire.Stopping] = []  # what other nodes were asked
         self.welcome = False  # whether node 0 was ever found
-        self._address, self._port, self._timeout = address, port, timeout
-        self._token, self._folder, self._say, self._process = token.encode(), folder, say, process
         self._said: dict[str, float] = {}
         self._trouble = ("timed out", "no answer")
         self._stop: wire.Stopping | None = None  # what this one was asked first
@@ -64,10 +51,10 @@ class Client:
         self._said = {}
         began = patient = asyncio.get_running_loop().time()
         pause = PAUSES[0]
-        async with Ring(card.node_rank, self._address, self._folder) as ring:
+        async with Ring(card.node_rank, self._terms.address, self._terms.folder) as ring:
             while True:
                 try:
-                    link, welcome = await self._introduce(card, ring, patient + self._timeout)
+                    link, welcome = await self._introduce(card, ring, patient + self._terms.timeout)
                     return await self._attend(link, welcome, card, ring)
                 except (OSError, MalformedError) as error:
                     waited = asyncio.get_running_loop().time() - began
@@ -105,12 +92,12 @@ class Client:
         loop = asyncio.get_running_loop()
         if loop.time() > deadline:
             raise LaunchError(
-                f"gave up after {self._timeout:.0f} s; missing node rank 0: "
-                + explain(*self._trouble, self._address, self._port, card.runtime),
+                f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
+                + explain(*self._trouble, self._terms.address, self._terms.port, card.runtime),
                 PEER,
             )
         async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-            link = await dial(self._address, self._port)
+            link = await dial(self._terms.address, self._terms.port)
             try:
                 welcome = await self._shake_hands(link, card, ring)
             except OtherProtocolError as error:
@@ -125,8 +112,8 @@ class Client:
         greeting = await link.receive()
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
-        proof = hmac.digest(self._token, greeting.challenge.encode(), "sha256").hex()
-        link.send(wire.Hello(proof, self._process, time.time(), ring.port, ring.key, card))
+        proof = hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
+        link.send(wire.Hello(proof, self._terms.process, time.time(), ring.port, ring.key, card))
         answer = await link.receive()
         if isinstance(answer, wire.Refused) and not answer.again:
             raise LaunchError(answer.reason, answer.code)
@@ -148,7 +135,7 @@ class Client:
                     if isinstance(message, wire.End):
                         raise LaunchError("\n".join(message.lines), message.code)
                     if isinstance(message, wire.Waiting):
-                        self._say(message.line)
+                        self._terms.say(message.line)
                     elif isinstance(message, wire.Ping):
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
@@ -195,7 +182,7 @@ class Client:
             nodes=start.nodes,
             group_rank=start.group_rank,
             processes=start.processes,
-            address=self._address,
+            address=self._terms.address,
             port=start.port,
             shared=start.shared,
             interface=interface_towards(towards, one_machine=start.one_machine),
@@ -207,19 +194,19 @@ class Client:
 
     def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause once per kind, then a short line every few seconds."""
-        if not (waited >= self._timeout and kind == "timed out"):  # time being up is no trouble of its own
+        if not (waited >= self._terms.timeout and kind == "timed out"):  # time being up is no trouble of its own
             self._trouble = (kind, words)
         if waited < QUIET_SECONDS:
             return
         if kind not in self._said:
-            self._say(explain(kind, words, self._address, self._port, card.runtime))
+            self._terms.say(explain(kind, words, self._terms.address, self._terms.port, card.runtime))
         elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited
         if kind != "not now":
-            self._say(
-                f"waiting for nodes: {self._address}:{self._port} {words} after {waited:.0f} s; missing node rank 0"
+            self._terms.say(
+                f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
             )
 
     def _lost_master(self, words: str, host: str = "") -> Outcome:
-        return Outcome(0, host or self._address, Word.LOST, time.time(), evidence=words)
+        return Outcome(0, host or self._terms.address, Word.LOST, time.time(), evidence=words)

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
@@ -16,7 +15,7 @@ from slipway.launch.muster.compare import Difference, compress, draw_table, find
 from slipway.launch.muster.connection_errors import explain_ring
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
-from slipway.launch.muster.server import Server
+from slipway.launch.muster.server import Server, State
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
@@ -35,35 +34,25 @@ AGAIN_SECONDS = 3.0
 class Coordinator:
     """One attempt, from node 0's point of view."""
 
-    def __init__(
-        self,
-        server: Server,
-        card: Card,
-        *,
-        port: int,
-        timeout: float,
-        patience: float,
-        window: float,
-        allow_uneven: bool,
-        folder: Path,
-    ) -> None:
-        """`card` is node 0's own, `port` is MASTER_PORT; the rest as in Muster."""
-        self._server, self._port, self._timeout, self._patience, self._folder = server, port, timeout, patience, folder
-        self._allow_uneven, self._window, self._enough_since = allow_uneven, window, math.inf
-        self._open_by = math.inf  # when neighbours must reach each other
+    def __init__(self, server: Server, card: Card) -> None:
+        """`card` is node 0's own."""
+        self._server, self._terms = server, server.terms
+        self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
         self._roster = Roster(
-            own=card, nodes=server.nodes, least=server.least, process=server.process, allow_uneven=allow_uneven
+            own=card,
+            nodes=self._terms.nodes,
+            least=self._terms.enough,
+            process=self._terms.process,
+            allow_uneven=self._terms.allow_uneven,
         )
+        self._state = State(self._roster)
 
     async def run(self) -> None:
-        """Coordinator the attempt to its verdict, or tell all launchers why it cannot start."""
+        """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
         server, loop = self._server, asyncio.get_running_loop()
         self._began = loop.time()
-        server.links.clear()
-        server.outcomes.clear()
-        server.stopping.clear()
-        server.running, server.odd_since, server.deadline = False, math.inf, self._began + self._timeout
-        server.roster = self._roster
+        self._state.deadline = self._began + self._terms.timeout
+        server.state = self._state
         server.wake()
         try:
             start = None
@@ -73,13 +62,13 @@ class Coordinator:
                 if self._roster.enough:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
-                    server.odd_since = math.inf
-            server.running = True
+                    self._state.odd_since = math.inf
+            self._state.running = True
             for place, node_rank in enumerate(self._roster.ranks):
-                server.links[node_rank].send(replace(start, group_rank=place))
+                self._state.links[node_rank].send(replace(start, group_rank=place))
             await self._finish()
         except LaunchError as error:
-            server.roster = None
+            self._state.roster = None
             server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
     async def _gather(self) -> None:
@@ -88,31 +77,31 @@ class Coordinator:
         line = self._began + FIRST_LINE_SECONDS
         while not self._settled():
             self._heed_stops()
-            if loop.time() >= server.deadline:
-                raise LaunchError(self._describe() + f"; gave up after {self._timeout:.0f} s.", PEER)
+            if loop.time() >= self._state.deadline:
+                raise LaunchError(self._describe() + f"; gave up after {self._terms.timeout:.0f} s.", PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
                 if hint := self._roster.hint():
                     server.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
-            settles = (server.odd_since + SETTLE_SECONDS, self._enough_since + self._window)
-            wake = min(line, server.deadline, *(max(moment, loop.time()) for moment in settles))
-            await server.until(lambda: self._settled() or bool(server.stopping), wake)
+            settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)
+            wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))
+            await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
 
     def _heed_stops(self) -> None:
         """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
-        for stop in self._server.stopping.values():
+        for stop in self._state.stopping.values():
             raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
 
     def _settled(self) -> bool:
         """Whether there is nobody left to wait for before the cards are compared."""
-        since, now = self._server.odd_since, asyncio.get_running_loop().time()
+        since, now = self._state.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
             stayed = bool(self._server.stayed) and self._server.stayed <= self._roster.seats.keys()
             settled = stayed and self._roster.enough
-            return self._roster.complete or settled or now >= self._enough_since + self._window
+            return self._roster.complete or settled or now >= self._enough_since + self._terms.window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
 
     def _describe(self) -> str:
@@ -121,9 +110,9 @@ class Coordinator:
     def _until(self) -> str:
         """How long the waiting may go on."""
         if self._enough_since < math.inf:
-            left = self._enough_since + self._window - asyncio.get_running_loop().time()
+            left = self._enough_since + self._terms.window - asyncio.get_running_loop().time()
             return f"enough to start, which is in {max(left, 0):.0f} s"
-        return f"for at most {self._timeout:.0f} s"
+        return f"for at most {self._terms.timeout:.0f} s"
 
     def _compare(self) -> tuple[str, ...]:
         """Warnings about what should agree; LaunchError (78) where something that must does not."""
@@ -135,18 +124,18 @@ class Coordinator:
 
     def _turn_away(self, veteran: Card) -> None:
         """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
-        odd = [rank for rank, card in self._roster.cards.items() if not fit(card, veteran, self._allow_uneven)]
+        odd = [rank for rank, card in self._roster.cards.items() if not fit(card, veteran, self._terms.allow_uneven)]
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, self._server.odd_since = self._server.links, math.inf
+        links, self._state.odd_since = self._state.links, math.inf
         for rank in links.keys() - {0} if 0 in odd else odd:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
                 lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
                 link.send(wire.End(misfit.code, lines))
-                self._server.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+                self._terms.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if 0 in odd:
@@ -170,7 +159,7 @@ class Coordinator:
 
     def _differences(self) -> tuple[Difference, ...]:
         offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
-        return find_differences(self._roster.cards, offsets, self._allow_uneven)
+        return find_differences(self._roster.cards, offsets, self._terms.allow_uneven)
 
     def _notes(self) -> tuple[str, ...]:
         """Warnings about what should agree and does not."""
@@ -188,7 +177,7 @@ class Coordinator:
         changes, ranks = server.changes, self._roster.ranks
 
         def changed() -> bool:
-            return server.changes != changes or bool(server.stopping)
+            return server.changes != changes or bool(self._state.stopping)
 
         await self._visit(ranks, changed)
         if not changed():
@@ -213,17 +202,17 @@ class Coordinator:
         """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
         server = self._server
         server.round += 1
-        server.probed = {}
+        self._state.probed = {}
         with self._shared_file() as name:
             for rank in ranks:
                 there = self._roster.seats[_after(rank, ranks)]
-                server.links[rank].send(
+                self._state.links[rank].send(
                     wire.Probe(
                         server.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name
                     )
                 )
             deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
-            await server.until(lambda: len(server.probed) == len(ranks) or changed(), deadline)
+            await server.until(lambda: len(self._state.probed) == len(ranks) or changed(), deadline)
 
     def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
         return [rank for rank in ranks if self._answer(rank).trouble]
@@ -235,7 +224,7 @@ class Coordinator:
         return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
-        return self._server.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
+        return self._state.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
         here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
@@ -256,7 +245,7 @@ class Coordinator:
             nodes=len(self._roster.ranks),
             group_rank=0,
             processes=min(seat.card.processes for seat in seats.values()),
-            port=free_port(self._port + 1),
+            port=free_port(self._terms.port + 1),
             shared=len(seeing) == len(seats),
             one_machine=all(seat.address is None for seat in seats.values()),
             tries=newest.card.tries if newest else 0,
@@ -268,9 +257,9 @@ class Coordinator:
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:
         """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
-        path = self._folder / f".slipway-muster-{secrets.token_hex(8)}"
+        path = self._terms.folder / f".slipway-muster-{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._terms.folder.mkdir(parents=True, exist_ok=True)
             path.touch()
         try:
             yield path.name
@@ -282,23 +271,23 @@ class Coordinator:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
         server = self._server
         await server.until(lambda: self._all_told() or self._failed(), math.inf)
-        await server.until(self._all_told, asyncio.get_running_loop().time() + self._patience)
+        await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
         for rank, seat in self._roster.seats.items():
-            if rank not in server.outcomes:
+            if rank not in self._state.outcomes:
                 silence = "its launcher did not say in time how it ended"
-                server.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
-        verdict = judge(server.outcomes.values())
-        leaving = tuple(sorted({*server.stopping, *verdict.unhealthy}))
+                self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
+        verdict = judge(self._state.outcomes.values())
+        leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
         server.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
-        server.roster, server.running = None, False
+        self._state.roster, self._state.running = None, False
         server.broadcast(ending)
 
     def _all_told(self) -> bool:
-        return len(self._server.outcomes) == len(self._roster.seats)
+        return len(self._state.outcomes) == len(self._roster.seats)
 
     def _failed(self) -> bool:
-        return any(not outcome.good for outcome in self._server.outcomes.values())
+        return any(not outcome.good for outcome in self._state.outcomes.values())
 
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:

@@ -8,15 +8,14 @@ import concurrent.futures
 import contextlib
 import math
 import resource
-import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback, listen
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import FAILED, LaunchError
@@ -24,9 +23,8 @@ from slipway.protocol.errors import FAILED, LaunchError
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.client import Client
     from slipway.launch.muster.messages import Stopping
-    from slipway.launch.muster.server import Rule, Server
+    from slipway.launch.muster.server import Rule
     from slipway.launch.verdict.attempts import Ending
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
@@ -39,47 +37,17 @@ FILES = 320  # open files beside one connection per node: strangers, the ring, t
 class Muster:
     """This launcher's part in the muster, as a context manager: `join` before each attempt, `report` after it."""
 
-    def __init__(
-        self,
-        *,
-        node_rank: int,
-        nodes: int,
-        address: str,
-        port: int,
-        timeout: float,
-        folder: Path,
-        say: Callable[[str], None],
-        token: str = "",
-        allow_uneven: bool = False,
-        patience: float = 150.0,
-        least: int | None = None,
-        replaced: bool = False,
-        window: float = 0.0,
-        heartbeat: float = 30.0,
-    ) -> None:
-        """Nothing is opened yet.
-
-        `least` of the `nodes` are enough (by default all), once `window` seconds have brought no more; `replaced`: somebody
-        starts another launcher for one that is told to go, so that the others need not stop for good; `heartbeat` is how
-        many seconds of silence make a node a lost one, where this is node 0. `address` and `port` are MASTER_ADDR and
-        MASTER_PORT; `timeout` (seconds) is how long launchers wait for each other; `patience` (seconds) how long the
-        verdict waits for the other nodes once one has failed: at least the grace for stopping workers. `folder` holds the
-        runs; `say` prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty.
-        """
-        self._node_rank, self._nodes, self._address, self._port = node_rank, nodes, address, port
-        self._least, self._window, self._heartbeat = least or nodes, window, heartbeat
-        self._replaced = replaced
-        self._timeout, self._patience, self._token = timeout, patience, token
-        self._folder, self._say, self._allow_uneven = folder, say, allow_uneven
-        self._process = secrets.token_hex(16)
+    def __init__(self, terms: Terms) -> None:
+        """Nothing is opened yet."""
+        self._terms = terms
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:
         """Listen (on node 0) and start the thread. LaunchError: 78 where MASTER_PORT is in use, 1 where nothing can be opened."""
         self._socket = None
-        if self._node_rank == 0:
-            self._socket = listen(self._port, loopback=is_loopback(self._address))
-            _allow_files(self._nodes + FILES)
+        if self._terms.node_rank == 0:
+            self._socket = listen(self._terms.port, loopback=is_loopback(self._terms.address))
+            _allow_files(self._terms.nodes + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
         self._thread.start()
         self._ready.result()
@@ -168,12 +136,14 @@ class Muster:
         """The thread's life: the server on node 0, this launcher's own membership, until `__exit__`."""
         import asyncio
 
+        from slipway.launch.muster.client import Client
         from slipway.launch.muster.codec import LINE_BYTES
+        from slipway.launch.muster.server import Server
 
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
         self._coordinating: asyncio.Task[None] | None = None
-        self._client, self._server = self._make_client(), self._make_server()
+        self._client, self._server = Client(self._terms), Server(self._terms)
         listening = beating = None
         if self._socket:
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
@@ -191,21 +161,12 @@ class Muster:
         await self._client.leave()
 
     async def _join(self, card: Card) -> Go:
-        if self._node_rank == 0:
+        if self._terms.node_rank == 0:
             from slipway.launch.muster.coordinator import Coordinator
 
             if self._coordinating:
                 self._coordinating.cancel()
-            coordinator = Coordinator(
-                self._server,
-                card,
-                port=self._port,
-                timeout=self._timeout,
-                patience=self._patience,
-                window=self._window,
-                allow_uneven=self._allow_uneven,
-                folder=self._folder,
-            )
+            coordinator = Coordinator(self._server, card)
             self._coordinating = self._loop.create_task(coordinator.run())
             self._coordinating.add_done_callback(self._inspect)
         return await self._client.join(card)
@@ -213,38 +174,12 @@ class Muster:
     def _inspect(self, task: "asyncio.Task[None]") -> None:
         """A coordinator that breaks must not leave anybody waiting."""
         if not task.cancelled() and (error := task.exception()):
-            self._say(f"the muster broke: {type(error).__name__}: {error}")
+            self._terms.say(f"the muster broke: {type(error).__name__}: {error}")
             self._closing.set()
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         """What asyncio would log with a traceback, such as running out of files, as one line."""
-        self._say(f"muster: {context.get('exception') or context['message']}")
-
-    def _make_client(self) -> "Client":
-        from slipway.launch.muster.client import Client
-
-        return Client(
-            address=self._address,
-            port=self._port,
-            timeout=self._timeout,
-            token=self._token,
-            folder=self._folder,
-            say=self._say,
-            process=self._process,
-        )
-
-    def _make_server(self) -> "Server":
-        from slipway.launch.muster.server import Server
-
-        return Server(
-            nodes=self._nodes,
-            least=self._least,
-            replaced=self._replaced,
-            process=self._process,
-            token=self._token,
-            heartbeat=self._heartbeat,
-            say=self._say,
-        )
+        self._terms.say(f"muster: {context.get('exception') or context['message']}")
 
 
 def _allow_files(needed: int) -> None:

@@ -6,13 +6,14 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
 from slipway.launch.muster.connection_errors import SilentError
 from slipway.launch.muster.link import Link
 from slipway.launch.muster.roster import Roster, Seat
+from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
@@ -28,35 +29,34 @@ NOTES = 20  # different lines about strangers and newcomers
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
 
-class Server:
-    """The state that connections share. The phases of an attempt (coordinator.py) read and change it."""
+@dataclass
+class State:
+    """What belongs to one attempt, and to the waiting before it; made anew for each.
 
-    def __init__(
-        self,
-        *,
-        nodes: int,
-        least: int,
-        replaced: bool,
-        process: str,
-        token: str,
-        heartbeat: float,
-        say: Callable[[str], None],
-    ) -> None:
-        """`process` names node 0's own launcher; the rest as in Muster."""
-        self.nodes, self.least, self.replaced, self.process, self.say = nodes, least, replaced, process, say
+    `roster` is None between two attempts, `deadline` of the muster, by the loop's clock; `odd_since` is when the first launcher
+    came that does not fit; `stopping` has who was asked to stop since the muster began.
+    """
+
+    roster: Roster | None = None
+    running: bool = False
+    deadline: float = math.inf
+    odd_since: float = math.inf
+    probed: dict[int, wire.Probed] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    stopping: dict[int, wire.Stopping] = field(default_factory=dict)
+    links: dict[int, Link] = field(default_factory=dict)
+
+
+class Server:
+    """What connections share. The coordinator of an attempt (coordinator.py) reads and changes its state."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
-        self.roster: Roster | None = None  # None between attempts
-        self.running = False
-        self.deadline = math.inf  # of the muster, by the loop's clock
-        self.odd_since = math.inf  # when the first launcher came that does not fit
         self.changes = 0  # how often launchers took a seat or left one
-        self.round = 0
-        self.probed: dict[int, wire.Probed] = {}
-        self.outcomes: dict[int, Outcome] = {}
+        self.round = 0  # of probes
         self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
-        self.stopping: dict[int, wire.Stopping] = {}  # who was asked to stop since the last muster began
-        self.links: dict[int, Link] = {}
-        self._token, self._heartbeat = token.encode(), heartbeat
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -97,15 +97,15 @@ class Server:
 
     def broadcast(self, message: object, *, but: int | None = None) -> None:
         """Send a message to all launchers that are here."""
-        for node_rank, link in self.links.items():
+        for node_rank, link in self.state.links.items():
             if node_rank != but:
                 link.send(message)
 
     def take(self, outcome: Outcome) -> None:
         """Note how the run ended on a node (the first word counts), and warn the others where it ended badly."""
-        if outcome.node_rank in self.outcomes:
+        if outcome.node_rank in self.state.outcomes:
             return
-        self.outcomes[outcome.node_rank] = outcome
+        self.state.outcomes[outcome.node_rank] = outcome
         if not outcome.good:
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
@@ -114,18 +114,22 @@ class Server:
         """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
         0 among them.
         """
-        if any(stop.word != Word.STOPPED for stop in self.stopping.values()):
+        if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
             return False  # its user stopped it for good
-        remain = (len(self.roster.ranks) if self.roster else 0) - len(leaving)
-        if self.replaced:
-            return remain > 0 or self.roster is None  # between two attempts everybody else remains
-        return self.least < self.nodes and (self.least <= remain or not self.running) and 0 not in leaving
+        remain = (len(self.state.roster.ranks) if self.state.roster else 0) - len(leaving)
+        if self.terms.replaced:
+            return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
+        return (
+            self.terms.enough < self.terms.nodes
+            and (self.terms.enough <= remain or not self.state.running)
+            and 0 not in leaving
+        )
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
         while True:
             self.broadcast(wire.Ping())
-            await asyncio.sleep(self._heartbeat / BEATS)
+            await asyncio.sleep(self.terms.heartbeat / BEATS)
 
     async def close(self) -> None:
         """Send what is queued, and close all connections."""
@@ -134,7 +138,7 @@ class Server:
     async def _examine(self, link: Link) -> Seat | None:
         """Greet, hear the hello, and find out whether there is a seat for it; None where it was refused."""
         self._strangers[link] = None
-        if len(self._strangers) > self.nodes + STRANGERS:
+        if len(self._strangers) > self.terms.nodes + STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]  # at once: the next stranger may come before its connection notices
             oldest.cut()
@@ -151,35 +155,38 @@ class Server:
             raise MalformedError("not a hello")
         # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
         offset = hello.clock - (sent + time.time()) / 2
-        proof = hmac.digest(self._token, challenge.encode(), "sha256").hex()
+        proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
         if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
             self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello)
             return None
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
-        here = is_loopback(link.peer) or hello.process == self.process
+        here = is_loopback(link.peer) or hello.process == self.terms.process
         return await self._assess(link, Seat(hello, None if here else link.peer, offset))
 
     async def _assess(self, link: Link, seat: Seat) -> Seat | None:
         """Whether a launcher with the right token can have its seat."""
         hello, now = seat.hello, asyncio.get_running_loop().time()
-        if not await self.until(lambda: self.roster is not None, now + HELLO_SECONDS) or self.roster is None:
+        if (
+            not await self.until(lambda: self.state.roster is not None, now + HELLO_SECONDS)
+            or self.state.roster is None
+        ):
             self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
-        if reason := self.roster.objection(hello):
+        if reason := self.state.roster.objection(hello):
             self._refuse(link, reason, hello)
             return None
         node_rank = hello.card.node_rank
-        rival, older = self.roster.rival(hello), self.links.get(node_rank)
+        rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
         if rival and older and await self._answers(older):
             taken = f"RANK={node_rank} is taken by {rival.card.host}"
-            if self.stopping:  # a scheduler may replace what it stops before that has saved
+            if self.state.stopping:  # a scheduler may replace what it stops before that has saved
                 self._refuse(link, f"{taken}, which is stopping.", again=True)
             else:
                 self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello)
             return None
         if rival and older:
             self._unseat(rival, older, "it does not answer, and another launcher came in its place")
-        if self.running or self.roster is None:
+        if self.state.running or self.state.roster is None:
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
             self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")
             return None
@@ -187,13 +194,13 @@ class Server:
 
     async def unseat_silent(self, node_rank: int) -> None:
         """Empty a seat while nodes wait for each other, where its launcher does not answer."""
-        link, seat = self.links.get(node_rank), self.roster and self.roster.seats.get(node_rank)
+        link, seat = self.state.links.get(node_rank), self.state.roster and self.state.roster.seats.get(node_rank)
         if link and seat and not await self._answers(link):
             self._unseat(seat, link, "it does not answer")
 
     def _unseat(self, seat: Seat, link: Link, why: str) -> None:
         """Give up a launcher that does not answer, before its connection ends by itself."""
-        if self.links.get(seat.card.node_rank) is link:
+        if self.state.links.get(seat.card.node_rank) is link:
             self._miss(seat, why)
             link.cut()
 
@@ -206,56 +213,58 @@ class Server:
     async def _serve(self, link: Link, seat: Seat) -> None:
         """Give a launcher its seat, and hear it for as long as it stays."""
         loop, node_rank = asyncio.get_running_loop(), seat.card.node_rank
-        if self.roster is None:
+        if self.state.roster is None:
             return
-        if older := self.links.pop(node_rank, None):
+        if older := self.state.links.pop(node_rank, None):
             older.cut()
-        self.roster.admit(seat)
-        self.links[node_rank] = link
+        self.state.roster.admit(seat)
+        self.state.links[node_rank] = link
         self.changes += 1
-        if not self.roster.fits(seat):
-            self.odd_since = min(self.odd_since, loop.time())
-        link.send(wire.Welcome(max(0.0, self.deadline - loop.time()), self.roster.own.host, self._heartbeat))
+        if not self.state.roster.fits(seat):
+            self.state.odd_since = min(self.state.odd_since, loop.time())
+        link.send(
+            wire.Welcome(max(0.0, self.state.deadline - loop.time()), self.state.roster.own.host, self.terms.heartbeat)
+        )
         self.wake()
         ended = "its connection closed"
         try:
             while True:
-                message = await link.receive(self._heartbeat)
+                message = await link.receive(self.terms.heartbeat)
                 self._heard[link] = loop.time()
-                if self.links.get(node_rank) is link:
+                if self.state.links.get(node_rank) is link:
                     self._hear(message, seat)
                 self.wake()
         except SilentError as error:
             ended = str(error)
         finally:
-            if self.links.get(node_rank) is link:
+            if self.state.links.get(node_rank) is link:
                 self._miss(seat, ended)
 
     def _hear(self, message: object, seat: Seat) -> None:
         node_rank = seat.card.node_rank
         if isinstance(message, wire.Probed) and message.round == self.round:
-            self.probed[node_rank] = message
-        elif isinstance(message, wire.Report) and self.running:
+            self.state.probed[node_rank] = message
+        elif isinstance(message, wire.Report) and self.state.running:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
         elif isinstance(message, wire.Stopping):
-            self.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
-            if not self.outlives(self.stopping):
+            self.state.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
+            if not self.outlives(self.state.stopping):
                 self.broadcast(stop, but=node_rank)
-            elif not self.running:
-                del self.stopping[node_rank]
-                self.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
+            elif not self.state.running:
+                del self.state.stopping[node_rank]
+                self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
                 self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
 
     def _miss(self, seat: Seat, ended: str) -> None:
         """A launcher's connection ended: a lost node during the run, an empty seat before it."""
         node_rank = seat.card.node_rank
-        del self.links[node_rank]
+        del self.state.links[node_rank]
         self.changes += 1
-        if self.running:
+        if self.state.running:
             self.take(Outcome(node_rank, seat.card.host, Word.LOST, time.time(), evidence=ended))
-        elif self.roster:
-            self.roster.vacate(node_rank)
+        elif self.state.roster:
+            self.state.roster.vacate(node_rank)
         self.wake()
 
     def _refuse(self, link: Link, reason: str, hello: wire.Hello | None = None, *, again: bool = False) -> None:
@@ -269,4 +278,4 @@ class Server:
         """Say something about somebody who came, but not for ever."""
         if line not in self._noted and len(self._noted) < NOTES:
             self._noted.add(line)
-            self.say(line)
+            self.terms.say(line)
