@@ -88,7 +88,7 @@ test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one 
 	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
 
 .PHONY: mutants
-mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; ten minutes (ARGS=--all, ARGS="plan ending")
+mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; a quarter of an hour (ARGS=--all, ARGS="plan ending")
 	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
 
 .PHONY: engine
