@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 import yaml
 
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, did_you_mean
 
 WORDS: Mapping[str, bool] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -27,8 +26,8 @@ def read_config(path: Path, command: click.Command, context: click.Context) -> d
         line = key.start_mark.line + 1
         name = str(key.value).replace("-", "_")
         if name not in options:
-            near = difflib.get_close_matches(name, [str(known) for known in options], n=1)
-            meant = f" Did you mean {near[0]}?" if near else f" Options are listed by: slipway {command.name} --help"
+            listed = f" Options are listed by: slipway {command.name} --help"
+            meant = did_you_mean(name, (str(known) for known in options)) or listed
             raise ConfigurationError(f"{path} line {line}: there is no option {key.value!r}.{meant}")
         if name in found:
             raise ConfigurationError(f"{path} line {line}: {name} is given already in line {found[name][1]}.")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, nearest
 
 STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
 FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"
@@ -36,15 +36,13 @@ class Dataset(click.ParamType[str]):
 def meant_dataset(value: str) -> str:
     """What a wrong `--dataset` probably meant, as a sentence; empty where nothing comes near."""
     scheme, colon, rest = value.partition(":")
-    import difflib  # only where somebody mistyped: it takes milliseconds
-
-    near = difflib.get_close_matches(scheme, [STDLIB, FILE, TOKENS, HUB], n=1)
-    if near and colon and near[0] != STDLIB:
-        return f" Did you mean {near[0]}:{rest or '…'}?"
+    near = nearest(scheme, (STDLIB, FILE, TOKENS, HUB))
+    if near and colon and near != STDLIB:
+        return f" Did you mean {near}:{rest or '…'}?"
     if Path(value).exists():
         return f" Did you mean {TOKENS if (Path(value) / MANIFEST).exists() else FILE}:{value}?"
     if near:
-        return f" Did you mean {near[0]}{'' if near[0] == STDLIB else ':…'}?"
+        return f" Did you mean {near}{'' if near == STDLIB else ':…'}?"
     return f" Did you mean {HUB}:{value}?" if "/" in value and REPO.fullmatch(value) else ""
 
 
@@ -70,7 +68,7 @@ def check_dataset(dataset: str) -> None:
     if scheme == HUB:
         read_hub(rest)
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
-        raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest(rest)}")
+        raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}")
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():
         again = Path(rest) / ".preparation"
         raise ConfigurationError(
@@ -85,7 +83,7 @@ def check_tokenizer(name: str) -> None:
     """Raise ConfigurationError for a path that is not there; what could be a repo of the Hub is asked for later."""
     if not Path(name).exists() and (not REPO.fullmatch(name) or name.endswith(".json") or name.startswith(".")):
         raise ConfigurationError(
-            f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest(name)} Type bytes, the path of a "
+            f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest_path(name)} Type bytes, the path of a "
             "tokenizer.json or of a folder with one, or a repo of the Hub."
         )
 
@@ -95,11 +93,8 @@ def seen_from(path: str) -> str:
     return "" if Path(path).is_absolute() else f" in {Path.cwd()}"
 
 
-def nearest(path: str) -> str:
+def nearest_path(path: str) -> str:
     """A sentence with the name beside `path` that comes nearest; empty where there is none."""
     folder = Path(path).parent
-    beside = sorted(other.name for other in folder.iterdir()) if folder.is_dir() else []
-    import difflib  # only where somebody mistyped: it takes milliseconds
-
-    near = difflib.get_close_matches(Path(path).name, beside, n=1)
-    return f" Did you mean {folder / near[0]}?" if near else ""
+    near = nearest(Path(path).name, sorted(other.name for other in folder.iterdir()) if folder.is_dir() else ())
+    return f" Did you mean {folder / near}?" if near else ""

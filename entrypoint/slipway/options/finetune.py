@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, option
-from slipway.options.dataset import REPO, nearest, seen_from
+from slipway.options.dataset import REPO, nearest_path, seen_from
 from slipway.options.gpt import TextOptions
 from slipway.protocol.mistake import ConfigurationError
 
@@ -44,7 +44,7 @@ class FinetuneOptions(TextOptions):
             return
         if Path(self.model).exists() or self.model.startswith(".") or not REPO.fullmatch(self.model):
             raise ConfigurationError(
-                f"--model {self.model} is no folder{seen_from(self.model)}.{nearest(self.model)} Type the path of a folder "
+                f"--model {self.model} is no folder{seen_from(self.model)}.{nearest_path(self.model)} Type the path of a folder "
                 "with config.json and safetensors, or a repo of the Hub: OWNER/NAME or OWNER/NAME@REVISION."
             )
 

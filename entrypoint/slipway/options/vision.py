@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, Exportable, option
-from slipway.options.dataset import nearest, seen_from
-from slipway.protocol.mistake import ConfigurationError
+from slipway.options.dataset import nearest_path, seen_from
+from slipway.protocol.mistake import ConfigurationError, nearest
 
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
 
@@ -31,10 +31,7 @@ class PictureData(click.ParamType[str]):
         scheme, _, path = text.partition(":")
         if text in (GLYPHS, CIFAR10) or (scheme == FOLDER and path):
             return text
-        import difflib  # only where somebody mistyped: it takes milliseconds
-
-        near = difflib.get_close_matches(scheme, [GLYPHS, CIFAR10, FOLDER], n=1)
-        meant = f"{FOLDER}:{text}" if Path(text).is_dir() else near[0] if near else ""
+        meant = f"{FOLDER}:{text}" if Path(text).is_dir() else nearest(scheme, (GLYPHS, CIFAR10, FOLDER))
         meant = f"{FOLDER}:{path or 'PATH'}" if meant == FOLDER else meant
         hint = f" Did you mean {meant}?" if meant else ""
         raise click.BadParameter(
@@ -115,4 +112,6 @@ class VisionOptions(Exportable):
             raise click.UsageError(f"{name} is for pictures in a folder; type --dataset folder:PATH with it.")
         if self.folder is not None and not self.folder.is_dir():
             path = str(self.folder)
-            raise ConfigurationError(f"--dataset {self.dataset}: there is no {path}{seen_from(path)}.{nearest(path)}")
+            raise ConfigurationError(
+                f"--dataset {self.dataset}: there is no {path}{seen_from(path)}.{nearest_path(path)}"
+            )

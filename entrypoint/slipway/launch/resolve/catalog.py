@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.mistake import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,9 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
 
 def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
     """The error for a first argument that means nothing."""
-    import difflib  # only where somebody mistyped: it takes milliseconds
-
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = f"Did you mean {near[0]}? " if near else ""
+    meant = did_you_mean(name, known)
     program = " It exists but is not executable." if Path(name).is_file() and not shutil.which(name) else ""
     return LaunchError(
-        f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program} {meant}"
+        f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "
         f"Available are {', '.join(sorted(known))}."
     )

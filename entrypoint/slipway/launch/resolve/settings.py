@@ -5,13 +5,14 @@ Command line > environment > `.env` > default. Nothing here changes the process'
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.mistake import did_you_mean
 
 
 class Claim(NamedTuple):
@@ -331,13 +332,5 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        text = f"{claim.about(setting.name)}: {error}.{meant(claim.value, setting.words)} {type_this}"
+        text = f"{claim.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None
-
-
-def meant(text: str, words: Sequence[str]) -> str:
-    """What somebody who mistyped one of these words meant, as a sentence with a space in front; empty where none is near."""
-    import difflib  # only where somebody mistyped: it takes milliseconds
-
-    near = difflib.get_close_matches(text.lower(), words, n=1)
-    return f" Did you mean {near[0]}?" if near else ""

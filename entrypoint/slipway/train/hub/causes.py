@@ -5,7 +5,6 @@ The library wraps causes in each other: a rate limit surfaces as "entry not foun
 
 from __future__ import annotations
 
-import difflib
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.protocol.errors import DISK_ERRORS
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, did_you_mean
 from slipway.train.worker.outcome import ExplainedError
 
 if TYPE_CHECKING:
@@ -141,7 +140,8 @@ def revisions(repo: str, revision: str | None, kind: str) -> str:
     with suppress(Exception):  # the mistake itself is what has to be told
         refs = HfApi().list_repo_refs(repo, repo_type=kind)
         names = [ref.name for ref in [*refs.branches, *refs.tags]]
-    return f"{near(revision or '', names)}There are {listed(names)}, and each commit." if names else ""
+    meant = did_you_mean(revision or "", names)
+    return f"{meant} There are {listed(names)}, and each commit.".lstrip() if names else ""
 
 
 def neighbours(repo: str, kind: str) -> str:
@@ -157,13 +157,7 @@ def neighbours(repo: str, kind: str) -> str:
         owner = repo.rpartition("/")[0]
         found: Any = (api.list_models if kind == "model" else api.list_datasets)(author=owner or None, limit=100)
         names = [one.id for one in found] if owner else []
-    return near(repo, names)
-
-
-def near(name: str, names: Sequence[str]) -> str:
-    """A question about the name that is most like `name`."""
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {found[0]}? " if found else ""
+    return f"{did_you_mean(repo, names)} ".lstrip()
 
 
 def listed(names: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.options.dataset import nearest, seen_from
+from slipway.options.dataset import nearest_path, seen_from
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.tokens.borders import border
 
@@ -61,7 +61,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
     sources: list[Source] = []
     for given in inputs:
         if not given.exists():
-            raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest(str(given))}")
+            raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest_path(str(given))}")
         kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
         if not paths:
             raise ConfigurationError(f"{given} is empty; there is no text in it.")
