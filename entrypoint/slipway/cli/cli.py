@@ -16,9 +16,6 @@ import click
 from slipway import __version__
 from slipway.cli.arguments import foresee_interfaces, options_json, options_lines, read_job
 from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
-from slipway.launch.attempt.stops import turn_deaf
-from slipway.launch.closing import tell_pod
-from slipway.launch.job import run_job
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
@@ -116,6 +113,9 @@ def run(words: tuple[str, ...], **options: Any) -> None:
 
         if code := check_first(job):
             sys.exit(code)
+    from slipway.launch.attempt.stops import turn_deaf  # what supervises is of use to no other command
+    from slipway.launch.job import run_job
+
     code = run_job(job)
     turn_deaf()
     sys.exit(code)
@@ -194,6 +194,8 @@ SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sa
 
 def _tell_pod(code: int, said: str) -> None:
     if sys.argv[1:2] and sys.argv[1] not in SILENT:
+        from slipway.launch.closing import tell_pod
+
         tell_pod(code, said)
 
 
