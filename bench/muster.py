@@ -85,7 +85,9 @@ def count_bytes() -> dict[str, int]:
 
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Node 0 with its real Muster; what it cost."""
-    import slipway.launch.muster.client  # noqa: F401
+    import slipway.launch.muster.client
+    import slipway.launch.muster.coordinator
+    import slipway.launch.muster.server  # noqa: F401
 
     counts = count_bytes()
     start = wait_for_start()

@@ -76,7 +76,7 @@ def test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing(l
 
 
 def test_a_muster_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_compare", lambda conduct: 1 / 0)
+    monkeypatch.setattr(Coordinator, "_compare", lambda coordinator: 1 / 0)
     crew = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
     play(*crew)
     assert [one.code for one in crew] == [1, 76]

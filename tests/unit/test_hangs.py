@@ -34,17 +34,17 @@ def test_a_beat_that_makes_no_sense_is_none(tmp_path: Path, content: str) -> Non
     assert read_beats(tmp_path, (0,)) == {}
 
 
-def look(pulse: HangDetector, seconds: range, *beats: Beat) -> None:
+def look(detector: HangDetector, seconds: range, *beats: Beat) -> None:
     for now in seconds:
-        pulse.look({beat.rank: beat for beat in beats}, float(now))
+        detector.look({beat.rank: beat for beat in beats}, float(now))
 
 
 def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None:
     """The second in which it is a hang; the beats never change."""
-    pulse = HangDetector([beat.rank for beat in beats], limit, 0.0)
+    detector = HangDetector([beat.rank for beat in beats], limit, 0.0)
     for now in range(1, until):
-        look(pulse, range(now, now + 1), *beats)
-        if pulse.hangs:
+        look(detector, range(now, now + 1), *beats)
+        if detector.hangs:
             return now
     return None
 
@@ -56,11 +56,11 @@ def test_each_phase_may_stand_still_for_its_own_time(phase: Phase) -> None:
 
 
 def test_a_rank_that_never_wrote_stands_in_setup() -> None:
-    pulse = HangDetector([0], 10.0, 0.0)
-    look(pulse, range(1, 31))
-    assert not pulse.hangs
-    look(pulse, range(31, 32))
-    assert pulse.hangs
+    detector = HangDetector([0], 10.0, 0.0)
+    look(detector, range(1, 31))
+    assert not detector.hangs
+    look(detector, range(31, 32))
+    assert detector.hangs
 
 
 def test_0_waits_for_ever() -> None:
@@ -73,27 +73,27 @@ def test_a_rank_that_works_is_waited_for_by_the_others() -> None:
 
 
 def test_any_change_begins_anew() -> None:
-    pulse = HangDetector([0, 1], 10.0, 0.0)
+    detector = HangDetector([0, 1], 10.0, 0.0)
     for now in range(1, 200):
-        look(pulse, range(now, now + 1), Beat(0, Phase.TRAIN, 1), Beat(1, Phase.TRAIN, now // 5))
-        assert not pulse.hangs
+        look(detector, range(now, now + 1), Beat(0, Phase.TRAIN, 1), Beat(1, Phase.TRAIN, now // 5))
+        assert not detector.hangs
 
 
 def test_waiting_for_data_is_no_progress_however_often_it_is_said() -> None:
-    pulse = HangDetector([0], 10.0, 0.0)
+    detector = HangDetector([0], 10.0, 0.0)
     for now in range(1, 13):
-        look(pulse, range(now, now + 1), Beat(0, Phase.DATA, 4, None, now))
-    assert pulse.hangs
-    look(pulse, range(13, 14), Beat(0, Phase.DATA, 5, None, 13))
-    assert not pulse.hangs
+        look(detector, range(now, now + 1), Beat(0, Phase.DATA, 4, None, now))
+    assert detector.hangs
+    look(detector, range(13, 14), Beat(0, Phase.DATA, 5, None, 13))
+    assert not detector.hangs
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A container that was frozen, a launcher whose reader paused."""
-    pulse = HangDetector([0], 10.0, 0.0)
-    look(pulse, range(1, 2), Beat(0, Phase.TRAIN, 1))
-    pulse.look({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
-    assert not pulse.hangs
+    detector = HangDetector([0], 10.0, 0.0)
+    look(detector, range(1, 2), Beat(0, Phase.TRAIN, 1))
+    detector.look({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
+    assert not detector.hangs
 
 
 def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
@@ -116,11 +116,11 @@ def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
 def test_the_ranks_that_lag_behind_are_named(
     beats: list[Beat], states: dict[int, str], behind: tuple[int, ...], says: str
 ) -> None:
-    pulse = HangDetector([beat.rank for beat in beats], 10.0, 0.0)
-    look(pulse, range(1, 2), *beats)
-    found = pulse.stragglers(lambda pid: states.get(pid, ""))
+    detector = HangDetector([beat.rank for beat in beats], 10.0, 0.0)
+    look(detector, range(1, 2), *beats)
+    found = detector.stragglers(lambda pid: states.get(pid, ""))
     assert tuple(beat.rank for beat in found) == behind
-    assert says in pulse.describe(found, lambda pid: states.get(pid, ""))
+    assert says in detector.describe(found, lambda pid: states.get(pid, ""))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,6 @@ def test_the_ranks_that_lag_behind_are_named(
     ],
 )
 def test_an_attempt_has_moved_once_a_rank_took_a_step(beat: Beat, begun: int, moved: bool) -> None:
-    pulse = HangDetector([0, 1], 10.0, 0.0)
-    look(pulse, range(1, 2), beat)
-    assert pulse.started(begun) is moved
+    detector = HangDetector([0, 1], 10.0, 0.0)
+    look(detector, range(1, 2), beat)
+    assert detector.started(begun) is moved

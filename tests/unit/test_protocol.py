@@ -56,7 +56,7 @@ def test_a_phase_has_a_word_and_patience(phase: Phase) -> None:
 
 
 def test_what_may_last_long_has_more_patience_than_a_step() -> None:
-    """A beat under another name would fall back to that of `train`, and a run that compiles would end as a hang."""
+    """A run that compiles, or saves to a slow disk, is no hang."""
     patient = {phase for phase in Phase if phase.patience > 1}
     assert set(Phase) - patient == {Phase.TRAIN, Phase.DATA}
     assert patient >= BEFORE_FIRST_STEP

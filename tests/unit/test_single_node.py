@@ -11,7 +11,7 @@ from environments import PER_PROCESS
 from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.job import announce, give_up, stopped_here
+from slipway.launch.job import announce, decide_next, give_up, stopped_here
 from slipway.launch.muster.card import Go
 from slipway.launch.node import Node
 from slipway.launch.resolve.job import Job
@@ -135,3 +135,11 @@ def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
     go = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, seen, None)
     _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), go)
     assert (node.run.shared, node.run.attempt) == (shared, 3)
+
+
+def test_a_crash_loop_of_a_single_node_is_told_as_that_and_not_as_its_last_failure() -> None:
+    node = Node(Run(Path("lm"), "none", 3), (tried(1, moved=True), tried(2, moved=True)))
+    with Stops() as stops:
+        ending = decide_next(make_job(), node, tried(3, moved=True), stops, judge([tried().outcome]), ())
+    assert (ending.pause, ending.verdict.word) == (None, "no-progress")
+    assert ending.verdict == judge([ending.verdict.first])

@@ -98,7 +98,7 @@ def test_the_newest_lines_of_stderr_are_kept_as_evidence(make_output: MakeOutput
     output.write(b"from stdout\n", stream=0)
     output.write(b"".join(b"%d\n" % number for number in range(100)) + b"\xff last", stream=1)
     output.end()
-    last = output.relay.last
+    last = output.output.last
     assert list(last) == [0, 1]
     assert len(last[0]) == module.REMEMBERED
     assert list(last[0])[-2:] == ["99", "\ufffd last"]
@@ -109,10 +109,10 @@ def test_last_words_are_not_lost_when_a_leftover_process_holds_the_pipe(
     make_output: MakeOutput, tmp_path: Path
 ) -> None:
     output = make_output(ranks=(0,), alone=True)
-    held = os.dup(output.relay.writers[0])
+    held = os.dup(output.output.writers[0])
     os.write(held, b"last words")
-    output.relay.close_writers()
-    output.relay.close()
+    output.output.close_writers()
+    output.output.close()
     os.close(held)
     assert logged(tmp_path) == ABOVE + b"last words\n"
 

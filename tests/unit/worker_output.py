@@ -12,23 +12,23 @@ from slipway.launch.attempt.worker_output import WorkerOutput
 
 
 class Output:
-    """A relay with its selector. Streams are numbered: stdout and stderr of the first rank, of the second, …"""
+    """The output with its selector. Streams are numbered: stdout and stderr of the first rank, of the second, …"""
 
     def __init__(self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path) -> None:
         self.selector = selectors.DefaultSelector()
-        self.relay = WorkerOutput(list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2")
+        self.output = WorkerOutput(list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2")
 
     def write(self, text: bytes, stream: int = 0) -> None:
-        """Write into a worker's pipe, and let the relay read all that is there."""
-        os.write(self.relay.writers[stream], text)
+        """Write into a worker's pipe, and let all be read that is there."""
+        os.write(self.output.writers[stream], text)
         self._read(0)
 
     def end(self) -> None:
         """The workers end."""
-        self.relay.close_writers()
-        while self.relay.open and self._read(5):
+        self.output.close_writers()
+        while self.output.open and self._read(5):
             continue
-        self.relay.close()
+        self.output.close()
 
     def _read(self, seconds: float) -> bool:
         came = False
@@ -36,7 +36,7 @@ class Output:
             came = True
             for key, _ in ready:
                 key.data()
-            if not self.relay.open:
+            if not self.output.open:
                 break
         return came
 

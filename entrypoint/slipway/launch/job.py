@@ -67,7 +67,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             if job.single and not node.tries:
                 raise
             tried = not_started(job, node.run, error)
-        rule = partial(decide_next, job, node, tried, stops)
+        taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
+        rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         node = dataclasses.replace(node, tries=(*node.tries, tried))
@@ -86,7 +87,7 @@ def was_stopped(stops: Stops) -> bool:
 
 
 def take_lock(job: Job, node: Node, stops: Stops, stack: ExitStack) -> RunLock:
-    """RunLock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
+    """Lock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
     stops.watch(node.run.path)
     lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops))
     if not node.tries and not node.missed and job.plan.topology.rank == 0:
@@ -120,8 +121,13 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
     decision = decide(tries, job.restarts, node.earlier)
     if decision.stuck:
         first = give_up(tries).outcome
-        verdict = dataclasses.replace(verdict, word=first.word, first=first)
+        verdict = judge((first,)) if job.single else dataclasses.replace(verdict, word=first.word, first=first)
     return Ending(verdict, decision.pause, decision.why)
+
+
+def end_here(verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
+    """Nothing follows."""
+    return Ending(verdict)
 
 
 def give_up(tries: tuple[Try, ...]) -> Try:

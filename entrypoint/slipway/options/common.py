@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import click
 
+from slipway.options.target import require_target
+
 COUNT = click.IntRange(min=1)
 COUNT_OR_ZERO = click.IntRange(min=0)
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -125,8 +127,6 @@ class Exportable(Common):
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other, ConfigurationError where --export cannot go."""
-        from slipway.options.target import require_target  # which needs the error above
-
         super().check()
         if self.export:
             require_target(Path(self.export))

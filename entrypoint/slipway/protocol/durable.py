@@ -5,7 +5,13 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file that is the old one or the new one, never half of it or none. Raises OSError."""
+    """Write a file that is the old one or the new one, never half of it or none, and so is its name. Raises OSError."""
+    write_whole(path, content)
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """The same where nothing depends on which of them a machine that loses its power comes back with. Raises OSError."""
     # A hidden file of the plain name may be the user's own, and another process may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -17,7 +23,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def sync_tree(folder: Path) -> None:

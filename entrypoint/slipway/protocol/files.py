@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol.durable import replace_file
+from slipway.protocol.durable import write_whole
 
 # Of the whole job:
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"  # what was started; the verdict with every attempt
@@ -91,4 +91,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that is either the old one or the new one, never half of it. Raises OSError."""
-    replace_file(path, json.dumps(value, indent=1) + "\n")
+    write_whole(path, json.dumps(value, indent=1) + "\n")

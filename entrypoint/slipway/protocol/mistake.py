@@ -1,10 +1,14 @@
-"""A user's mistake, as launcher, options and workers tell it apart from all other errors, and what he may have meant."""
+"""Errors of which the message says it all: no traceback is printed. And what somebody who mistyped a name may have meant."""
 
 from collections.abc import Iterable
 
 
 class ConfigurationError(Exception):
     """A mistake of the user's outside the command line; the message says what to type instead."""
+
+
+class ExplainedError(Exception):
+    """A failure that is nobody's mistake, and may not come again."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,8 +12,7 @@ from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.protocol.errors import DISK_ERRORS
-from slipway.protocol.mistake import ConfigurationError, did_you_mean
-from slipway.train.worker.outcome import ExplainedError
+from slipway.protocol.mistake import ConfigurationError, ExplainedError, did_you_mean
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

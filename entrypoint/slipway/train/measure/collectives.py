@@ -94,7 +94,7 @@ class CollectiveBuffers:
 
 
 def make_buffers(collective: str, elements: int, dtype: torch.dtype, context: Context) -> CollectiveBuffers:
-    """CollectiveBuffers for a message of `elements` in all, on the context's device."""
+    """Buffers for a message of `elements` in all, on the context's device."""
     rank, ranks = context.place.rank, context.place.world_size
     whole = torch.empty(elements, dtype=dtype, device=context.device)
     part = whole.new_empty(elements // ranks) if collective in (ALL_GATHER, REDUCE_SCATTER) else whole

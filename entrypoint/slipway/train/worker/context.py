@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file
+from slipway.protocol.mistake import ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.worker.group import leave_group, open_device, open_group
 from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.outcome import ExplainedError, WorkerOutcome, describe_failure, write_outcome
+from slipway.train.worker.outcome import WorkerOutcome, describe_failure, write_outcome
 from slipway.train.worker.place import Place, read_place
 from slipway.train.worker.stop import StopFlag
 
@@ -86,7 +87,7 @@ class Context:
         self._flag.begin_stop_exchange(late)
 
     def finish_stop_exchange(self) -> tuple[str | None, bool]:
-        """`stopped`, `cancelled` or None, and whether data are late, as of the last `look`: the same on all ranks."""
+        """`stopped`, `cancelled` or None, and whether data are late, as of the exchange begun last: the same on all ranks."""
         return self._flag.finish_stop_exchange()
 
     def agree(self, late: bool = False) -> tuple[str | None, bool]:

@@ -35,9 +35,10 @@ class Heartbeat:
         """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second.
 
         The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
-        KeyError for a phase that there is not: nobody would know how long it may last.
+        ValueError for a phase that there is not: nobody would know how long it may last.
         """
-        phase = PHASES[phase]
+        if phase not in PHASES:
+            raise ValueError(f"there is no phase {phase!r}; there are {', '.join(PHASES)}")
         now = time.monotonic()
         self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}

@@ -34,10 +34,6 @@ class NoProgressError(Exception):
     """Training cannot get any further, and another attempt would not help."""
 
 
-class ExplainedError(Exception):
-    """A failure of which the message says all that there is to know: no traceback is printed."""
-
-
 class PeerError(Exception):
     """Another rank cannot go on; it says itself why."""
 

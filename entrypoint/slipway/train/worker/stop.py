@@ -40,7 +40,7 @@ class StopFlag:
         return WORDS[word], bool(late)
 
     def close(self) -> None:
-        """Wait for the exchange that `look` left under way."""
+        """Wait for the exchange that `begin_stop_exchange` left under way."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -48,7 +48,11 @@ class StopFlag:
 
 def read_stop_flag(path: Path) -> str | None:
     """What the launcher wrote into the flag, None where there is none; one that makes no sense means `stopped`."""
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError:
         return None
+    except OSError:
+        return Word.STOPPED
     word = read_json(path).get("outcome")
     return word if word in WORDS[1:] else Word.STOPPED
