@@ -39,9 +39,7 @@ def test_type_checkers_see_the_public_names_that_there_are() -> None:
     seen = {
         (node.module, alias.asname) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert seen == {
-        (f"slipway.{module}", name) for module, names in slipway.train.PUBLIC.items() for name in names
-    }
+    assert seen == {(f"slipway.{module}", name) for module, names in slipway.train.PUBLIC.items() for name in names}
     for _, name in seen:
         assert getattr(slipway.train, str(name)).__doc__
     with pytest.raises(AttributeError, match="no attribute 'fitt'"):
