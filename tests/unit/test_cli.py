@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,3 +185,11 @@ def test_the_mpi_backend_is_refused_where_torch_lacks_it(slipway: Slipway, monke
     answer = slipway("plan", "--backend", "mpi", "linear")
     assert answer.code == 78
     assert [word for word in ("gloo", "nccl", "mpirun") if word not in answer.err] == []
+
+
+def test_a_console_script_stays_the_same_when_a_checkout_is_brought_up_to_date() -> None:
+    """`git pull` changes the package and not what pip made of it: .venv/bin/slipway looks for the same name."""
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"slipway": "slipway.cli:main"}
+    code = "import sys; from slipway.cli import main; sys.argv = ['slipway', '--version']; main()"
+    assert "version" in subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
