@@ -53,6 +53,14 @@ def test_a_node_with_an_error_ends_with_its_code_and_its_peer_shows_the_error(ch
     assert {row["what"] for each in nodes for row in each["findings"]} >= {"CPU product", "all-reduce", "other nodes"}
 
 
+def test_what_others_found_is_shown_where_their_processes_cannot_meet(checked: Node) -> None:
+    jobs = [checked(0), checked(1, "--runs", "/proc/none", GLOO_SOCKET_IFNAME="none0")]
+    assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
+    table = jobs[0].text.rpartition("node 1, ")[2]
+    assert "error    run directory" in table, jobs[0].text
+    assert "none0" in jobs[0].text
+
+
 def test_a_node_that_never_comes_is_a_row(checked: Node) -> None:
     job = checked(0, "--muster-timeout", "3")
     assert job.end() == 78, job.text

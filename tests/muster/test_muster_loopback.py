@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 
+from slipway.launch.health.finding import ok
 from slipway.launch.muster import coordinator
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.muster import Muster
@@ -34,6 +35,20 @@ def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: i
         assert (one.go.shared, one.go.interface, one.go.notes) == (True, "lo", ())
         assert one.code == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make) -> None:
+    def read_peers(muster: Muster) -> None:
+        deadline = time.monotonic() + 10
+        while len(muster.peers) < 20 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        found.append([(peer.card.node_rank, peer.card.findings[0].found) for peer in muster.peers])
+
+    found: list[Any] = []
+    rows = [tuple(ok("disk", f"{rank}" * 200) for _ in range(40)) for rank in range(20)]
+    crew = [launcher(rank, 20, card={"findings": rows[rank]}, work=read_peers) for rank in range(20)]
+    play(*crew)
+    assert found == [[(rank, f"{rank}" * 200) for rank in range(20)]] * 20
 
 
 @pytest.mark.parametrize("late", [0, 1])

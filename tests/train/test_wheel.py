@@ -1,10 +1,13 @@
 """The package as a wheel: a folder without `__init__.py` is in the checkout and would not be in it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from slipway.launch.resolve.host import name_user
 
 ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
@@ -41,7 +44,13 @@ def test_every_module_is_in_the_wheel_and_can_be_imported_from_it(tmp_path: Path
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps")
     subprocess.run([*pip, "--no-build-isolation", "--no-index", "--target", installed, copy], check=True)
     words = (sys.executable, "-c", IMPORT_ALL, installed)
-    done = subprocess.run(words, env={"PYTHONPATH": str(installed)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words,
+        env={**os.environ, **name_user(os.environ), "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     modules = {
         ".".join(file.relative_to(ROOT / "entrypoint").with_suffix("").parts).removesuffix(".__init__")

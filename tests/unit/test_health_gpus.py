@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from stand_ins import FakeNvml, NvmlError, make_card, make_devices
 
-from slipway.launch.health.finding import Finding
 from slipway.launch.health.gpus import GpuReading, judge_driver, judge_gpu, look_at_gpus
 from slipway.launch.health.kernel_log import find_xids, judge_xids, look_at_kernel_log
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.devices import Devices
 from slipway.protocol.errors import UNHEALTHY
 

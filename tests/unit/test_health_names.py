@@ -8,9 +8,9 @@ import threading
 import pytest
 from stand_ins import resolve
 
-from slipway.launch.health.finding import Finding
 from slipway.launch.health.names import judge_own_name, judge_port, look_at_names
 from slipway.launch.health.patience import within
+from slipway.launch.muster.card import Finding
 from slipway.protocol.errors import CONFIGURATION
 
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"}

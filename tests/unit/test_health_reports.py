@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from participants import make_card
 from stand_ins import make_devices, make_host, make_sources, resolve
 
 from slipway.launch.health import nodes as meeting
@@ -17,7 +19,6 @@ from slipway.launch.health.finding import (
     WIDTH,
     NodeReport,
     exit_code,
-    findings_json,
     findings_lines,
     misconfigured,
     ok,
@@ -31,6 +32,9 @@ from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, pa
 from slipway.launch.health.products import ProbeEnding, judge_product, read_report
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
+from slipway.launch.muster.card import Finding
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
+from slipway.launch.muster.messages import Peer
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
@@ -116,31 +120,29 @@ def test_the_quick_check_looks_at_everything(tmp_path: Path) -> None:
 # -- what nodes exchange
 
 
-def told(rank: int, *rows: Any, clock: float = 100.0, **more: Any) -> dict[str, Any]:
-    """A node in nodes.json."""
-    about = {"gpus": ["NVIDIA H100"], "driver": "550", "clock": clock, **more}
-    return {"node_rank": rank, "host": f"n{rank}", "findings": findings_json(rows), **about}
+def peer(rank: int, *rows: Finding, offset: float = 0.0, **more: Any) -> Peer:
+    """A launcher among two, with its findings."""
+    return Peer(make_card(rank, 2, gpus=("NVIDIA H100",), findings=rows, **{"driver": "550", **more}), offset)
 
 
 EXCHANGE = {"text": "9 GB/s, 4 processes, nccl", "links": ["1 GB/s", "2 GB/s"], "slow": None}
-OWN = NodeReport(0, "n0", ROWS[:1])
+OWN = NodeReport(0, "host0", ROWS)
 
 
 def test_every_node_gets_its_own_findings_and_its_bandwidth() -> None:
-    content = json.loads(json.dumps({"nodes": [told(1, sick("GPU 0", "lost")), told(0, *ROWS)], "exchange": EXCHANGE}))
-    reports = assemble(OWN, content, None)
-    assert [report.host for report in reports] == ["n0", "n1"]
+    reports = assemble(OWN, [peer(1, sick("GPU 0", "lost")), peer(0, *ROWS)], EXCHANGE, None)
+    assert [report.host for report in reports] == ["host0", "host1"]
     assert reports[0].findings[: len(ROWS)] == ROWS
     assert [row.what for row in reports[0].findings[len(ROWS) :]] == ["other nodes", "all-reduce"]
     assert [row.what for row in reports[1].findings] == ["GPU 0", "all-reduce"]
-    assert "2 GB/s to and from" in reports[0].findings[-1].found
+    assert "1 GB/s to and from" in reports[0].findings[-1].found
     assert exit_code(reports[0].findings) == CONFIGURATION
     assert exit_code(reports[1].findings) == UNHEALTHY
 
 
 def test_a_node_that_is_slow_is_warned_of() -> None:
-    content = {"nodes": [told(0), told(1)], "exchange": EXCHANGE | {"slow": {"node": 1, "text": "rank 3: 9 s"}}}
-    reports = assemble(OWN, content, None)
+    slow = {"slow": {"node": 1, "text": "rank 3: 9 s"}}
+    reports = assemble(OWN, [peer(0), peer(1)], EXCHANGE | slow, None)
     assert [report.findings[-1].level for report in reports] == ["ok", "warning"]
     assert "rank 3: 9 s" in reports[1].findings[-1].found
 
@@ -148,39 +150,56 @@ def test_a_node_that_is_slow_is_warned_of() -> None:
 @pytest.mark.parametrize(("what", "advice"), [("own", "its clocks"), ("link", "its network card")])
 def test_what_to_look_at_follows_from_what_is_slow(what: str, advice: str) -> None:
     slow = {"node": 1, "text": f"rank 3: {Straggler(3, what, 9.0, 1.0).text}"}
-    row = assemble(OWN, {"nodes": [told(0), told(1)], "exchange": EXCHANGE | {"slow": slow}}, None)[1].findings[-1]
+    row = assemble(OWN, [peer(0), peer(1)], EXCHANGE | {"slow": slow}, None)[1].findings[-1]
     assert advice in row.advice
     assert ("network" in row.advice) == (what == "link")
 
 
 def test_what_should_be_alike_and_is_not_is_a_warning() -> None:
-    content = {"nodes": [told(0), told(1, driver="560", clock=109.0)], "exchange": EXCHANGE}
-    (row,) = [row for row in assemble(OWN, content, None)[0].findings if row.what == "differences"]
+    reports = assemble(OWN, [peer(0), peer(1, driver="560", offset=9.0)], EXCHANGE, None)
+    (row,) = [row for row in reports[0].findings if row.what == "differences"]
     assert row.level == "warning"
     assert "560" in row.found
     assert "+9.0 s" in row.found
-    alike = assemble(OWN, {"nodes": [told(0), told(1)], "exchange": EXCHANGE}, None)
+    alike = assemble(OWN, [peer(0), peer(1)], EXCHANGE, None)
     assert "differences" not in [row.what for row in alike[0].findings]
 
 
 def test_findings_stay_where_the_exchange_failed() -> None:
     trouble = misconfigured("other nodes", "node 1 (n1): gone")
-    reports = assemble(OWN, {"nodes": [told(0), told(1, *ROWS)], "exchange": {}}, trouble)
+    reports = assemble(OWN, [peer(0, *ROWS), peer(1, *ROWS)], {}, trouble)
     assert reports[0].findings[-1] == trouble
     assert reports[1].findings == ROWS
-    assert assemble(OWN, {}, trouble)[0].findings == (*OWN.findings, trouble)
+    assert assemble(OWN, [], {}, trouble)[0].findings == (*OWN.findings, trouble)
 
 
-def test_texts_of_other_nodes_are_made_safe_to_print() -> None:
-    content = {"nodes": [told(0), told(1, ok("a\033[2J", "b\nc\a"), host="\033c")], "exchange": {}}
-    content["nodes"][1]["findings"].append({"level": "fine", "code": 99})  # type: ignore[index]
-    report = assemble(OWN, content, None)[1]
-    assert report.host == "?c"
-    assert (report.findings[0].what, report.findings[0].found) == ("a?[2J", "b\nc?")
-    assert (report.findings[1].level, report.findings[1].code) == ("skipped", 0)
+def test_texts_of_other_nodes_are_made_safe_to_print_and_impossible_levels_are_none() -> None:
+    line = encode(peer(1, ok("a\033[2J", "b\a"), host="\033c"))
+    card = parse(line).card
+    assert card.host == "?c"
+    assert (card.findings[0].what, card.findings[0].found) == ("a?[2J", "b?")
+    for wrong in (line.replace(b'"level":"ok"', b'"level":"fine"'), line.replace(b'"code":0}', b'"code":99}')):
+        assert wrong != line
+        with pytest.raises(MalformedError, match="impossible level or code"):
+            parse(wrong)
+
+
+def test_a_card_has_room_for_all_errors_however_many_findings_there_are() -> None:
+    rows = (*[ok(f"disk {number}", "f" * 300) for number in range(100)], sick("GPU 7", "lost " * 1000))
+    card = peer(0, *rows).card
+    assert len(encode(card)) < LINE_BYTES / 2
+    assert (card.findings[-1].what, card.findings[-1].code) == ("GPU 7", UNHEALTHY)
+    assert 20 < len(card.findings) < 60
+    assert [row.what for row in card.findings[:-1]] == [f"disk {number}" for number in range(len(card.findings) - 1)]
 
 
 # -- the job in which they meet
+
+
+@pytest.fixture(autouse=True)
+def muster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher of a test opens a port."""
+    monkeypatch.setattr(meeting, "SeveralNodes", lambda *_: contextlib.nullcontext(SimpleNamespace(peers=[])))
 
 
 def make_job(tmp_path: Path) -> Job:
@@ -208,28 +227,29 @@ def test_the_job_leaves_everything_in_its_temporary_folder(tmp_path: Path) -> No
 def test_nodes_that_cannot_meet_are_a_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: LaunchError, code: int, advice: str
 ) -> None:
-    def refuse(job: Job) -> int:
+    def refuse(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(meeting, "run_job", refuse)
-    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    monkeypatch.setattr(meeting, "make_attempts", refuse)
+    peers, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
+    assert not peers
     assert row
     assert (row.level, row.code, row.found) == ("error", code, str(error))
     assert advice in row.advice
 
 
 def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(meeting, "run_job", lambda job: PEER)
-    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    monkeypatch.setattr(meeting, "make_attempts", lambda *_: PEER)
+    _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert "did not end well" in row.found
     first = {"node_rank": 1, "host": "n1", "word": "lost", "evidence": "gone", "advice": "look"}
     write_json(tmp_path / "outcome.json", {"first": first})
-    row = start(make_job(tmp_path), tmp_path, 60.0, 0)
+    _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert (row.found, row.advice, row.code) == ("node 1 (n1): gone", "look", CONFIGURATION)
-    monkeypatch.setattr(meeting, "run_job", lambda job: 0)
-    assert start(make_job(tmp_path), tmp_path, 60.0, 0) is None
+    monkeypatch.setattr(meeting, "make_attempts", lambda *_: 0)
+    assert start(make_job(tmp_path), tmp_path, 60.0, OWN) == ([], None)
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, CONFIGURATION), (1, UNHEALTHY)])
@@ -240,14 +260,14 @@ def test_only_the_node_with_the_wrong_result_is_unhealthy(rank: int, code: int) 
 
 
 def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def wait(job: Job) -> int:
+    def wait(*_: object) -> int:
         assert signal.sigtimedwait({signal.SIGTERM}, 30)
         return 75
 
-    monkeypatch.setattr(meeting, "run_job", wait)
+    monkeypatch.setattr(meeting, "make_attempts", wait)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        row = start(make_job(tmp_path), tmp_path, 0.2, 0)
+        _, row = start(make_job(tmp_path), tmp_path, 0.2, OWN)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert row
@@ -255,9 +275,9 @@ def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stop_ends_the_check_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(meeting, "run_job", lambda job: CANCELLED)
+    monkeypatch.setattr(meeting, "make_attempts", lambda *_: CANCELLED)
     with pytest.raises(InterruptedCheckError) as caught:
-        start(make_job(tmp_path), tmp_path, 60.0, 0)
+        start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert caught.value.code == CANCELLED
 
 

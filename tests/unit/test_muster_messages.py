@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from participants import make_card, make_outcome
 
+from slipway.launch.health.finding import sick
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
@@ -27,6 +28,7 @@ EXAMPLES = (
     wire.Knock("key"),
     wire.Here(3),
     wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 40, ("a note",)),
+    wire.Peer(make_card(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),

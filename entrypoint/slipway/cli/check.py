@@ -33,8 +33,9 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     its rows and end with 0.
     """
     from slipway.launch.health.examination import examine, look_at_host
-    from slipway.launch.health.finding import ERROR, exit_code, findings_lines
+    from slipway.launch.health.finding import exit_code, findings_lines
     from slipway.launch.health.nodes import InterruptedCheckError
+    from slipway.launch.muster.card import ERROR
 
     environ = dict(os.environ)
     host, early = look_at_host(environ)
@@ -79,8 +80,9 @@ def as_list(reports: Sequence["NodeReport"]) -> str:
 
 def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
     """The table, coloured: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
-    from slipway.launch.health.finding import ERROR, WARNING, exit_code, findings_lines, summary, terminal_width
+    from slipway.launch.health.finding import exit_code, findings_lines, summary, terminal_width
     from slipway.launch.health.reports import EXCHANGE
+    from slipway.launch.muster.card import ERROR, WARNING
 
     lines = []
     for report in reports:

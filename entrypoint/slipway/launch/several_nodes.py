@@ -4,7 +4,7 @@ import dataclasses
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,8 @@ from typing import Self
 from slipway import __version__
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.worker_output import say
-from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.card import Card, Finding, Go
+from slipway.launch.muster.messages import Peer
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.terms import Terms
 from slipway.launch.node import Node
@@ -28,9 +29,10 @@ from slipway.protocol.files import newest_step
 class SeveralNodes:
     """This launcher's part in the agreement of all, as a context manager."""
 
-    def __init__(self, job: Job, stops: Stops) -> None:
+    def __init__(self, job: Job, stops: Stops, findings: tuple[Finding, ...] = ()) -> None:
+        """`findings` are what a check brings along for the others."""
         topology = job.plan.topology
-        self._stops = stops
+        self._stops, self._findings = stops, findings
         terms = Terms(
             node_rank=topology.node_rank,
             nodes=topology.nodes,
@@ -66,9 +68,14 @@ class SeveralNodes:
         """The first node known to have failed or to be lost in this attempt."""
         return self._muster.news
 
+    @property
+    def peers(self) -> Sequence[Peer]:
+        """What the launchers of this attempt said of themselves, this one among them, where they brought findings."""
+        return self._muster.peers
+
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
-        go = self._muster.join(make_card(job, node), stopped)
+        go = self._muster.join(make_card(job, node, self._findings), stopped)
         if go is None:
             return None
         agreed = agree(job, node, go)
@@ -103,7 +110,7 @@ class Exchange:
                 self._muster.stop(stop.number.name, stop.name)
 
 
-def make_card(job: Job, node: Node) -> Card:
+def make_card(job: Job, node: Node, findings: tuple[Finding, ...] = ()) -> Card:
     """What this launcher says of itself to the others; `job` is as it was before an attempt with fewer nodes."""
     topology, run = job.plan.topology, node.run
     return Card(
@@ -130,6 +137,7 @@ def make_card(job: Job, node: Node) -> Card:
         runtime=topology.runtime,
         problem=node.problem,
         occupied=node.occupied,
+        findings=tuple(dataclasses.replace(row, found=" ".join(row.found.splitlines())) for row in findings),
     )
 
 

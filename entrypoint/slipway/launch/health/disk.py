@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from slipway.launch.health.finding import Finding, misconfigured, ok, sick, skipped, warning
+from slipway.launch.health.finding import misconfigured, ok, sick, skipped, warning
 from slipway.launch.health.limits import gibibytes
 from slipway.launch.health.patience import within
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.container_checks import fleeting_results, require_writable
 from slipway.launch.resolve.folders import existing
 from slipway.launch.resolve.host import Host

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.health.disk import TEMPORARY
-from slipway.launch.health.finding import Finding, NodeReport, misconfigured, probe, sick, skipped
+from slipway.launch.health.finding import NodeReport, misconfigured, probe, sick, skipped
 from slipway.launch.health.nodes import meet
 from slipway.launch.health.products import multiply
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import OTHERS
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.container_checks import results_folder
 from slipway.launch.resolve.devices import Devices, read_devices

@@ -10,27 +10,13 @@ from typing import Any
 
 import click
 
+from slipway.launch.muster.card import ERROR, OK, SKIPPED, WARNING, Finding
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
-OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
 WIDTH = 110  # columns of the table at most
 NARROWEST = 60  # and at least
 LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to the right
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One row: `what` was looked at, `level` is ok, warning, error or skipped, `advice` says what to do about it.
-
-    `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
-    """
-
-    what: str
-    level: str
-    found: str
-    advice: str = ""
-    code: int = FINISHED
 
 
 @dataclass(frozen=True)

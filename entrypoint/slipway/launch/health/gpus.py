@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
+from slipway.launch.health.finding import ok, sick, skipped, warning
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.devices import Devices
 
 GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED

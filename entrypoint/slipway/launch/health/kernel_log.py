@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.health.finding import Finding, ok, skipped, warning
+from slipway.launch.health.finding import ok, skipped, warning
+from slipway.launch.muster.card import Finding
 
 KMSG = Path("/dev/kmsg")
 RECORD = 8192  # bytes; the kernel gives one record per read and refuses smaller buffers

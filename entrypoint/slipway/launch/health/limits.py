@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.health.finding import Finding, ok, sick, warning
+from slipway.launch.health.finding import ok, sick, warning
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
 from slipway.launch.resolve.devices import Devices, cgroup_folders, read_text
 

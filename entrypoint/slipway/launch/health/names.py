@@ -3,8 +3,9 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from slipway.launch.health.finding import Finding, misconfigured, ok, warning
+from slipway.launch.health.finding import misconfigured, ok, warning
 from slipway.launch.health.patience import within
+from slipway.launch.muster.card import Finding
 from slipway.launch.muster.connection_errors import classify, explain
 from slipway.launch.resolve.connectivity import is_loopback, listen
 from slipway.launch.resolve.topology import Topology

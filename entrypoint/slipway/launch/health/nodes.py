@@ -1,7 +1,7 @@
-"""The part of a check for which nodes meet: the muster, then all learn what each found, then an all-reduce.
+"""The part of a check for which nodes meet: the muster, in which all learn what each found, then an all-reduce.
 
-It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. The launcher leaves this node's
-findings beside the run directory as `node.json` and finds those of all nodes there, as `nodes.json`.
+It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher brings its node's
+findings along on its card; its workers leave what the all-reduce showed in the run directory.
 """
 
 import contextlib
@@ -11,18 +11,25 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.health.finding import Finding, NodeReport, findings_json, misconfigured, sick
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.worker_output import say
+from slipway.launch.health.finding import NodeReport, misconfigured, sick
 from slipway.launch.health.reports import OTHERS, assemble
-from slipway.launch.job import run_job
+from slipway.launch.job import make_attempts
+from slipway.launch.muster.card import Finding
+from slipway.launch.muster.messages import Peer
+from slipway.launch.node import enter
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.several_nodes import SeveralNodes
 from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
-from slipway.protocol.files import OUTCOME_FILE, read_json, write_json
+from slipway.protocol.files import CHECK_FILE, OUTCOME_FILE, read_json
 from slipway.protocol.outcomes import Word
 
 EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
@@ -47,12 +54,9 @@ def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
     """
     with tempfile.TemporaryDirectory(prefix="slipway-check-") as name:
         folder = Path(name)
-        about = {"gpus": [gpu.name for gpu in job.devices.gpus], "driver": job.devices.driver}
-        row = {"node_rank": own.node_rank, "host": own.host, "findings": findings_json(own.findings)}
-        write_json(folder / "node.json", row | about)
         seconds = job.seconds("SLIPWAY_MUSTER_TIMEOUT") + EXCHANGE_SECONDS
-        trouble = start(passing(job, folder), folder / RUN, seconds, own.node_rank)
-        return assemble(own, read_json(folder / "nodes.json"), trouble)
+        peers, trouble = start(passing(job, folder), folder / RUN, seconds, own)
+        return assemble(own, peers, read_json(folder / RUN / CHECK_FILE), trouble)
 
 
 def passing(job: Job, folder: Path) -> Job:
@@ -67,30 +71,38 @@ def passing(job: Job, folder: Path) -> Job:
     return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
 
 
-def start(job: Job, folder: Path, seconds: float, node_rank: int) -> Finding | None:
-    """Run the job in its run directory to its end, at most so long; the row that says what went wrong, if anything.
+def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:
+    """Run the job in its run directory to its end, at most so long; who met, and the row that says what went wrong, if anything.
 
     Raises InterruptedCheckError for a stop.
     """
+    peers: Sequence[Peer] = ()
     clock = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))  # a stop, as the launcher understands it
     clock.daemon = True
     clock.start()
     try:
-        with stdout_to_stderr():
-            code = run_job(job)
+        with (
+            stdout_to_stderr(),
+            Stops() as stops,
+            SeveralNodes(job, stops, own.findings) as nodes,
+            ExitStack() as stack,
+        ):
+            say(job.plan.topology.arithmetic)
+            code = make_attempts(job, enter(job), nodes, stops, stack)
+            peers = nodes.peers
         late, refusal = clock.finished.is_set(), ""
     except LaunchError as error:
         late, code, refusal = clock.finished.is_set(), error.code, str(error)
     finally:
         clock.cancel()
     if late:
-        return misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
+        return peers, misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
     if code in (STOPPED, CANCELLED):
         raise InterruptedCheckError(code)
     if refusal:
         row = sick if code == UNHEALTHY else misconfigured
-        return row(OTHERS, refusal, TOGETHER if code == PEER else "")
-    return judge_outcome(read_json(folder / OUTCOME_FILE), node_rank) if code else None
+        return peers, row(OTHERS, refusal, TOGETHER if code == PEER else "")
+    return peers, judge_outcome(read_json(folder / OUTCOME_FILE), own.node_rank) if code else None
 
 
 def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:

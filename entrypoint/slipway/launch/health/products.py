@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.launch.health.finding import Finding, ok, sick, skipped, warning
+from slipway.launch.health.finding import ok, sick, skipped, warning
+from slipway.launch.muster.card import Finding
 from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.devices import Devices
 

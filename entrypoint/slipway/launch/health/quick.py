@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.health.disk import look_at_disks
-from slipway.launch.health.finding import Finding, probe
+from slipway.launch.health.finding import probe
 from slipway.launch.health.gpus import look_at_gpus
 from slipway.launch.health.kernel_log import look_at_kernel_log
 from slipway.launch.health.limits import SHM, look_at_cpus, look_at_limits, look_at_memory, look_at_shm
 from slipway.launch.health.names import look_at_names
+from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.topology import Topology

@@ -1,12 +1,35 @@
 """What a launcher says of itself before a job starts, and what it learns: plain data."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
 TEXT = 250  # characters of any one text on a card
 PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
 DEVICES = 128  # names of GPUs on a card
+FINDINGS = 12_000  # characters of all findings on a card
+
+OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe of `slipway check` found: `what` was looked at, `level` is ok, warning, error or skipped, `advice` says
+    what to do about it. `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
+    """
+
+    what: str
+    level: str
+    found: str
+    advice: str = ""
+    code: int = FINISHED
+
+    def __post_init__(self) -> None:
+        """ValueError for a level or a code that no probe gives: findings come from other nodes, too."""
+        if self.level not in (OK, WARNING, ERROR, SKIPPED) or self.code not in (FINISHED, UNHEALTHY, CONFIGURATION):
+            raise ValueError("impossible level or code")
 
 
 @dataclass(frozen=True)
@@ -15,7 +38,7 @@ class Card:
 
     A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
     run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
-    `failures` failed; `attempt` is the highest number that it or its run directory has seen.
+    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `findings` are those of a check.
     """
 
     node_rank: int
@@ -41,6 +64,7 @@ class Card:
     occupied: str = ""
     runtime: str = "host"
     problem: str = ""
+    findings: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         """Keep what travels, and what node 0 holds for thousands of nodes, bounded."""
@@ -53,6 +77,7 @@ class Card:
             digest = hashlib.sha256("\0".join(self.arguments).encode(errors="replace")).hexdigest()
             short = f"{len(self.arguments)} arguments with sha256 {digest[:32]}"
             object.__setattr__(self, "arguments", (short,))
+        object.__setattr__(self, "findings", _bound(self.findings))
 
 
 @dataclass(frozen=True)
@@ -74,3 +99,18 @@ class Go:
     failures: int = 0
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
+
+
+def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """As many findings as a card has room for, errors and warnings before others; in their order."""
+    short = [
+        replace(row, what=row.what[:TEXT], found=row.found[:PROBLEM], advice=row.advice[:PROBLEM]) for row in findings
+    ]
+    room, kept = FINDINGS, set()
+    for index in sorted(range(len(short)), key=lambda index: short[index].level not in (ERROR, WARNING)):
+        room -= (
+            len(short[index].what) + len(short[index].found) + len(short[index].advice) + 50
+        )  # names and marks of JSON
+        if room >= 0:
+            kept.add(index)
+    return tuple(row for index, row in enumerate(short) if index in kept)

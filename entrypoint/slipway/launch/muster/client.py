@@ -37,6 +37,7 @@ class Client:
         self._terms = terms
         self.news: Outcome | None = None
         self.heard: list[wire.Stopping] = []  # what other nodes were asked
+        self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
         self.welcome = False  # whether node 0 was ever found
         self._said: dict[str, float] = {}
         self._trouble = ("timed out", "no answer")
@@ -48,7 +49,7 @@ class Client:
     async def join(self, card: Card) -> Go:
         """Take part in one muster until go. LaunchError where it fails."""
         await self.leave()
-        self._said = {}
+        self._said, self.peers = {}, []
         began = patient = asyncio.get_running_loop().time()
         pause = PAUSES[0]
         async with Ring(card.node_rank, self._terms.address, self._terms.folder) as ring:
@@ -167,6 +168,8 @@ class Client:
                 self._ending.set_result(message)
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
+            elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.nodes:
+                self.peers.append(message)
             elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:
                 self.heard.append(message)
             elif isinstance(message, wire.Ping):

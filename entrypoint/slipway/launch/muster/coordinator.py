@@ -13,6 +13,7 @@ from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
 from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
 from slipway.launch.muster.connection_errors import explain_ring
+from slipway.launch.muster.link import Link
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
 from slipway.launch.muster.server import Server, State
@@ -66,6 +67,8 @@ class Coordinator:
             self._state.running = True
             for place, node_rank in enumerate(self._roster.ranks):
                 self._state.links[node_rank].send(replace(start, group_rank=place))
+            if self._roster.own.findings:
+                await asyncio.gather(*(self._introduce_all_to(link) for link in [*self._state.links.values()]))
             await self._finish()
         except LaunchError as error:
             self._state.roster = None
@@ -266,6 +269,14 @@ class Coordinator:
         finally:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+    async def _introduce_all_to(self, link: Link) -> None:
+        """Tell a launcher what all of them said of themselves, no faster than it reads."""
+        with contextlib.suppress(OSError):
+            for rank in self._roster.ranks:
+                seat = self._roster.seats[rank]
+                link.send(wire.Peer(seat.card, seat.offset))
+                await link.drain()
 
     async def _finish(self) -> None:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""

@@ -35,6 +35,10 @@ class Link:
         if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
             self.cut()
 
+    async def drain(self) -> None:
+        """Wait until the peer has read nearly all that was queued. OSError where the connection ended."""
+        await self._writer.drain()
+
     async def receive(self, seconds: float | None = None) -> Any:
         """The next message. OSError where the connection ended; MalformedError where it holds anything else.
 

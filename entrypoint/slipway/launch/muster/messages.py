@@ -123,6 +123,17 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """After Start, where launchers brought findings with them: one of the launchers of this attempt, as node 0 knows it.
+
+    `offset` is its clock in seconds ahead of node 0's.
+    """
+
+    card: Card
+    offset: float
+
+
+@dataclass(frozen=True)
 class End:
     """The muster failed for all: exit code and what every node prints."""
 
@@ -186,6 +197,6 @@ KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Greeting, Hello, Welcome, Refused, Waiting, Probe, Probed, Knock, Here),
-        *(Start, End, Report, News, Stopping, Ending, Ping, Pong),
+        *(Start, Peer, End, Report, News, Stopping, Ending, Ping, Pong),
     )
 }

@@ -23,7 +23,7 @@ from slipway.protocol.errors import FAILED, LaunchError
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.muster.messages import Stopping
+    from slipway.launch.muster.messages import Peer, Stopping
     from slipway.launch.muster.server import Rule
     from slipway.launch.verdict.attempts import Ending
 
@@ -85,6 +85,11 @@ class Muster:
     def stops(self) -> "Sequence[Stopping]":
         """What other launchers were asked, as far as it is meant for all, oldest first."""
         return self._client.heard
+
+    @property
+    def peers(self) -> "Sequence[Peer]":
+        """The launchers of this attempt, this one among them, where they brought findings with them: as told so far."""
+        return self._client.peers
 
     def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
         """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.

@@ -1,20 +1,17 @@
-"""What `slipway check` does on several nodes: all learn what each found, then a short all-reduce tells who is slow.
+"""What `slipway check` does on several nodes with torch: a short all-reduce tells who computes wrongly, and who is slow.
 
-Started by the launcher alone, through torchrun. Reads `node.json` beside the run directory and writes `nodes.json` there.
+Started by the launcher alone, through torchrun. Writes `check.json` into the run directory, which each node has for itself.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipway.options import AllreduceOptions, parse
 from slipway.options.allreduce import ALL_REDUCE
-from slipway.protocol.durable import replace_file
+from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
@@ -27,20 +24,10 @@ BYTES = {"cuda": "256M", "cpu": "8M"}  # large enough for bandwidth to count, an
 CALLS = ("--iterations", "10", "--warmup-iterations", "2")
 
 
-def share_nodes(context: Context, leaders: list[int]) -> list[dict[str, Any]]:
-    """What each node's launcher wrote down, by `leaders`, the first rank of each; with its clock (unix seconds)."""
-    text = ""
-    if context.speaks:
-        text = (context.place.run_dir.parent / "node.json").read_text(encoding="utf-8")
-    nodes = [json.loads(context.share_text(text, rank)) for rank in leaders]
-    context.wait_for_all()
-    clocks = context.gather(torch.tensor(time.time(), dtype=torch.float64))
-    return [node | {"clock": float(clocks[rank])} for node, rank in zip(nodes, leaders, strict=True)]
-
-
 def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
     """The all-reduce in words, what each node's link carries, and who stands out as slow: the index of its node.
 
+    `leaders` are the first ranks of all nodes.
     Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
     """
     kind, ranks, findings = context.device.type, context.place.world_size, Findings()
@@ -59,23 +46,14 @@ def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
     }
 
 
-def note(folder: Path, nodes: list[dict[str, Any]], exchange: dict[str, Any]) -> None:
-    """Write what is known so far, for this node's launcher."""
-    replace_file(folder / "nodes.json", json.dumps({"nodes": nodes, "exchange": exchange}))
-
-
 def main() -> None:
     """Run as a worker."""
     with open_context() as context:
-        place = context.place
-        first = context.gather(torch.tensor(place.local_rank))
+        first = context.gather(torch.tensor(context.place.local_rank))
         leaders = [rank for rank, local_rank in enumerate(first) if int(local_rank) == 0]
-        nodes = share_nodes(context, leaders)
-        if context.speaks:
-            note(place.run_dir.parent, nodes, {})  # stays where the exchange below fails
         exchange = measure(context, leaders)
         if context.speaks:
-            note(place.run_dir.parent, nodes, exchange)
+            write_json(context.place.run_dir / CHECK_FILE, exchange)
         context.conclude(Word.FINISHED, exchange["text"])
 
 
