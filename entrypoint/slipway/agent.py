@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slipway import warm_workers
 from slipway.protocol.files import STOP_FILE
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
 
 
 def die_with_launcher(launcher: int) -> None:
@@ -37,10 +39,12 @@ def main(argv: list[str]) -> int:
     numbers = [int(number) for number in logs.split(",")]
     begun = warm_workers.begin(arguments, numbers)
     with warm_workers.no_collection():
-        from torch.distributed import run
+        from torch.distributed import DistStoreError, run
         from torch.distributed.elastic import multiprocessing
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+        from torch.distributed.elastic.rendezvous import RendezvousInfo
+        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
         from torch.distributed.launcher.api import elastic_launch
 
     stop = Path(errors).with_name(STOP_FILE)
@@ -90,6 +94,21 @@ def main(argv: list[str]) -> int:
                 time.sleep(0.1)
             super().close(death_sig, timeout)
 
+    def meet(self: StaticTCPRendezvous) -> RendezvousInfo:
+        """torchrun's rendezvous, but for a mark in its store: another job's store at this address would be waited at for long."""
+        info = rendezvous(self)
+        if self.rank == 0:
+            info.store.set(MARK, "")
+        elif self.world_size > 1:
+            try:
+                info.store.wait([MARK], timedelta(seconds=MARK_SECONDS))
+            except DistStoreError:
+                address = f"{self.master_addr}, port {self.master_port}"
+                raise TimeoutError(f"torch's store at {address} is not that of this job and attempt") from None
+        return info
+
+    rendezvous = StaticTCPRendezvous.next_rendezvous
+    StaticTCPRendezvous.next_rendezvous = meet  # type: ignore[method-assign]
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
     if begun:
         multiprocessing.api.get_subprocess_handler = Begun  # type: ignore[attr-defined, assignment]

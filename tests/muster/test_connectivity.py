@@ -4,13 +4,21 @@ import asyncio
 import errno
 import socket
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from slipway.launch.muster.connection_errors import CAUSES, RING, TryLaterError, classify, explain, explain_ring
 from slipway.launch.muster.link import dial
-from slipway.launch.resolve.connectivity import free_port, interface_towards, is_loopback, listen, port_holder
+from slipway.launch.resolve.connectivity import (
+    free_port,
+    interface_towards,
+    is_loopback,
+    listen,
+    port_holder,
+    refuse_link_local,
+)
 from slipway.launch.resolve.host import detect_runtime
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
@@ -48,6 +56,18 @@ def test_the_preferred_port_is_taken_only_where_it_is_free() -> None:
         assert free_port(taken) != taken
     assert free_port(taken) == taken
     assert 0 < free_port(65_536) < 65_536
+
+
+@pytest.mark.parametrize(
+    ("peer", "refused"), [("fe80::1%eth0", True), ("fe80::1", True), ("fd00::1", False), ("169.254.7.7", False)]
+)
+def test_a_link_local_address_of_ipv6_is_refused_with_the_reason(peer: str, refused: bool) -> None:
+    with (
+        pytest.raises(LaunchError, match="MASTER_ADDR=n0 leads to .* a link-local address")
+        if refused
+        else nullcontext()
+    ):
+        refuse_link_local(peer, "n0")
 
 
 @pytest.mark.parametrize(

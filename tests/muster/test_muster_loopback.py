@@ -51,6 +51,48 @@ def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make
     assert found == [[(rank, f"{rank}" * 200) for rank in range(20)]] * 20
 
 
+@pytest.mark.core
+def test_each_launcher_goes_to_the_address_at_which_it_found_node_0(launcher: Make) -> None:
+    crew = [launcher(rank, 2, address="localhost") for rank in range(2)]
+    play(*crew)
+    assert [one.go and one.go.address for one in crew] == [LOOPBACK] * 2
+    first, second = (one.go.nonce for one in crew if one.go)
+    assert first == second != ""
+
+
+@pytest.mark.core
+def test_run_directories_of_two_names_are_two_jobs_and_refused_on_both_sides(launcher: Make) -> None:
+    crew = [launcher(rank, 2, card={"run_dir": name}) for rank, name in enumerate(("runs/a", "runs/b"))]
+    play(*crew)
+    assert [one.code for one in crew] == [CONFIGURATION] * 2
+    for one in crew:
+        assert re.search(r"--run-dir \(a name\) +runs/a +0 \(host0\)\n +runs/b +1 \(host1\)", one.log), one.log
+
+
+@pytest.mark.parametrize(("paths", "warned"), [(("/a/run", "/b/run"), 0), (("/a/x", "/b/y"), 2), (("runs/a", ""), 0)])
+def test_paths_may_differ_per_node_and_other_names_at_their_end_are_a_warning(
+    launcher: Make, paths: tuple[str, str], warned: int
+) -> None:
+    crew = [launcher(rank, 2, card={"run_dir": path}) for rank, path in enumerate(paths)]
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0]
+    assert sum("--run-dir (a path)" in note for one in crew if one.go for note in one.go.notes) == warned
+
+
+def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_taken_in(launcher: Make) -> None:
+    stray = launcher(1, 2, card={"nonce": "b" * 16, "tries": 1}, timeout=3.0)
+    crew = [launcher(rank, 2, card={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    crew[0].start()
+    stray.start()
+    stray.join(20)
+    assert stray.code == PEER, stray.log
+    assert "leads to another job, of node 0 on host0" in stray.log
+    play(crew[1])
+    crew[0].join(20)
+    assert [one.code for one in crew] == [0, 0]
+    assert "turned away node 1 (host1), which belongs to another job" in crew[0].log
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_either_node_may_start_first(launcher: Make, late: int) -> None:
     crew = [launcher(rank, 2) for rank in range(2)]

@@ -54,6 +54,8 @@ def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
         (b"{}\n", "not a message of Slipway"),
         (b'{"muster":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 2 here"),
         (HELLO[:-20] + b"\n", "not a line of JSON"),
+        (HELLO.replace(b'"attempt":0', b'"attempt":9007199254740991'), "impossible attempt: 9007199254740991"),
+        (HELLO.replace(b'"failures":0', b'"failures":-1'), "impossible failures: -1"),
         (encode(wire.Ping()), "not a hello"),
         (b"x" * (LINE_BYTES * 2), f"more than {LINE_BYTES} bytes in one line"),
         (HELLO, "SLIPWAY_TOKEN differs"),

@@ -1,6 +1,7 @@
 """A launcher among those of several nodes: what it brings to the muster, and what it makes of what all have agreed on."""
 
 import dataclasses
+import os
 import signal
 import socket
 import time
@@ -33,6 +34,7 @@ class SeveralNodes:
         """`findings` are what a check brings along for the others."""
         topology = job.plan.topology
         self._stops, self._findings = stops, findings
+        self._nonce = ""  # of this job, from its first attempt on
         terms = Terms(
             node_rank=topology.node_rank,
             nodes=topology.nodes,
@@ -75,9 +77,11 @@ class SeveralNodes:
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
-        go = self._muster.join(make_card(job, node, self._findings), stopped)
+        card = dataclasses.replace(make_card(job, node), nonce=self._nonce, findings=one_line(self._findings))
+        go = self._muster.join(card, stopped)
         if go is None:
             return None
+        self._nonce = go.nonce
         agreed = agree(job, node, go)
         for note in go.notes:
             say(note)
@@ -110,7 +114,12 @@ class Exchange:
                 self._muster.stop(stop.number.name, stop.name)
 
 
-def make_card(job: Job, node: Node, findings: tuple[Finding, ...] = ()) -> Card:
+def one_line(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings with texts of one line, as messages have them."""
+    return tuple(dataclasses.replace(row, found=" ".join(row.found.splitlines())) for row in findings)
+
+
+def make_card(job: Job, node: Node) -> Card:
     """What this launcher says of itself to the others; `job` is as it was before an attempt with fewer nodes."""
     topology, run = job.plan.topology, node.run
     return Card(
@@ -137,7 +146,7 @@ def make_card(job: Job, node: Node, findings: tuple[Finding, ...] = ()) -> Card:
         runtime=topology.runtime,
         problem=node.problem,
         occupied=node.occupied,
-        findings=tuple(dataclasses.replace(row, found=" ".join(row.found.splitlines())) for row in findings),
+        run_dir=os.path.normpath(own) if (own := job.sources.value("SLIPWAY_RUN_DIR")) else "",
     )
 
 
@@ -160,6 +169,7 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
         processes_per_node=go.processes,
         master_addr=go.address,
         store_port=go.port,
+        rendezvous_id=f"{go.nonce}-{go.attempt}",
     )
     if topology.nodes != job.plan.topology.nodes:
         say(topology.arithmetic)

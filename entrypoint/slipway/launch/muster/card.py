@@ -10,6 +10,7 @@ PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
 DEVICES = 128  # names of GPUs on a card
 FINDINGS = 12_000  # characters of all findings on a card
+COUNTS = 1_000_000  # of attempts, and of processes: more are nobody's
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 
@@ -38,7 +39,8 @@ class Card:
 
     A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
     run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
-    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `findings` are those of a check.
+    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `nonce` tells a job that it takes
+    part in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check.
     """
 
     node_rank: int
@@ -64,10 +66,15 @@ class Card:
     occupied: str = ""
     runtime: str = "host"
     problem: str = ""
+    nonce: str = ""
+    run_dir: str = ""
     findings: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
-        """Keep what travels, and what node 0 holds for thousands of nodes, bounded."""
+        """Keep what travels, and what node 0 holds for thousands of nodes, bounded. ValueError for impossible numbers."""
+        for name in ("processes", "attempt", "tries", "failures"):
+            if not 0 <= getattr(self, name) <= COUNTS:
+                raise ValueError(f"impossible {name}: {getattr(self, name)}")
         for name, value in vars(self).items():
             if isinstance(value, str):
                 limit = PROBLEM if name in ("problem", "occupied") else TEXT
@@ -99,6 +106,7 @@ class Go:
     failures: int = 0
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
+    nonce: str = ""
 
 
 def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -9,11 +9,11 @@ import time
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
-from slipway.launch.muster.connection_errors import TryLaterError, classify, explain
+from slipway.launch.muster.connection_errors import OtherJobError, TryLaterError, classify, explain
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
-from slipway.launch.resolve.connectivity import interface_towards
+from slipway.launch.resolve.connectivity import interface_towards, refuse_link_local
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
@@ -100,6 +100,7 @@ class Client:
         async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
             link = await dial(self._terms.address, self._terms.port)
             try:
+                refuse_link_local(link.peer, self._terms.address)
                 welcome = await self._shake_hands(link, card, ring)
             except OtherProtocolError as error:
                 link.cut()
@@ -119,7 +120,7 @@ class Client:
         if isinstance(answer, wire.Refused) and not answer.again:
             raise LaunchError(answer.reason, answer.code)
         if isinstance(answer, wire.Refused):
-            raise TryLaterError(answer.reason)
+            raise OtherJobError(answer.reason) if answer.code == CONFIGURATION else TryLaterError(answer.reason)
         if not isinstance(answer, wire.Welcome):
             raise MalformedError("no welcome")
         return answer
@@ -185,7 +186,7 @@ class Client:
             nodes=start.nodes,
             group_rank=start.group_rank,
             processes=start.processes,
-            address=self._terms.address,
+            address=link.peer,
             port=start.port,
             shared=start.shared,
             interface=interface_towards(towards, one_machine=start.one_machine),
@@ -193,6 +194,7 @@ class Client:
             failures=start.failures,
             snapshot=start.snapshot,
             notes=start.notes,
+            nonce=start.nonce,
         )
 
     def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:

@@ -18,12 +18,21 @@ ROWS = 40  # lines of a table; a job of thousands of nodes may differ in thousan
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to compare: its name in the table, whether it must agree, how to read it from a card, what to do."""
+    """One thing to compare: its name in the table, whether it must agree, how to read it from a card, what to do.
+
+    What is `optional` counts only between those that have it.
+    """
 
     name: str
     must: bool
     read: Callable[[Card], str]
     advice: str = ""
+    optional: bool = False
+
+    def agree(self, one: Card, other: Card) -> bool:
+        """Whether two cards have the same, or one of them nothing that counts."""
+        here, there = self.read(one), self.read(other)
+        return here == there or (self.optional and not (here and there))
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,20 @@ RULES = (
     Rule("NCCL", True, read_optional("nccl"), "start the same image on all nodes"),
     Rule("embedded data", True, read_optional("data"), "start the same image on all nodes"),
     Rule("image", True, read_optional("image"), "start the same image on all nodes"),
+    # Two jobs that meet by mistake; a path may be another one on each node.
+    Rule(
+        "--run-dir (a name)",
+        True,
+        lambda card: "" if card.run_dir.startswith("/") else card.run_dir,
+        "give all nodes of a job the same run directory, and each job a MASTER_ADDR of its own",
+        optional=True,
+    ),
+    Rule(
+        "--run-dir (a path)",
+        False,
+        lambda card: card.run_dir.rpartition("/")[2] if card.run_dir.startswith("/") else "",
+        optional=True,
+    ),
     Rule("driver", False, read_optional("driver")),
     Rule("GPUs", False, read_gpus),
     Rule(SNAPSHOT, False, read_optional("snapshot")),
@@ -72,9 +95,7 @@ RULES = (
 
 def fit(card: Card, reference: Card, allow_uneven: bool) -> bool:
     """Whether all that must agree does, between two cards, and the node has no problem of its own."""
-    return not card.problem and all(
-        rule.read(card) == rule.read(reference) for rule in _rules(allow_uneven) if rule.must
-    )
+    return not card.problem and all(rule.agree(card, reference) for rule in _rules(allow_uneven) if rule.must)
 
 
 def find_differences(
@@ -89,7 +110,7 @@ def find_differences(
         nodes = defaultdict(list)
         for node_rank in sorted(cards):
             nodes[rule.read(cards[node_rank])].append(node_rank)
-        if len(nodes) > 1:
+        if len(nodes) - (rule.optional and "" in nodes) > 1:
             values = tuple((value, tuple(ranks)) for value, ranks in nodes.items())
             found.append(Difference(rule.name, rule.must, values, rule.advice))
     astray = [rank for rank in sorted(offsets) if abs(offsets[rank]) > CLOCK_SECONDS]

@@ -48,6 +48,10 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             ("docker", "kubernetes", "slurm", "host"),
             "something else listens there, node 0 is just ending, or a proxy stands in between",
         ),
+        "another job": dict.fromkeys(
+            ("docker", "kubernetes", "slurm", "host"),
+            "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own",
+        ),
     }
 )
 RING = {
@@ -62,6 +66,10 @@ class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
 
 
+class OtherJobError(ConnectionError):
+    """Node 0 of another job answered."""
+
+
 class SilentError(ConnectionError):
     """A peer gave no sign of life for too long: it is frozen or cut off."""
 
@@ -72,6 +80,8 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "no DNS" if error.errno == socket.EAI_AGAIN else "does not resolve", error.strerror or "unknown name"
     if isinstance(error, TryLaterError):
         return "not now", str(error)
+    if isinstance(error, OtherJobError):
+        return "another job", str(error)
     if isinstance(error, SilentError):
         return "timed out", str(error)
     if isinstance(error, ConnectionRefusedError):
@@ -93,6 +103,7 @@ def explain(kind: str, words: str, address: str, port: int, runtime: str) -> str
         "refused": f"nothing listens at {address}:{port} (connection refused)",
         "unreachable": f"{address}:{port} cannot be reached ({words})",
         "timed out": f"{address}:{port} does not answer",
+        "another job": f"{address}:{port} leads to {words}",
         "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
     }
     cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])

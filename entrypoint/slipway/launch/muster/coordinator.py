@@ -255,6 +255,7 @@ class Coordinator:
             failures=max(seat.card.failures for seat in seats.values()),
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
             notes=tuple(plain(note, 200) for note in notes),
+            nonce=self._roster.nonce or secrets.token_hex(8),
         )
 
     @contextlib.contextmanager

@@ -51,7 +51,9 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """Node 0 has no seat for this launcher; with `again` it may ask later."""
+    """Node 0 has no seat for this launcher. With `again` it may ask later; where `code` is CONFIGURATION even then, it is node 0 of
+    another job.
+    """
 
     code: int
     reason: str
@@ -105,7 +107,8 @@ class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
     `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
-    `failures` failed; `snapshot` is the newest step that one of those who made them has.
+    `failures` failed; `snapshot` is the newest step that one of those who made them has. `nonce` tells this job from every other
+    that may answer at the same address.
     """
 
     attempt: int
@@ -120,6 +123,7 @@ class Start:
     failures: int = 0
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
+    nonce: str = ""
 
 
 @dataclass(frozen=True)

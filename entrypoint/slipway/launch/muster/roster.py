@@ -102,6 +102,11 @@ class Roster:
         return seat if seat and seat.card.tries else None
 
     @property
+    def nonce(self) -> str:
+        """What tells the job from every other, as far as one of those present took part in it."""
+        return self.newest.card.nonce if self.newest else ""
+
+    @property
     def everyone(self) -> bool:
         """Whether everyone that any of those present expects is here."""
         if not self.complete:

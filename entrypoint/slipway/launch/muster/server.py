@@ -175,7 +175,13 @@ class Server:
         if reason := self.state.roster.objection(hello):
             self._refuse(link, reason, hello)
             return None
-        node_rank = hello.card.node_rank
+        node_rank, known = hello.card.node_rank, self.state.roster.nonce or self.state.roster.own.nonce
+        if hello.card.nonce and known and hello.card.nonce != known:
+            link.send(
+                wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.roster.own.host}", again=True)
+            )
+            self._note(f"turned away node {node_rank} ({hello.card.host}), which belongs to another job")
+            return None
         rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
         if rival and older and await self._answers(older):
             taken = f"RANK={node_rank} is taken by {rival.card.host}"

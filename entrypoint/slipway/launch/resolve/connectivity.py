@@ -36,6 +36,16 @@ def is_loopback(address: str) -> bool:
         return address.lower() in LOOPBACK_NAMES
 
 
+def refuse_link_local(peer: str, address: str) -> None:
+    """LaunchError (78) where the address of a connection means something on one network interface only."""
+    if ipaddress.ip_address(peer.partition("%")[0]).is_link_local and ":" in peer:
+        raise LaunchError(
+            f"MASTER_ADDR={address} leads to {peer}, a link-local address: torch and NCCL cannot say which interface it is on. "
+            "Give an IPv4 address, or an IPv6 address of the network (fd.. or 2...).",
+            CONFIGURATION,
+        )
+
+
 def free_port(preferred: int) -> int:
     """`preferred` where nothing listens on it, else a port that is free at the moment."""
     try:

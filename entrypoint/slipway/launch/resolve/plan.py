@@ -93,6 +93,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         f"--nproc-per-node={topology.processes_per_node}",
         f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
         f"--master-port={topology.store_port}",
+        *([f"--rdzv-id={topology.rendezvous_id}"] if topology.rendezvous_id else []),
         "--max-restarts=0",
         "--signals-to-handle=SIGHUP,SIGQUIT",
         "--no-python",

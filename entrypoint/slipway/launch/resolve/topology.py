@@ -65,6 +65,7 @@ class Topology:
     mended: Mapping[str, str]
     notes: tuple[str, ...]
     image: str | None = None  # the identity of Slipway's image, None outside
+    rendezvous_id: str = ""  # of torchrun, for one attempt of one job
 
     @property
     def level(self) -> str:

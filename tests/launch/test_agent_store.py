@@ -1,0 +1,49 @@
+"""torch's store of another job, at the address where a node expects its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.resolve.connectivity import free_port
+
+
+def start_agent(rank: int, port: int, name: str, folder: Path) -> subprocess.Popen[str]:
+    """torchrun in the agent, as a launcher starts it, for one of two nodes."""
+    folder.mkdir()
+    meeting = (
+        "--nnodes=2",
+        f"--node-rank={rank}",
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+    )
+    words = (sys.executable, "-m", "slipway.agent", str(os.getpid()), "2", "1,2", str(folder), *meeting)
+    words += (f"--rdzv-id={name}", "--max-restarts=0", "--no-python", "true")
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("names", [("one-1", "other-1"), ("one-1", "one-2"), ("one-1", "one-1")])
+def test_a_node_at_the_store_of_another_job_or_attempt_ends_within_seconds_and_says_so(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    port, began = free_port(0), time.monotonic()
+    agents = [start_agent(rank, port, name, tmp_path / str(rank)) for rank, name in enumerate(names)]
+    try:
+        said = agents[1].communicate(timeout=120)[0]
+        if names[0] == names[1]:
+            assert [agent.wait(60) for agent in agents] == [0, 0], said
+            return
+        assert agents[1].returncode == 1, said
+        assert time.monotonic() - began < 60
+        assert re.search(rf"TimeoutError: torch's store at 127.0.0.1, port {port} is not that of this job", said), said
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
