@@ -63,7 +63,7 @@ def test_the_preferred_port_is_taken_only_where_it_is_free() -> None:
 )
 def test_a_link_local_address_of_ipv6_is_refused_with_the_reason(peer: str, refused: bool) -> None:
     with (
-        pytest.raises(LaunchError, match="MASTER_ADDR=n0 leads to .* a link-local address")
+        pytest.raises(LaunchError, match=r"MASTER_ADDR=n0 leads to .* a link-local address")
         if refused
         else nullcontext()
     ):

@@ -51,7 +51,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """Node 0 has no seat for this launcher. With `again` it may ask later; where `code` is CONFIGURATION even then, it is node 0 of
+    """Node 0 has no seat for this launcher. With `again` it may ask later; with a `code` of CONFIGURATION even then it is node 0 of
     another job.
     """
 
