@@ -51,8 +51,9 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """Node 0 has no seat for this launcher. With `again` it may ask later; with a `code` of CONFIGURATION even then it is node 0 of
-    another job.
+    """Node 0 has no seat for this launcher. With `again` it may ask later.
+
+    `again` with the code CONFIGURATION: this is node 0 of another job.
     """
 
     code: int
