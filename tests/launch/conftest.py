@@ -51,8 +51,8 @@ def node(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
 
-    def launch(rank: int, nodes: int | str, *words: str, **variables: str) -> Launcher:
+    def launch(rank: int, nodes: int | str, *words: str, before: tuple[str, ...] = (), **variables: str) -> Launcher:
         contract = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
-        return start(*words, **{"NPROC_PER_NODE": "1", **contract, **variables})
+        return start(*words, before=before, **{"NPROC_PER_NODE": "1", **contract, **variables})
 
     return launch

@@ -65,6 +65,19 @@ def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: No
     assert "no-such-host.invalid does not resolve" in job.text
 
 
+@pytest.mark.needs("mounts")
+def test_torch_goes_where_the_launcher_found_node_0_whatever_its_name_leads_to_then(node: Node, tmp_path: Path) -> None:
+    names = tmp_path / "hosts"
+    names.write_text("127.0.0.1 localhost node-zero\n")
+    own_names = ("unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh")
+    words = ("linear", "--epochs", "1", "--muster-timeout", "30")
+    jobs = [node(rank, 2, *words, before=own_names, MASTER_ADDR="node-zero") for rank in (0, 1)]
+    for job in jobs:
+        job.wait_for("linear: run directory")
+    names.write_text("127.0.0.1 localhost\n192.0.2.1 node-zero\n")  # RFC 5737: nobody has this address
+    assert [job.end(100) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+
+
 def test_a_pod_that_waited_in_vain_for_the_name_of_node_0_ends_with_the_service_to_look_at(node: Node) -> None:
     pod = {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     job = node(1, 2, "linear", MASTER_ADDR="lm-0.lm.research.svc.invalid", SLIPWAY_MUSTER_TIMEOUT="3", **pod)
