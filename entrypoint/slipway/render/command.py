@@ -17,7 +17,7 @@ from slipway.render.words import PLACES, read_nodes
 Make = Callable[[tuple[str, ...], dict[str, Any], Sources], bytes]
 
 
-def option(names: str, metavar: str, text: str, **more: Any) -> click.Option:
+def make_option(names: str, metavar: str, text: str, **more: Any) -> click.Option:
     """An option of one kind of file: its names, and its line in `--help`."""
     return click.Option(names.split(), metavar=metavar, help=text, **more)
 

@@ -11,7 +11,7 @@ import click
 from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME, Sources
 from slipway.protocol.errors import LaunchError
-from slipway.render.command import checked, make_command, matching, option
+from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.manifests import (
     COMPONENTS,
     CPUS_PER_GPU,
@@ -38,19 +38,21 @@ QUANTITY = matching(
     r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
 )
 OPTIONS = (
-    option("--name", "NAME", "What the job is called, and its run.  [default slipway]"),
-    option("--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=click.IntRange(0, 64)),
-    option(
+    make_option("--name", "NAME", "What the job is called, and its run.  [default slipway]"),
+    make_option(
+        "--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=click.IntRange(0, 64)
+    ),
+    make_option(
         "--cpus-per-gpu", "N", f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]", type=click.IntRange(1, 256)
     ),
-    option(
+    make_option(
         "--mem-per-gpu",
         "SIZE",
         f"With --gpus: main memory for each, such as 64Gi.  [default {MEM_PER_GPU}]",
         callback=QUANTITY,
     ),
-    option("--image", "IMAGE", "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
-    option(
+    make_option("--image", "IMAGE", "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
+    make_option(
         "--with components",
         "PART",
         "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
@@ -58,8 +60,8 @@ OPTIONS = (
         type=click.Choice(COMPONENTS),
         multiple=True,
     ),
-    option("--queue", "NAME", "Kueue's LocalQueue that admits the job.", callback=QUEUE_NAME),
-    option(
+    make_option("--queue", "NAME", "Kueue's LocalQueue that admits the job.", callback=QUEUE_NAME),
+    make_option(
         "--time",
         "TIME",
         f"Time limit, from when its pods are created: {TIME_FORMS}.  [default none]",

@@ -10,7 +10,7 @@ import click
 
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources
 from slipway.protocol.errors import LaunchError
-from slipway.render.command import checked, make_command, matching, option
+from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.references import name_for_enroot
 from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, BatchRequest, make_sbatch
 from slipway.render.times import TIME_FORMS, read_time
@@ -22,35 +22,37 @@ NAMES = matching(r"\w[\w.+=@,-]*", "letters, digits and _ . + = @ - are allowed,
 SIZE = matching(r"[1-9]\d{0,8}[KMGT]?", "type a number and K, M, G or T, such as 64G")
 FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all see")
 OPTIONS = (
-    option(
+    make_option(
         "--gpus",
         "N",
         "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
         type=click.IntRange(1, 1024),
     ),
-    option(
+    make_option(
         "--cpus-per-gpu",
         "N",
         f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
         type=click.IntRange(1, 4096),
     ),
-    option(
+    make_option(
         "--mem-per-gpu",
         "SIZE",
         f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
         callback=SIZE,
     ),
-    option(
+    make_option(
         "--image",
         "IMAGE",
         "REGISTRY/NAME:TAG, or with @sha256:DIGEST, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which "
         "slurm/import.sh makes.  [default $SHARED/images/slipway.sqsh]",
     ),
-    option("--venv", "DIR", "Train in this virtual environment, without a container.", callback=FOLDER),
-    option("--time", "TIME", f"Time limit: {TIME_FORMS}.  [default 04:00:00]", callback=checked(read_time)),
-    option("--partition", "NAME", "The partition, or several with commas.  [default the cluster's]", callback=NAMES),
-    option("--account", "NAME", "Whom the job is charged to.  [default the user's]", callback=NAME),
-    option(
+    make_option("--venv", "DIR", "Train in this virtual environment, without a container.", callback=FOLDER),
+    make_option("--time", "TIME", f"Time limit: {TIME_FORMS}.  [default 04:00:00]", callback=checked(read_time)),
+    make_option(
+        "--partition", "NAME", "The partition, or several with commas.  [default the cluster's]", callback=NAMES
+    ),
+    make_option("--account", "NAME", "Whom the job is charged to.  [default the user's]", callback=NAME),
+    make_option(
         "--name --job-name name", "NAME", "What the job and its output are called.  [default slipway]", callback=NAME
     ),
 )
