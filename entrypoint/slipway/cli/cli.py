@@ -100,7 +100,7 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
             params=[WORDS, *params, *launcher_options()],
             help=function.__doc__,
             epilog=epilog,
-            context_settings={**CONTEXT, "allow_interspersed_args": False},
+            context_settings=CONTEXT,
         )
     )
 

@@ -45,7 +45,7 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
         params=[WORDS, *params],
         help=text,
         epilog=f"\b\nExample: slipway render {name} {example}",
-        context_settings={**CONTEXT, "allow_interspersed_args": False},
+        context_settings=CONTEXT,
     )
 
 

@@ -6,7 +6,6 @@ alone stays a variable. The comments stay behind: they explain the file to its r
 
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +33,15 @@ class ComposeRequest(JobRequest):
 
 def make_compose(template: str, asked: ComposeRequest) -> str:
     """Return the file. Raises LaunchError (78) for bytes that are no text."""
-    file = {
-        key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")
-    }  # that was merged
+    # What begins with x- was merged.
+    file = {key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")}
     file["name"] = asked.name or file["name"]
     for service in file["services"].values():
         service["image"] = asked.image or _default(service["image"])
     file["services"]["train"] = _training(file["services"]["train"], asked)
-    text = HEAD.format(command=_one_line(asked.command))
+    # It may be typed again; in a comment it has no breaks of the line, and in a file no secrets.
+    command = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in asked.command)
+    text = HEAD.format(command=make_redactor(secret_arguments(asked.command))(command))
     return text + "".join(PASSED_ON.format(name=name) for name in asked.secrets) + "\n" + yaml_text(file)
 
 
@@ -72,9 +72,3 @@ def _default(text: str) -> str:
     """What Compose takes where the variable of `${NAME:-default}` is not set."""
     match = re.fullmatch(r"\$\{\w+:-(.*)\}", text)
     return match[1] if match else text
-
-
-def _one_line(words: Sequence[str]) -> str:
-    """A command as it may be typed again, in a line of a comment: without secrets, and without breaks of the line."""
-    line = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in words)
-    return make_redactor(secret_arguments(words))(line)

@@ -63,7 +63,11 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
     spec = job["spec"]
     spec |= {"completions": asked.nodes, "parallelism": asked.nodes, "backoffLimit": asked.nodes * retries}
     if asked.time:
-        spec["activeDeadlineSeconds"] = _read_seconds(asked.time)
+        spec["activeDeadlineSeconds"] = read_time(asked.time)
+        if not spec["activeDeadlineSeconds"]:
+            raise LaunchError(
+                f"--time {asked.time} leaves no time to train. Type a longer one, or leave it out for any time."
+            )
     if asked.queue:
         job["metadata"]["labels"][QUEUE] = asked.queue
     _fill(spec["template"]["spec"], asked)
@@ -123,13 +127,6 @@ def _fill(pod: Document, asked: ManifestRequest) -> None:
         size, unit = re.fullmatch(r"(\d+)(\D*)", asked.mem_per_gpu).groups()  # type: ignore[union-attr]  # checked before
         memory = f"{int(size) * asked.gpus}{unit}"
         resources["requests"] |= {GPU: asked.gpus, "cpu": asked.cpus_per_gpu * asked.gpus, "memory": memory}
-
-
-def _read_seconds(time: str) -> int:
-    seconds = read_time(time)
-    if not seconds:
-        raise LaunchError(f"--time {time} leaves no time to train. Type a longer one, or leave it out for any time.")
-    return seconds
 
 
 def _named(value: Any, name: str) -> Any:
