@@ -10,7 +10,7 @@ import click
 import pytest
 
 from slipway.options import GptOptions, parse
-from slipway.options.dataset import read_hub
+from slipway.options.dataset import parse_hub_data
 from slipway.protocol.mistake import ConfigurationError
 
 
@@ -83,7 +83,7 @@ def test_a_file_names_the_line_of_a_wrong_form(tmp_path: Path) -> None:
     ],
 )
 def test_a_data_set_of_the_hub_is_a_repo_and_a_folder(source: str, repo: str, folder: str) -> None:
-    assert read_hub(source) == (repo, folder)
+    assert parse_hub_data(source) == (repo, folder)
 
 
 def test_the_checks_need_no_torch() -> None:

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 from training_jobs import Run
 
-from slipway.cli.reports import report
+from slipway.cli.reports import report_runs
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.train.loop.charts import Charts
 
@@ -77,7 +77,7 @@ class Page(HTMLParser):
 
 
 def write(*words: object) -> Result:
-    return CliRunner().invoke(report, [str(word) for word in words])
+    return CliRunner().invoke(report_runs, [str(word) for word in words])
 
 
 def page_of(*words: object, at: Path) -> Page:
@@ -293,7 +293,7 @@ def test_only_a_page_of_ours_is_overwritten(train: Start, tmp_path: Path) -> Non
 
 def test_a_page_is_made_without_torch(train: Start) -> None:
     run = train("gpt", *GPT)
-    code = "import sys; from slipway.cli.reports import report; report([sys.argv[1]], standalone_mode=False); assert 'torch' not in sys.modules"
+    code = "import sys; from slipway.cli.reports import report_runs; report_runs([sys.argv[1]], standalone_mode=False); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, run.folder], check=True)
     assert Page(run.folder / "report.html").titles
 

@@ -12,7 +12,7 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway.cli import cli
 from slipway.launch import closing
-from slipway.launch.closing import IMAGE_USER, filled, next_commands, typed
+from slipway.launch.closing import IMAGE_USER, as_typed_here, fill_in, next_commands
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.job import Job
 from slipway.launch.run_directory.run import Run
@@ -124,14 +124,14 @@ def test_a_command_to_try_next_is_one_for_the_place_where_people_type(
     monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
     devices, host = make_devices(gpus), dataclasses.replace(make_host(), image=image, runtime=runtime)
     asked = Job(plan_for(devices=devices), make_sources({}), devices, {}, None, host)
-    assert typed("slipway gpt", asked) == shown
+    assert as_typed_here("slipway gpt", asked) == shown
 
 
 def test_a_command_to_try_next_names_the_image_where_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
     host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
     asked = Job(plan_for(), make_sources({"IMAGE": "slipway:dev"}), make_devices(), {}, None, host)
-    assert typed("slipway gpt", asked) == f"docker run --rm {FLAGS} slipway:dev gpt"
+    assert as_typed_here("slipway gpt", asked) == f"docker run --rm {FLAGS} slipway:dev gpt"
 
 
 @pytest.mark.parametrize("user", [0, 4711])
@@ -139,7 +139,7 @@ def test_results_belong_to_the_user_id_that_wrote_them(monkeypatch: pytest.Monke
     monkeypatch.setattr("os.getuid", lambda: user)
     host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
     asked = Job(plan_for(), make_sources({}), make_devices(), {}, None, host)
-    assert f"--user {user}:0" in typed("slipway gpt", asked)
+    assert f"--user {user}:0" in as_typed_here("slipway gpt", asked)
 
 
 def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:
@@ -175,5 +175,5 @@ def test_a_run_goes_on_with_the_arguments_that_it_had(
     (tmp_path / "mine" / "snapshots" / "step-00000040").mkdir(parents=True)
     run = Run(tmp_path / "mine", "none", 1)
     words = shlex.split(arguments)
-    assert filled("slipway gpt --run-dir {run}{same}", run, words) == f"slipway gpt --run-dir mine{same}"
-    assert filled("slipway gpt --run-dir {run}{longer}", run, words) == f"slipway gpt --run-dir mine{longer}"
+    assert fill_in("slipway gpt --run-dir {run}{same}", run, words) == f"slipway gpt --run-dir mine{same}"
+    assert fill_in("slipway gpt --run-dir {run}{longer}", run, words) == f"slipway gpt --run-dir mine{longer}"

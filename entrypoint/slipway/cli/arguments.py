@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.launching import launcher_options, take_options
+from slipway.cli.launching import hyphens, launcher_options, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
@@ -157,8 +157,7 @@ def options_json(plan: Plan) -> dict[str, Any]:
         return {}
     options = check_arguments(plan.workload.name, plan.arguments)
     return {
-        name.replace("_", "-"): {"value": value, "source": options.sources[name]}
-        for name, value in options.values().items()
+        hyphens(name): {"value": value, "source": options.sources[name]} for name, value in options.values().items()
     }
 
 

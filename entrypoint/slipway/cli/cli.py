@@ -30,14 +30,14 @@ BESIDE = {
     "check": "slipway.cli.check:check",
     "completion": "slipway.cli.reports:completion",
     "data": "slipway.cli.data:data",
-    "eval": "slipway.cli.results:evaluate",
+    "eval": "slipway.cli.results:evaluate_run",
     "export": "slipway.cli.results:export",
     "logs": "slipway.cli.logs:logs",
     "render": "slipway.render:render",
-    "report": "slipway.cli.reports:report",
-    "sample": "slipway.cli.results:sample",
+    "report": "slipway.cli.reports:report_runs",
+    "sample": "slipway.cli.results:sample_run",
     "status": "slipway.cli.runs:status",
-    "stop": "slipway.cli.runs:stop",
+    "stop": "slipway.cli.runs:stop_run",
     "workloads": "slipway.cli.reports:workloads",
 }
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
@@ -100,7 +100,7 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
             params=[WORDS, *params, *launcher_options()],
             help=function.__doc__,
             epilog=epilog,
-            context_settings={**CONTEXT, "allow_interspersed_args": False},
+            context_settings=CONTEXT,
         )
     )
 

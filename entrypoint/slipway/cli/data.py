@@ -14,6 +14,32 @@ import click
 from slipway.launch.resolve.caches import make_folders
 from slipway.launch.resolve.host import read_host
 from slipway.protocol.errors import FAILED, LaunchError, code_of
+from slipway.protocol.mistake import ConfigurationError, ExplainedError
+
+
+@contextmanager
+def launch_errors(after: str = "", *, snapshots: bool = False) -> Iterator[None]:
+    """Turn what the user, the Hub or the disk did wrong into a line and an exit code; `after` follows on the disk's.
+
+    So, with torch, is turned what is wrong with `snapshots`. What is done inside finds the user name, the home and the caches
+    that trainings find.
+    """
+    mended = read_host(os.environ).mended
+    os.environ.update(mended)  # before training code is imported: some of it reads them only then
+    mistakes: tuple[type[Exception], ...] = (ConfigurationError,)
+    try:
+        make_folders(mended)
+        if snapshots:
+            from slipway.train.snapshots.snapshot import SnapshotError
+
+            mistakes += (SnapshotError,)
+        yield
+    except mistakes as error:
+        raise LaunchError(str(error)) from None
+    except ExplainedError as error:
+        raise LaunchError(str(error), FAILED) from None
+    except OSError as error:
+        raise LaunchError(f"{error}. {after}" if after else str(error), code_of(error)) from None
 
 
 @click.group(epilog="\b\nExample: slipway data prepare notes.txt --out tokens")
@@ -22,8 +48,9 @@ def data() -> None:
 
 
 @data.command(
+    "prepare",
     epilog="What was interrupted goes on with the same command.\n\n"
-    "\b\nExample: slipway data prepare corpus --out tokens && slipway gpt --dataset tokens:tokens"
+    "\b\nExample: slipway data prepare corpus --out tokens && slipway gpt --dataset tokens:tokens",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where the tokens go.")
@@ -50,7 +77,7 @@ def data() -> None:
     show_default=True,
     help="Of the tokens; auto is the smallest that does.",
 )
-def prepare(
+def prepare_data(
     inputs: tuple[Path, ...],
     out: Path,
     tokenizer: str,
@@ -66,20 +93,20 @@ def prepare(
     """
     from slipway.options.dataset import check_tokenizer
     from slipway.train.text.tokenizer import open_tokenizer
-    from slipway.train.text.tokens.preparation import Settings
-    from slipway.train.text.tokens.preparation import prepare as prepare_tokens
+    from slipway.train.text.tokens.preparation import Settings, prepare
 
-    with told(f"{out} is not finished; the same command goes on once that is mended."):
+    with launch_errors(f"{out} is not finished; the same command goes on once that is mended."):
         check_tokenizer(tokenizer)
         settings = Settings(column, validation, shard_tokens, dtype)
-        folder = prepare_tokens(inputs, out, open_tokenizer(tokenizer), settings, processes, click.echo)
+        folder = prepare(inputs, out, open_tokenizer(tokenizer), settings, processes, click.echo)
     for name, part in (("training", folder.train), ("validation", folder.validation)):
         click.echo(f"{name}: {part.documents:,} documents, {part.bytes:,} bytes, {part.tokens:,} tokens")
     click.echo(f"train on them: slipway gpt --dataset tokens:{out}")
 
 
 @data.command(
-    epilog="\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors"
+    "fetch",
+    epilog="\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors",
 )
 @click.argument("repo", metavar="REPO[@REVISION]")
 @click.option("--revision", help="A branch, a tag or a commit; by default the main branch as it is now.")
@@ -88,19 +115,19 @@ def prepare(
 )
 @click.option("--kind", type=click.Choice(["model", "dataset"]), default="model", show_default=True, help="What it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: repo with its commit, kind, folder, bytes of files.")
-def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str, as_json: bool) -> None:
+def fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: str, as_json: bool) -> None:
     """Fetch a model or a data set from the Hub into the cache that all workloads share.
 
     The cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from the file
     at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then keeps trainings off the network.
     """
-    from slipway.train.hub import fetch
+    from slipway.train.hub.fetch import fetch, read_source
 
-    with told("Nothing half-written is kept; the same command goes on once that is mended."):
+    with launch_errors("Nothing half-written is kept; the same command goes on once that is mended."):
         say = partial(click.echo, err=as_json)
-        folder = fetch.fetch(repo, revision=revision, kind=kind, include=include, say=say)
+        folder = fetch(repo, revision=revision, kind=kind, include=include, say=say)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    pinned = f"{fetch.read_source(repo)[0]}@{folder.name}"
+    pinned = f"{read_source(repo)[0]}@{folder.name}"
     if as_json:
         about = {"repo": pinned, "kind": kind, "folder": str(folder), "files": files}
         click.echo(json.dumps(about, indent=1))
@@ -110,25 +137,3 @@ def fetch(repo: str, revision: str | None, include: tuple[str, ...], kind: str, 
     click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, in {folder}")
     use = f"slipway gpt --dataset hub:{pinned}" if kind == "dataset" else f"slipway finetune --model {pinned}"
     click.echo(f"use it: {use}")
-
-
-@contextmanager
-def told(after: str = "") -> Iterator[None]:
-    """Turn what the user, the Hub or the disk did wrong into a line and an exit code; `after` follows on the disk's.
-
-    What is done inside finds the user name, the home and the caches that trainings find.
-    """
-    mended = read_host(os.environ).mended
-    os.environ.update(mended)  # before the imports: some read it only then
-    from slipway.protocol.mistake import ConfigurationError
-    from slipway.train.hub.causes import HubError
-
-    try:
-        make_folders(mended)
-        yield
-    except ConfigurationError as error:
-        raise LaunchError(str(error)) from None
-    except HubError as error:
-        raise LaunchError(str(error), FAILED) from None
-    except OSError as error:
-        raise LaunchError(f"{error}. {after}" if after else str(error), code_of(error)) from None

@@ -90,6 +90,8 @@ def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | N
 class Launching(click.Command):
     """A command whose words end with a program and that program's own arguments, `-m MODULE` included."""
 
+    allow_interspersed_args = False
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
         flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}

@@ -30,7 +30,7 @@ WITHOUT_TIME = " " * 24
 TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%fZ"])
 
 
-def _numbers(context: click.Context, option: click.Parameter, value: str | None) -> Numbers:
+def _read_ranges(context: click.Context, option: click.Parameter, value: str | None) -> Numbers:
     """`0,3-5` as ranges."""
     from slipway.launch.logs.wanted import parse_numbers
 
@@ -40,7 +40,7 @@ def _numbers(context: click.Context, option: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, option) from None
 
 
-def _time(context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
+def _read_time(context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
     try:
         return TIME.convert(value, option, context) if value is not None else None
     except click.BadParameter:
@@ -48,7 +48,7 @@ def _time(context: click.Context, option: click.Parameter, value: str | None) ->
         raise click.BadParameter(f"{value!r} is no time; {example}", context, option) from None
 
 
-def _pattern(context: click.Context, option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+def _read_pattern(context: click.Context, option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(value) if value else None
     except re.error as error:
@@ -61,13 +61,15 @@ def _pattern(context: click.Context, option: click.Parameter, value: str | None)
 )
 @click.argument("run", default="", shell_complete=complete_run)
 @RUNS
-@click.option("--rank", "ranks", callback=_numbers, metavar="LIST", help="Only these ranks, as 0,3-5.")
-@click.option("--node", "nodes", callback=_numbers, metavar="LIST", help="Only these nodes.")
-@click.option("--attempt", "attempts", callback=_numbers, metavar="LIST", help="Only these attempts.")
-@click.option("--grep", "pattern", callback=_pattern, metavar="REGEX", help="Only lines in which this is found.")
+@click.option("--rank", "ranks", callback=_read_ranges, metavar="LIST", help="Only these ranks, as 0,3-5.")
+@click.option("--node", "nodes", callback=_read_ranges, metavar="LIST", help="Only these nodes.")
+@click.option("--attempt", "attempts", callback=_read_ranges, metavar="LIST", help="Only these attempts.")
+@click.option("--grep", "pattern", callback=_read_pattern, metavar="REGEX", help="Only lines in which this is found.")
 @click.option("--errors", "failures", is_flag=True, help="Only tracebacks and lines that look like a failure.")
-@click.option("--since", callback=_time, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00.")
-@click.option("--until", callback=_time, metavar="TIME", help="Only up to this time.")
+@click.option(
+    "--since", callback=_read_time, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00."
+)
+@click.option("--until", callback=_read_time, metavar="TIME", help="Only up to this time.")
 @click.option("--tail", type=click.IntRange(1, 100_000), metavar="N", help="Only the last N lines of what is there.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option(

@@ -70,11 +70,13 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(kind(context.find_root().command, {}, "slipway", "_SLIPWAY_COMPLETE").source())
 
 
-@click.command(epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html")
+@click.command(
+    "report", epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html"
+)
 @click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @RUNS
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The page to write.  [RUN/report.html]")
-def report(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
+def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     """Write one HTML page about RUNs: curves, settings, attempts, throughput. It needs no network to be read.
 
     A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, and their page is
@@ -82,8 +84,8 @@ def report(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     """
     from slipway.train.report import NotOursError, make_page, read_run, write_page
 
-    paths = dict.fromkeys(_find(name, runs).resolve() for name in names or ("",))
-    found = [read_run(path, tell_ending(read_status(path))) for path in paths]
+    paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
+    found = [read_run(path, describe_ending(read_status(path))) for path in paths]
     target = out or (found[0].path if len(found) == 1 else Path()) / "report.html"
     try:
         write_page(target, make_page(found))
@@ -96,7 +98,7 @@ def report(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     click.echo(shown(target.absolute()))
 
 
-def _find(name: str, runs: str | None) -> Path:
+def _find_run(name: str, runs: str | None) -> Path:
     """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
     from slipway.train.report import RECORDS
 
@@ -111,20 +113,21 @@ def _find(name: str, runs: str | None) -> Path:
     raise LaunchError(f"{name} is no run: it holds none of {', '.join(RECORDS)}.")
 
 
-def tell_ending(status: Status) -> RunEnding:
+def describe_ending(status: Status) -> RunEnding:
     """How a run stands or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
     from slipway.train.report import RunEnding
 
     outcome = status.outcome
-    word, first = str(outcome.get("word")), outcome.get("first")
-    tries = tuple(_tried(tried) for tried in _list(outcome.get("attempts")) if isinstance(tried, dict))
+    word, first, attempts = str(outcome.get("word")), outcome.get("first"), outcome.get("attempts")
+    tried = attempts if isinstance(attempts, list) else []
+    tries = tuple(_tried(attempt) for attempt in tried if isinstance(attempt, dict))
     if status.alive:
         return RunEnding("running", facts=tuple(("running", holder.text) for holder in status.holders[:1]))
     if word not in ENDINGS or not isinstance(first, dict):
         return RunEnding("without a verdict", good=not status.record, tries=tries)
-    facts = [("verdict", _text(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
+    facts = [("verdict", _or_none(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
     facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
-    facts += [("exit code", _text(outcome.get("code")))]
+    facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
     return RunEnding(ENDINGS[word], word in GOOD, tuple(facts), tries)
@@ -135,13 +138,13 @@ def _tried(tried: Mapping[str, Any]) -> Tried:
 
     ended = tried.get("outcome")
     ended = ended if isinstance(ended, dict) else {}
-    evidence = f"{ENDINGS.get(str(ended.get('word')), 'unknown')}: {_text(ended.get('evidence'))}"
-    return Tried(_text(tried.get("number")), _place(ended), evidence, _when(ended), _text(tried.get("after")))
+    evidence = f"{ENDINGS.get(str(ended.get('word')), 'unknown')}: {_or_none(ended.get('evidence'))}"
+    return Tried(_or_none(tried.get("number")), _place(ended), evidence, _when(ended), _or_none(tried.get("after")))
 
 
 def _place(outcome: Mapping[str, Any]) -> str:
     rank = "" if outcome.get("rank") is None else f", rank {outcome['rank']}"
-    return f"node {_text(outcome.get('node_rank'))} ({_text(outcome.get('host'))}){rank}"
+    return f"node {_or_none(outcome.get('node_rank'))} ({_or_none(outcome.get('host'))}){rank}"
 
 
 def _when(outcome: Mapping[str, Any]) -> str:
@@ -149,9 +152,5 @@ def _when(outcome: Mapping[str, Any]) -> str:
     return utc(at) if isinstance(at, int | float) else NONE
 
 
-def _text(value: object) -> str:
+def _or_none(value: object) -> str:
     return NONE if value in (None, "") else str(value)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

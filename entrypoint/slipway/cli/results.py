@@ -3,45 +3,31 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from slipway.cli.data import told
+from slipway.cli.data import launch_errors
 from slipway.cli.runs import RUNS, complete_run, named_folder
-from slipway.protocol.errors import LaunchError
 
 RUN = click.argument("run", shell_complete=complete_run)
 STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn what training code raises into what the command line tells. Imports torch."""
-    with told():
-        from slipway.train.snapshots.snapshot import SnapshotError
-
-        try:
-            yield
-        except SnapshotError as error:
-            raise LaunchError(str(error)) from None
-
-
-@click.command(epilog='\b\nExample: slipway sample gpt-20260101-120000 --prompt "def "')
+@click.command("sample", epilog='\b\nExample: slipway sample gpt-20260101-120000 --prompt "def "')
 @RUN
 @RUNS
 @click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=400, show_default=True, help="How many to add.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True, help="0 takes the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-def sample(run: str, runs: str | None, prompt: str, tokens: int, temperature: float, seed: int) -> None:
+def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature: float, seed: int) -> None:
     """Continue a text with the newest snapshot of a gpt RUN: a path or a name in the folder of runs."""
     path = named_folder(run, runs)
-    with _told():
-        from slipway.train.text.sample import sample as continue_text
+    with launch_errors(snapshots=True):
+        from slipway.train.text.sample import sample
 
-        click.echo(continue_text(path, prompt, tokens, temperature, seed))
+        click.echo(sample(path, prompt, tokens, temperature, seed))
 
 
 @click.command("eval", epilog="\b\nExample: slipway eval gpt-20260101-120000")
@@ -50,13 +36,13 @@ def sample(run: str, runs: str | None, prompt: str, tokens: int, temperature: fl
 @click.option("--dataset", help="Judge on the validation part of other data; named as for the training.")
 @STEP
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: results now and those that the training noted.")
-def evaluate(source: str, runs: str | None, dataset: str | None, step: int | None, as_json: bool) -> None:
+def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int | None, as_json: bool) -> None:
     """Judge a trained model again, in one process on this machine's best device.
 
     RUN is a path or a name in the folder of runs, DIR a folder that `slipway export` made.
     """
     path = named_folder(source, runs)
-    with _told():
+    with launch_errors(snapshots=True):
         from slipway.train.worker.context import outside_job
         from slipway.train.workloads.judgement import judge_trained
 
@@ -98,7 +84,7 @@ def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str
     if public and not repo:
         raise click.UsageError("--public is said of the repository that --push makes; add --push OWNER/NAME.")
     path = named_folder(run, runs)
-    with _told():
+    with launch_errors(snapshots=True):
         from slipway.train.export import export_run, push_folder
 
         new = export_run(path, folder, step, name=repo or "")

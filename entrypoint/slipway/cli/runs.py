@@ -32,7 +32,7 @@ RUNS = click.option(
 )
 
 
-def runs_folder(runs: str | None) -> Path:
+def chosen_runs_folder(runs: str | None) -> Path:
     """The folder of runs, from the same places as for `slipway run`; `runs` is what --runs says. Raises LaunchError."""
     host = read_host(dict(os.environ))
     return Path(read_sources({"SLIPWAY_RUNS": runs}, {"SLIPWAY_RUNS": default_runs(host)}).value("SLIPWAY_RUNS"))
@@ -40,7 +40,7 @@ def runs_folder(runs: str | None) -> Path:
 
 def named_run(run: str, runs: str | None) -> Path:
     """The run that is meant, by a path or by its name in the folder of runs. Raises LaunchError where there is none."""
-    return find_run(run, runs_folder(runs))
+    return find_run(run, chosen_runs_folder(runs))
 
 
 def named_folder(run: str, runs: str | None) -> Path:
@@ -54,7 +54,9 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 
     names: list[str] = []
     with contextlib.suppress(LaunchError):  # nobody wants to read of a wrong setting at the Tab key
-        names = sorted(file.parent.name for file in runs_folder(context.params.get("runs")).glob(f"*/{RUN_FILE}"))
+        names = sorted(
+            file.parent.name for file in chosen_runs_folder(context.params.get("runs")).glob(f"*/{RUN_FILE}")
+        )
     return [CompletionItem(typed, "dir"), *(CompletionItem(name) for name in names if name.startswith(typed))]
 
 
@@ -68,13 +70,13 @@ def status(run: str, runs: str | None, as_json: bool) -> None:
     click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(status_lines(found)))
 
 
-@click.command(epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
+@click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
 @click.argument("run", shell_complete=complete_run)
 @RUNS
 @click.option(
     "--wait", is_flag=True, help="Return when the run has ended, with 0 if it was stopped, else with its code."
 )
-def stop(run: str, runs: str | None, wait: bool) -> None:
+def stop_run(run: str, runs: str | None, wait: bool) -> None:
     """Stop a RUN for good, with a snapshot, like Ctrl-C: its launcher ends with 79.
 
     RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
@@ -94,10 +96,10 @@ def stop(run: str, runs: str | None, wait: bool) -> None:
         ) from None
     click.echo(f"asked {found.holders[0].text} to stop {path}")
     if wait:
-        sys.exit(_wait(path))
+        sys.exit(_wait_for_end(path))
 
 
-def _wait(path: Path) -> int:
+def _wait_for_end(path: Path) -> int:
     """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code."""
     while (found := read_status(path)).alive:
         time.sleep(TICK)

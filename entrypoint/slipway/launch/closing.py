@@ -19,7 +19,7 @@ from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
 from slipway.protocol.outcomes import Word
 
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
-LENGTHS = ("--steps", "--epochs")
+NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
@@ -43,7 +43,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
         leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
         stopped = verdict.word != Word.FINISHED
         for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():
-            say(f"  next: {typed(filled(command, run, job.plan.arguments), job)}")
+            say(f"  next: {as_typed_here(fill_in(command, run, job.plan.arguments), job)}")
     if fleeting:
         say(fleeting)
     tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
@@ -66,25 +66,24 @@ def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) 
     return (f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}", *others)[:3]
 
 
-def filled(command: str, run: Run, arguments: Sequence[str]) -> str:
+def fill_in(command: str, run: Run, arguments: Sequence[str]) -> str:
     """A command to try next, with {run}, the run's arguments as {same}, and as {longer} for twice as many steps.
 
     A run goes on with the arguments that it was started with; without them it would be another model, or other data.
     """
-    left_out = (*LENGTHS, "--export")  # where it exported to nothing is overwritten
     kept, words = [], list(arguments)
     while words:
         word = words.pop(0)
-        if word in left_out:
+        if word in NOT_AGAIN:
             words[:1] = []  # its value
-        elif word.partition("=")[0] not in left_out:
+        elif word.partition("=")[0] not in NOT_AGAIN:
             kept.append(word)
     longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
     same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
     return command.format(run=shlex.quote(shown(run.path)), same=same, longer=twice)
 
 
-def typed(command: str, job: Job) -> str:
+def as_typed_here(command: str, job: Job) -> str:
     """A command as one types it here; what is run in the image is typed outside, with its name where IMAGE tells it."""
     if job.host.image is None or job.host.runtime != "docker":
         return command

@@ -72,9 +72,9 @@ def parse(kind: type[Kind], args: Sequence[str]) -> Kind:
     }
     filed: Mapping[str, tuple[Any, int]] = {}
     if typed.get("config"):
-        from slipway.options.config import read_config
+        from slipway.options.config import read_config_file
 
-        filed = read_config(Path(typed["config"]), command, context)
+        filed = read_config_file(Path(typed["config"]), command, context)
     try:
         options = merge(kind, typed, filed)
         options.check()
@@ -123,13 +123,13 @@ def refuse_both(names: Sequence[str], typed: bool, file: str) -> None:
 def option_lines(options: Options) -> list[str]:
     """Each option with its value and where that came from, aligned, for people to read."""
     values = {name.replace("_", "-"): value for name, value in options.values().items()}
-    width, wide = max(map(len, values)), max(len(shown(value)) for value in values.values())
+    width, wide = max(map(len, values)), max(len(as_typed(value)) for value in values.values())
     return [
-        f"{name:<{width}}  {shown(value):<{wide}}  {options.sources.get(name.replace('-', '_'), DEFAULT)}"
+        f"{name:<{width}}  {as_typed(value):<{wide}}  {options.sources.get(name.replace('-', '_'), DEFAULT)}"
         for name, value in values.items()
     ]
 
 
-def shown(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """A value as it would be typed."""
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

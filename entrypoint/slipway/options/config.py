@@ -14,7 +14,7 @@ from slipway.protocol.mistake import ConfigurationError, did_you_mean
 WORDS: Mapping[str, bool] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def read_config(path: Path, command: click.Command, context: click.Context) -> dict[str, tuple[Any, int]]:
+def read_config_file(path: Path, command: click.Command, context: click.Context) -> dict[str, tuple[Any, int]]:
     """The options in a YAML file, each with its line. Empty values count as not given.
 
     Raises ConfigurationError naming file and line for a file that is no mapping, an unknown name (with the nearest), a
@@ -34,7 +34,7 @@ def read_config(path: Path, command: click.Command, context: click.Context) -> d
         if not isinstance(value, yaml.ScalarNode):
             raise ConfigurationError(f"{path} line {line}: {name} takes a single value, not a list or a mapping.")
         if value.value not in ("", "null", "~"):
-            found[name] = convert(options[name], value.value, context, f"{path} line {line}"), line
+            found[name] = read_value(options[name], value.value, context, f"{path} line {line}"), line
     return found
 
 
@@ -58,7 +58,7 @@ def read_pairs(path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return list(document.value)
 
 
-def convert(option: click.Parameter, text: str, context: click.Context, place: str) -> Any:
+def read_value(option: click.Parameter, text: str, context: click.Context, place: str) -> Any:
     """The value that `text` means for an option. Raises ConfigurationError naming the place."""
     if getattr(option, "is_flag", False):
         if text.lower() not in WORDS:

@@ -53,7 +53,7 @@ class HubData(NamedTuple):
     folder: str
 
 
-def read_hub(source: str) -> HubData:
+def parse_hub_data(source: str) -> HubData:
     """Take `OWNER/NAME[/FOLDER][@REVISION]` apart. Raises ConfigurationError where it is none."""
     path, mark, revision = source.partition("@")
     parts = path.strip("/").split("/")
@@ -66,7 +66,7 @@ def check_dataset(dataset: str) -> None:
     """Raise ConfigurationError where a path is not there, or is no folder of tokens."""
     scheme, _, rest = dataset.partition(":")
     if scheme == HUB:
-        read_hub(rest)
+        parse_hub_data(rest)
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
         raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}")
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():

@@ -12,7 +12,7 @@ from slipway.protocol.mistake import ConfigurationError
 RECORD = "slipway.json"  # in every export: what it is, and which snapshot it was made from
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_export_record(folder: Path) -> dict[str, Any] | None:
     """What an export says about itself; None where `folder` is no export of ours."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
@@ -29,7 +29,7 @@ def require_target(folder: Path) -> None:
                 f"{folder} is a mount point, and an export appears in one go, by a rename. Type a folder in it: "
                 f"{folder / 'model'}"
             )
-        if any(folder.iterdir()) and read_record(folder) is None:
+        if any(folder.iterdir()) and read_export_record(folder) is None:
             raise ConfigurationError(
                 f"{folder} is not empty, and nothing in it is overwritten. Type the name of a new folder: "
                 f"{folder}-2, for example."

@@ -6,16 +6,24 @@ from typing import Any
 
 import click
 
+from slipway.cli.arguments import read_sources
 from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError
-from slipway.render.words import PLACES
+from slipway.render.words import PLACES, read_nodes
 
-Print = Callable[[tuple[str, ...], dict[str, Any]], None]
+# From the words, the options (`nodes` as a number, or None) and the settings to the file.
+Make = Callable[[tuple[str, ...], dict[str, Any], Sources], bytes]
 
 
-def make_command(name: str, options: Sequence[click.Parameter], show: Print, text: str, example: str) -> click.Command:
-    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it; `show` prints."""
+def make_option(names: str, metavar: str, text: str, **more: Any) -> click.Option:
+    """An option of one kind of file: its names, and its line in `--help`."""
+    return click.Option(names.split(), metavar=metavar, help=text, **more)
+
+
+def make_command(name: str, options: Sequence[click.Option], make: Make, text: str, example: str) -> click.Command:
+    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it."""
 
     def callback(words: tuple[str, ...], **given: Any) -> None:
         if words and words[0] in WORKLOADS:
@@ -26,7 +34,9 @@ def make_command(name: str, options: Sequence[click.Parameter], show: Print, tex
             raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):
             raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
-        show(words, given)
+        sources = read_sources(given, {})
+        given["nodes"] = read_nodes(sources, given["nodes"])
+        click.echo(make(words, given, sources), nl=False)
 
     params = [*options, *_shared_options()]
     return Launching(
@@ -35,7 +45,7 @@ def make_command(name: str, options: Sequence[click.Parameter], show: Print, tex
         params=[WORDS, *params],
         help=text,
         epilog=f"\b\nExample: slipway render {name} {example}",
-        context_settings={**CONTEXT, "allow_interspersed_args": False},
+        context_settings=CONTEXT,
     )
 
 

@@ -6,15 +6,14 @@ alone stays a variable. The comments stay behind: they explain the file to its r
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from slipway.launch.resolve.catalog import is_program
 from slipway.launch.resolve.redact import make_redactor, secret_arguments
-from slipway.render.words import MARGIN
+from slipway.render.request import MARGIN, JobRequest, without_variables
 from slipway.render.yaml_text import yaml_text
 
 HEAD = """\
@@ -24,35 +23,25 @@ HEAD = """\
 PASSED_ON = "# {name} is a secret and not written here: the shell passes it on in which `docker compose up` is typed.\n"
 
 
-@dataclass(frozen=True)
-class ComposeRequest:
-    """What the file shall say; where nothing was asked for (None, or empty) it says what compose/compose.yaml does by itself.
+@dataclass(frozen=True, kw_only=True)
+class ComposeRequest(JobRequest):
+    """The same of a compose file. `secrets` are passed on from the shell; `gpus` None takes all of the machine."""
 
-    `gpus` None takes all of the machine. `secrets` are names of settings that are passed on from the shell. `command` is what
-    made the file, as the words that were typed.
-    """
-
-    command: tuple[str, ...]
-    grace: int  # s
-    words: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Sequence[str] = ()
+    command: tuple[str, ...]  # what made the file, as it was typed
     env_file: str | None = None
-    gpus: int | None = None
-    image: str | None = None
-    name: str | None = None
 
 
 def make_compose(template: str, asked: ComposeRequest) -> str:
     """Return the file. Raises LaunchError (78) for bytes that are no text."""
-    file = {
-        key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")
-    }  # that was merged
+    # What begins with x- was merged.
+    file = {key: value for key, value in yaml.safe_load(template).items() if not key.startswith("x-")}
     file["name"] = asked.name or file["name"]
     for service in file["services"].values():
         service["image"] = asked.image or _default(service["image"])
     file["services"]["train"] = _training(file["services"]["train"], asked)
-    text = HEAD.format(command=_one_line(asked.command))
+    # It may be typed again; in a comment it has no breaks of the line, and in a file no secrets.
+    command = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in asked.command)
+    text = HEAD.format(command=make_redactor(secret_arguments(asked.command))(command))
     return text + "".join(PASSED_ON.format(name=name) for name in asked.secrets) + "\n" + yaml_text(file)
 
 
@@ -60,14 +49,14 @@ def _training(service: dict[str, Any], asked: ComposeRequest) -> dict[str, Any]:
     """The service that trains, its command behind its image."""
     image = service.pop("image")
     defaults = {name: value for name, text in service["environment"].items() if (value := _default(text))}
-    given = {name: _literal(value) for name, value in asked.env.items()} | dict.fromkeys(asked.secrets)
+    given = {name: without_variables(value) for name, value in asked.env.items()} | dict.fromkeys(asked.secrets)
     changed = {
         # Beside the file, as .env is elsewhere; one that was named has to be there.
-        "env_file": [{"path": _literal(asked.env_file or ".env"), "required": bool(asked.env_file)}],
+        "env_file": [{"path": without_variables(asked.env_file or ".env"), "required": bool(asked.env_file)}],
         "environment": defaults | given,
         "stop_grace_period": f"{asked.grace + MARGIN}s",
     }
-    service = {"image": image, "command": ["run", *map(_literal, asked.words)]} | service | changed
+    service = {"image": image, "command": ["run", *map(without_variables, asked.words)]} | service | changed
     if asked.words and is_program(asked.words[0]):
         service["volumes"] = [*service["volumes"], ".:/workspace"]  # where the image looks for a program
     if asked.gpus == 0:  # as compose/cpu.yaml says it
@@ -83,14 +72,3 @@ def _default(text: str) -> str:
     """What Compose takes where the variable of `${NAME:-default}` is not set."""
     match = re.fullmatch(r"\$\{\w+:-(.*)\}", text)
     return match[1] if match else text
-
-
-def _literal(text: str) -> str:
-    """A text in which Compose replaces no variable."""
-    return text.replace("$", "$$")
-
-
-def _one_line(words: Sequence[str]) -> str:
-    """A command as it may be typed again, in a line of a comment: without secrets, and without breaks of the line."""
-    line = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in words)
-    return make_redactor(secret_arguments(words))(line)

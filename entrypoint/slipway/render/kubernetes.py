@@ -2,22 +2,20 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from typing import Any
 
 import click
 
-from slipway.cli.arguments import read_sources
-from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME, Sources
 from slipway.protocol.errors import LaunchError
-from slipway.render.command import checked, make_command, matching
+from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.manifests import (
     COMPONENTS,
     CPUS_PER_GPU,
     MEM_PER_GPU,
-    NAME,
     Document,
     ManifestRequest,
     Read,
@@ -25,7 +23,7 @@ from slipway.render.manifests import (
 )
 from slipway.render.operators import make_jobset, make_trainer
 from slipway.render.times import TIME_FORMS, read_time
-from slipway.render.words import given_settings, read_image, read_nodes, read_runs, read_words, require_enough
+from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
 
 GPUS = 4  # for each node, as base/single/job.yaml says
 # In a .env for compose and for the Hub: not of training, which is offline here.
@@ -34,26 +32,61 @@ ELSEWHERE = re.compile(r"COMPOSE_\w+|IMAGE|TENSORBOARD_PORT|HF_TOKEN|HUGGING_FAC
 TOLD = {"TORCHELASTIC_RUN_ID"} | {
     name for each in SCHEDULERS for names in (each.marks, *each.table.values()) for name in names
 }
+# Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
+QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
+QUANTITY = matching(
+    r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
+)
+OPTIONS = (
+    make_option("--name", "NAME", "What the job is called, and its run.  [default slipway]"),
+    make_option(
+        "--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=click.IntRange(0, 64)
+    ),
+    make_option(
+        "--cpus-per-gpu", "N", f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]", type=click.IntRange(1, 256)
+    ),
+    make_option(
+        "--mem-per-gpu",
+        "SIZE",
+        f"With --gpus: main memory for each, such as 64Gi.  [default {MEM_PER_GPU}]",
+        callback=QUANTITY,
+    ),
+    make_option("--image", "IMAGE", "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
+    make_option(
+        "--with components",
+        "PART",
+        "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
+        "tensorboard (with pvc). May be given several times.",
+        type=click.Choice(COMPONENTS),
+        multiple=True,
+    ),
+    make_option("--queue", "NAME", "Kueue's LocalQueue that admits the job.", callback=QUEUE_NAME),
+    make_option(
+        "--time",
+        "TIME",
+        f"Time limit, from when its pods are created: {TIME_FORMS}.  [default none]",
+        callback=checked(read_time),
+    ),
+)
 
 
-def _make_command(
-    name: str, make: Callable[[ManifestRequest, Read], list[Document]], text: str, example: str
-) -> click.Command:
-    """The command of one kind of manifest."""
+def _make_file(
+    name: str,
+    make: Callable[[ManifestRequest, Read], list[Document]],
+    words: tuple[str, ...],
+    options: dict[str, Any],
+    sources: Sources,
+) -> bytes:
+    from slipway.render.yaml_text import yaml_text  # with PyYAML, which a launcher has no need of
 
-    def show(words: tuple[str, ...], options: dict[str, Any]) -> None:
-        from slipway.render.yaml_text import yaml_text  # with PyYAML, which a launcher has no need of
-
-        asked = _read_asked(words, options)
-        text = f"# Made by `slipway render {name}`.\n"
-        if asked.secrets:
-            literals = " ".join(f"--from-literal={secret}=…" for secret in asked.secrets)
-            notice = f"Secrets are not written here: kubectl create secret generic {asked.secret} {literals}"
-            text += f"# {notice}\n"
-            click.echo(f"slipway: {notice}", err=True)  # what is printed goes through a pipe, mostly
-        click.echo(text + yaml_text(*make(asked, read_files)), nl=False)
-
-    return make_command(name, _options(), show, text, example)
+    asked = _read_request(words, options, sources)
+    text = f"# Made by `slipway render {name}`.\n"
+    if asked.secrets:
+        literals = " ".join(f"--from-literal={secret}=…" for secret in asked.secrets)
+        notice = f"Secrets are not written here: kubectl create secret generic {asked.secret} {literals}"
+        text += f"# {notice}\n"
+        click.echo(f"slipway: {notice}", err=True)  # what is printed goes through a pipe, mostly
+    return (text + yaml_text(*make(asked, read_files))).encode()
 
 
 def read_files(path: str) -> list[Document]:
@@ -64,10 +97,8 @@ def read_files(path: str) -> list[Document]:
     return list(yaml.safe_load_all(text))
 
 
-def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> ManifestRequest:
+def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> ManifestRequest:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
-    sources = read_sources(options, {})
-    nodes = read_nodes(sources, options["nodes"]) or 1
     resume = sources.claims(BY_NAME["SLIPWAY_RESUME"])[0]
     if resume.source != "default" and resume.value == "none":
         raise LaunchError(
@@ -76,22 +107,14 @@ def _read_asked(words: tuple[str, ...], options: dict[str, Any]) -> ManifestRequ
         )
     require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
     given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
-    chosen = read_words(words, sources, here=False)
-    secrets = secret_values(given)
-    return ManifestRequest(
-        name=options["name"] or NAME,
+    return read_request(
+        ManifestRequest,
+        read_words(words, sources, here=False),
+        options,
+        sources,
+        given,
         image=read_image(options["image"], sources),
-        nodes=nodes,
-        gpus=options["gpus"],
-        cpus=options["cpus_per_gpu"] or CPUS_PER_GPU,
-        memory=options["mem_per_gpu"] or MEM_PER_GPU,
-        words=tuple(chosen),
-        env={name: value for name, value in given.items() if name not in secrets},
-        secrets=tuple(secrets),
-        grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
-        seconds=_read_seconds(options["time"]),
-        queue=options["queue"],
-        components=_choose(options["components"], options["gpus"]),
+        components=_choose_components(options["components"], options["gpus"]),
     )
 
 
@@ -111,7 +134,7 @@ def _other_variables(sources: Sources) -> dict[str, str]:
     return others
 
 
-def _choose(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
+def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
     """The components once each, in their order; TensorBoard shows what lies on the claims. Raises LaunchError."""
     if gpus == 0 and (unfit := {"gpu", "rdma"}.intersection(names)):
         raise LaunchError(f"--with {min(unfit)} is for GPUs, but --gpus 0. Leave one of them out.")
@@ -119,73 +142,27 @@ def _choose(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
     return tuple(name for name in COMPONENTS if name in chosen)
 
 
-def _read_seconds(time: str | None) -> int | None:
-    seconds = read_time(time) if time else None
-    if seconds == 0:
-        raise LaunchError(f"--time {time} leaves no time to train. Type a longer one, or leave it out for any time.")
-    return seconds
-
-
-# Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
-QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
-QUANTITY = matching(
-    r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
-)
-
-
-def _options() -> list[click.Parameter]:
-    rows: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
-        (("--name",), {"metavar": "NAME"}, "What the job is called, and its run.  [default slipway]"),
-        (
-            ("--gpus",),
-            {"metavar": "N", "type": click.IntRange(0, 64)},
-            f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]",
-        ),
-        (
-            ("--cpus-per-gpu",),
-            {"metavar": "N", "type": click.IntRange(1, 256)},
-            f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]",
-        ),
-        (
-            ("--mem-per-gpu",),
-            {"metavar": "SIZE", "callback": QUANTITY},
-            f"With --gpus: main memory for each, such as 64Gi.  [default {MEM_PER_GPU}]",
-        ),
-        (("--image",), {"metavar": "IMAGE"}, "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
-        (
-            ("--with", "components"),
-            {"metavar": "PART", "type": click.Choice(COMPONENTS), "multiple": True},
-            "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
-            "tensorboard (with pvc). May be given several times.",
-        ),
-        (("--queue",), {"metavar": "NAME", "callback": QUEUE_NAME}, "Kueue's LocalQueue that admits the job."),
-        (
-            ("--time",),
-            {"metavar": "TIME", "callback": checked(read_time)},
-            f"Time limit, from when its pods are created: {TIME_FORMS}.  [default none]",
-        ),
-    )
-    return [click.Option([*names], help=text, **kind) for names, kind, text in rows]
-
-
 COMMANDS = (
-    _make_command(
+    make_command(
         "k8s",
-        make_manifests,
+        OPTIONS,
+        partial(_make_file, "k8s", make_manifests),
         "Print manifests that train this as a plain Kubernetes Job, which needs no operator.\n\nWithout options they are "
         "k8s/job.yaml, which k8s/README.md explains. Settings that are given, on the command line, in the environment or in "
         ".env, become part of them; secrets do not.",
         "--nodes 4 --image registry.example/slipway:0.2.1 gpt | kubectl apply -f -",
     ),
-    _make_command(
+    make_command(
         "jobset",
-        make_jobset,
+        OPTIONS,
+        partial(_make_file, "jobset", make_jobset),
         "Print manifests for JobSet (jobset.sigs.k8s.io), with the options of `slipway render k8s`.",
         "--nodes 4 --gpus 8 gpt --preset small | kubectl apply --server-side -f -",
     ),
-    _make_command(
+    make_command(
         "trainer",
-        make_trainer,
+        OPTIONS,
+        partial(_make_file, "trainer", make_trainer),
         "Print a ClusterTrainingRuntime and a TrainJob for Kubeflow Trainer v2, with the options of `slipway render k8s`.",
         "--nodes 4 --gpus 8 gpt --preset small | kubectl apply --server-side -f -",
     ),

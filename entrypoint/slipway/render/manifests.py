@@ -4,12 +4,13 @@ The files of k8s/base and k8s/components are read as kustomize reads them, so bo
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from slipway.protocol.errors import LaunchError
-from slipway.render.words import MARGIN
+from slipway.render.request import MARGIN, JobRequest, without_variables
+from slipway.render.times import read_time
 
 Document = dict[str, Any]
 Read = Callable[[str], list[Document]]  # a file's path below k8s/ -> its documents
@@ -25,25 +26,14 @@ COMPONENTS = ("gpu", "rdma", "pvc", "tensorboard")  # of k8s/components; cpu and
 _LISTS = ("mountPath", "name")  # what tells the items of such lists apart, as Kubernetes merges them
 
 
-@dataclass(frozen=True)
-class ManifestRequest:
-    """What the manifests shall say; where nothing was asked for (None, or empty) they stay as they are.
-
-    `gpus` are per node, as `cpus` and `memory` (a quantity) are per GPU; `seconds` bounds the job's whole life. `secrets` are
-    names of variables whose values come from the Secret `secret`.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ManifestRequest(JobRequest):
+    """The same of manifests. `secrets` come from the Secret `secret`; `time` bounds the job's whole life."""
 
     name: str = NAME
-    image: str | None = None
     nodes: int = 1
-    gpus: int | None = None
-    cpus: int = CPUS_PER_GPU
-    memory: str = MEM_PER_GPU
-    words: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    grace: int = 110  # s
-    seconds: int | None = None
+    cpus_per_gpu: int = CPUS_PER_GPU
+    mem_per_gpu: str = MEM_PER_GPU  # a quantity
     queue: str | None = None
     components: tuple[str, ...] = ()
 
@@ -54,7 +44,7 @@ class ManifestRequest:
 
 
 def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
-    """Return the documents: the Job first. Raises LaunchError for a name that is too long or not allowed."""
+    """Return the documents: the Job first. Raises LaunchError for a name that cannot be, and for no time."""
     require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
     (job,) = read("base/single/job.yaml")
     others = read("base/single/networkpolicy.yaml")
@@ -72,8 +62,12 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
             others += read(f"components/{component}/{path}")
     spec = job["spec"]
     spec |= {"completions": asked.nodes, "parallelism": asked.nodes, "backoffLimit": asked.nodes * retries}
-    if asked.seconds:
-        spec["activeDeadlineSeconds"] = asked.seconds
+    if asked.time:
+        spec["activeDeadlineSeconds"] = read_time(asked.time)
+        if not spec["activeDeadlineSeconds"]:
+            raise LaunchError(
+                f"--time {asked.time} leaves no time to train. Type a longer one, or leave it out for any time."
+            )
     if asked.queue:
         job["metadata"]["labels"][QUEUE] = asked.queue
     _fill(spec["template"]["spec"], asked)
@@ -111,11 +105,11 @@ def require_name(name: str, suffix: str) -> None:
 
 def arguments_and_environment(asked: ManifestRequest) -> tuple[list[str], list[Document]]:
     """What the container is told: its `args` behind `run`, and the entries of `env` that were asked for."""
-    plain = [{"name": name, "value": _literal(value)} for name, value in asked.env.items()]
+    plain = [{"name": name, "value": without_variables(value)} for name, value in asked.env.items()]
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": asked.secret, "key": name}}} for name in asked.secrets
     ]
-    return [_literal(word) for word in asked.words], [*plain, *secret]
+    return [without_variables(word) for word in asked.words], [*plain, *secret]
 
 
 def _fill(pod: Document, asked: ManifestRequest) -> None:
@@ -130,14 +124,9 @@ def _fill(pod: Document, asked: ManifestRequest) -> None:
     if asked.gpus:
         resources = container["resources"]
         resources["limits"] |= {GPU: asked.gpus}
-        size, unit = re.fullmatch(r"(\d+)(\D*)", asked.memory).groups()  # type: ignore[union-attr]  # checked before
+        size, unit = re.fullmatch(r"(\d+)(\D*)", asked.mem_per_gpu).groups()  # type: ignore[union-attr]  # checked before
         memory = f"{int(size) * asked.gpus}{unit}"
-        resources["requests"] |= {GPU: asked.gpus, "cpu": asked.cpus * asked.gpus, "memory": memory}
-
-
-def _literal(text: str) -> str:
-    """A text of args or env in which Kubernetes replaces no $(NAME)."""
-    return text.replace("$", "$$")
+        resources["requests"] |= {GPU: asked.gpus, "cpu": asked.cpus_per_gpu * asked.gpus, "memory": memory}
 
 
 def _named(value: Any, name: str) -> Any:

@@ -96,13 +96,9 @@ def _of_set(value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: {SET_LABEL: name} if key == "matchLabels" and _ours(item) else _of_set(item, name)
+        key: {SET_LABEL: name} if key == "matchLabels" and INSTANCE in item else _of_set(item, name)
         for key, item in value.items()
     }
-
-
-def _ours(labels: Document) -> bool:
-    return INSTANCE in labels
 
 
 def _object(version: str, kind: str, metadata: Document, spec: Document) -> Document:

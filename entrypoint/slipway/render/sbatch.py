@@ -6,10 +6,10 @@ first command, from where the file would otherwise take it from the environment;
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slipway.protocol.errors import LaunchError
+from slipway.render.request import JobRequest
 from slipway.render.times import read_time
 
 LEAVING = 40  # s between the end of the grace and the time limit: verdict, srun's return, and the job puts itself back
@@ -27,22 +27,14 @@ SHARING = """\
 FIRST_COMMAND = "set -euo pipefail"
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """What the file shall say; where nothing was asked for (None, or empty) it stays as it is.
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest(JobRequest):
+    """The same of an sbatch file."""
 
-    `headers` are plain options of sbatch. `secrets` are names of settings that are given but not written down.
-    """
-
-    grace: int  # s
-    words: tuple[str, ...] = ()
-    exports: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    gpus: int | None = None  # per node, as the two that follow are per GPU
     cpus_per_gpu: int = CPUS_PER_GPU
     mem_per_gpu: str = MEM_PER_GPU
-    image: str | None = None
+    partition: str | None = None
+    account: str | None = None
     venv: str | None = None
     runs: str | None = None
 
@@ -51,16 +43,16 @@ def make_sbatch(template: str, asked: BatchRequest) -> str:
     """Return the file. Raises LaunchError for a time limit that leaves no time to train."""
     lines = template.splitlines()
     notice = asked.grace + LEAVING
-    headers = {**asked.headers, "signal": f"USR1@{notice}"}
-    _require_time(headers.get("time") or _header(lines, "time"), notice)
-    places = [name for name in ("partition", "account") if name in headers]  # the file names none
-    named = headers.pop("job-name", _header(lines, "job-name"))
-    _replace(lines, "job-name", _line("job-name", named), *(_line(name, headers.pop(name)) for name in places))
-    for name, value in headers.items():
-        _replace(lines, name, _line(name, value))
+    _require_time(asked.time or _header(lines, "time"), notice)
+    places = {"partition": asked.partition, "account": asked.account}  # the file names none
+    name = _line("job-name", asked.name or _header(lines, "job-name"))
+    _replace(lines, "job-name", name, *(_line(place, value) for place, value in places.items() if value))
+    for header, value in {"time": asked.time, "nodes": asked.nodes, "signal": f"USR1@{notice}"}.items():
+        if value:
+            _replace(lines, header, _line(header, value))
     if asked.gpus:
         counts = {"gpus-per-node": asked.gpus, "cpus-per-gpu": asked.cpus_per_gpu, "mem-per-gpu": asked.mem_per_gpu}
-        _replace(lines, "exclusive", SHARING, *(_line(name, str(value)) for name, value in counts.items()))
+        _replace(lines, "exclusive", SHARING, *(_line(header, count) for header, count in counts.items()))
         _replace(lines, "mem")
     if set_here := _settings(asked):
         place = lines.index(FIRST_COMMAND) + 1
@@ -77,7 +69,7 @@ def _settings(asked: BatchRequest) -> list[str]:
         commands += [f"IMAGE={shlex.quote(asked.image)}"]
     if asked.runs:
         commands += [f"RUNS={shlex.quote(asked.runs)}"]
-    commands += [f"export {name}={shlex.quote(value)}" for name, value in asked.exports.items()]
+    commands += [f"export {name}={shlex.quote(value)}" for name, value in asked.env.items()]
     commands += [
         f"# {name} is a secret and not written here: the job has it from where it is now." for name in asked.secrets
     ]
@@ -86,22 +78,22 @@ def _settings(asked: BatchRequest) -> list[str]:
     return commands
 
 
-def _line(name: str, value: str) -> str:
+def _line(name: str, value: object) -> str:
     return f"#SBATCH --{name}={value}"
 
 
 def _header(lines: list[str], name: str) -> str:
     """The value that the file has for an option of sbatch."""
-    return lines[_find(lines, name)].partition("=")[2]
+    return lines[_place_of(lines, name)].partition("=")[2]
 
 
 def _replace(lines: list[str], name: str, *new: str) -> None:
     """Put these lines in the place of the one for an option of sbatch."""
-    place = _find(lines, name)
+    place = _place_of(lines, name)
     lines[place : place + 1] = new
 
 
-def _find(lines: list[str], name: str) -> int:
+def _place_of(lines: list[str], name: str) -> int:
     (place,) = (index for index, line in enumerate(lines) if re.fullmatch(rf"#SBATCH --{name}(=.*)?", line))
     return place
 

@@ -8,45 +8,72 @@ from typing import Any
 
 import click
 
-from slipway.cli.arguments import read_sources
-from slipway.cli.launching import hyphens
-from slipway.launch.resolve.redact import secret_values
-from slipway.launch.resolve.settings import BY_NAME, Claim
+from slipway.launch.resolve.settings import BY_NAME, Claim, Sources
 from slipway.protocol.errors import LaunchError
-from slipway.render.command import checked, make_command, matching
+from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.references import name_for_enroot
 from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, BatchRequest, make_sbatch
 from slipway.render.times import TIME_FORMS, read_time
-from slipway.render.words import given_settings, read_nodes, read_words, require_enough
+from slipway.render.words import given_settings, read_request, read_words, require_enough
 
-HEADERS = ("job_name", "partition", "account", "time")  # options that sbatch has, too
+# In a line for sbatch nothing can be quoted.
+NAME = matching(r"\w[\w.+=@-]*", "letters, digits and _ . + = @ - are allowed")
+NAMES = matching(r"\w[\w.+=@,-]*", "letters, digits and _ . + = @ - are allowed, and commas between several")
+SIZE = matching(r"[1-9]\d{0,8}[KMGT]?", "type a number and K, M, G or T, such as 64G")
+FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all see")
+OPTIONS = (
+    make_option(
+        "--gpus",
+        "N",
+        "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
+        type=click.IntRange(1, 1024),
+    ),
+    make_option(
+        "--cpus-per-gpu",
+        "N",
+        f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
+        type=click.IntRange(1, 4096),
+    ),
+    make_option(
+        "--mem-per-gpu",
+        "SIZE",
+        f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
+        callback=SIZE,
+    ),
+    make_option(
+        "--image",
+        "IMAGE",
+        "REGISTRY/NAME:TAG, or with @sha256:DIGEST, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which "
+        "slurm/import.sh makes.  [default $SHARED/images/slipway.sqsh]",
+    ),
+    make_option("--venv", "DIR", "Train in this virtual environment, without a container.", callback=FOLDER),
+    make_option("--time", "TIME", f"Time limit: {TIME_FORMS}.  [default 04:00:00]", callback=checked(read_time)),
+    make_option(
+        "--partition", "NAME", "The partition, or several with commas.  [default the cluster's]", callback=NAMES
+    ),
+    make_option("--account", "NAME", "Whom the job is charged to.  [default the user's]", callback=NAME),
+    make_option(
+        "--name --job-name name", "NAME", "What the job and its output are called.  [default slipway]", callback=NAME
+    ),
+)
 
 
-def _show(words: tuple[str, ...], options: dict[str, Any]) -> None:
+def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> bytes:
     venv, image = options["venv"], options["image"]
     if venv and image:
         raise click.UsageError("--venv trains without a container and --image in one; type one of them.")
-    sources = read_sources(options, {})
-    nodes = read_nodes(sources, options["nodes"])
     require_enough(options["gpus"], sources)
-    headers = {hyphens(name): options[name] for name in HEADERS if options[name]}
-    given = given_settings(sources)
-    secrets = secret_values(given)
-    asked = BatchRequest(
-        grace=int(sources.value("SLIPWAY_GRACE_SECONDS")),
-        words=(*_env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
-        exports={name: value for name, value in given.items() if name not in secrets},
-        secrets=tuple(secrets),
-        headers=headers | ({"nodes": str(nodes)} if nodes else {}),
-        gpus=options["gpus"],
-        cpus_per_gpu=options["cpus_per_gpu"] or CPUS_PER_GPU,
-        mem_per_gpu=options["mem_per_gpu"] or MEM_PER_GPU,
+    asked = read_request(
+        BatchRequest,
+        (*_env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
+        options,
+        sources,
+        given_settings(sources),
         image=name_for_enroot(image) if image else None,
-        venv=venv,
         runs=_shared(sources.claims(BY_NAME["SLIPWAY_RUNS"])[0], mounted=not venv),
     )
     template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")
-    click.echo(os.fsencode(make_sbatch(template, asked)), nl=False)  # a word may hold bytes that are no text
+    return os.fsencode(make_sbatch(template, asked))  # a word may hold bytes that are no text
 
 
 def _env_file_words(file: str | None, everywhere: bool) -> list[str]:
@@ -76,63 +103,10 @@ def _shared(runs: Claim, mounted: bool) -> str | None:
     return runs.value
 
 
-# In a line for sbatch nothing can be quoted.
-NAME = matching(r"\w[\w.+=@-]*", "letters, digits and _ . + = @ - are allowed")
-NAMES = matching(r"\w[\w.+=@,-]*", "letters, digits and _ . + = @ - are allowed, and commas between several")
-SIZE = matching(r"[1-9]\d{0,8}[KMGT]?", "type a number and K, M, G or T, such as 64G")
-FOLDER = matching(r"/.*", "the nodes need an absolute path, on storage that all see")
-
-
-def _options() -> list[click.Parameter]:
-    rows: tuple[tuple[tuple[str, ...], str, dict[str, Any], str], ...] = (
-        (
-            ("--gpus",),
-            "N",
-            {"type": click.IntRange(1, 1024)},
-            "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
-        ),
-        (
-            ("--cpus-per-gpu",),
-            "N",
-            {"type": click.IntRange(1, 4096)},
-            f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
-        ),
-        (
-            ("--mem-per-gpu",),
-            "SIZE",
-            {"callback": SIZE},
-            f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
-        ),
-        (
-            ("--image",),
-            "IMAGE",
-            {},
-            "REGISTRY/NAME:TAG, or with @sha256:DIGEST, dockerd://NAME:TAG, or the absolute path of a .sqsh file, which "
-            "slurm/import.sh makes.  [default $SHARED/images/slipway.sqsh]",
-        ),
-        (("--venv",), "DIR", {"callback": FOLDER}, "Train in this virtual environment, without a container."),
-        (("--time",), "TIME", {"callback": checked(read_time)}, f"Time limit: {TIME_FORMS}.  [default 04:00:00]"),
-        (
-            ("--partition",),
-            "NAME",
-            {"callback": NAMES},
-            "The partition, or several with commas.  [default the cluster's]",
-        ),
-        (("--account",), "NAME", {"callback": NAME}, "Whom the job is charged to.  [default the user's]"),
-        (
-            ("--name", "--job-name", "job_name"),
-            "NAME",
-            {"callback": NAME},
-            "What the job and its output are called.  [default slipway]",
-        ),
-    )
-    return [click.Option([*names], metavar=metavar, help=text, **kind) for names, metavar, kind, text in rows]
-
-
 slurm = make_command(
     "slurm",
-    _options(),
-    _show,
+    OPTIONS,
+    _make_file,
     "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it "
     "is slurm/train.sbatch, which slurm/README.md explains. Words behind the file's name, as in `sbatch job.sbatch --steps 500`, "
     "are added to those within. The settings that are given, on the command line, in the environment or in .env, become part of "

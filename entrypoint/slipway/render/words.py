@@ -3,23 +3,48 @@
 A scheduler tells each node its rank and where node 0 is, so nobody else may; and it is given one number of nodes.
 """
 
+import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from slipway.cli.arguments import check_arguments
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.host import CHECKPOINTS
+from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
 from slipway.protocol.errors import LaunchError
 from slipway.render.references import pinned
+from slipway.render.request import JobRequest
 
+Kind = TypeVar("Kind", bound=JobRequest)
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 APART = {*PLACES, "WORLD_SIZE", "WORKLOAD", "SLIPWAY_RUNS"}  # settings that a job file says in a way of its own
-MARGIN = 10  # s between the launcher's grace and that of whoever ends its container, for the verdict
 
 
-def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> list[str]:
+def read_request(
+    kind: type[Kind],
+    words: tuple[str, ...],
+    options: Mapping[str, Any],
+    sources: Sources,
+    given: Mapping[str, str],
+    **own: Any,
+) -> Kind:
+    """What is asked of a file: what was typed, the `given` settings, and what this kind of file reads its `own` way."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    typed = {name: value for name, value in options.items() if name in names and value not in (None, "")}
+    secrets = secret_values(given)
+    common = {
+        "words": words,
+        "env": {name: value for name, value in given.items() if name not in secrets},
+        "secrets": tuple(secrets),
+        "grace": int(sources.value("SLIPWAY_GRACE_SECONDS")),
+    }
+    return kind(**(typed | common | own))
+
+
+def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> tuple[str, ...]:
     """What shall be trained, with its arguments; nothing where nobody says so. Raises what `run` raises.
 
     `here`: a user's own script is seen by the nodes where it is here, so it must exist.
@@ -30,7 +55,7 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
         workload, arguments = find_workload(words)
         if workload.own:
             check_arguments(workload.name, arguments)
-    return list(words)
+    return tuple(words)
 
 
 def read_nodes(sources: Sources, nodes: str | None) -> int | None:

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from slipway import __version__
-from slipway.options.command import shown
+from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT, is_given
-from slipway.options.dataset import HUB, read_hub
+from slipway.options.dataset import HUB, parse_hub_data
 from slipway.train.export.trained import Trained
 
 if TYPE_CHECKING:  # it takes 0.2 s to import, and every worker of a training would
@@ -112,7 +112,7 @@ def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
         where=f"On {trained.nodes} {plural(trained.nodes, 'node')}, {processes} {plural(processes, 'process')} in all",
         command=command(trained),
         settings=[
-            [cell(name), cell(shown(value)), cell(trained.sources.get(name, DEFAULT))]
+            [cell(name), cell(as_typed(value)), cell(trained.sources.get(name, DEFAULT))]
             for name, value in trained.options.items()
         ],
     )
@@ -130,7 +130,7 @@ def card_data(trained: Trained, name: str, about: About) -> ModelCardData:
 
     dataset = str(trained.options.get("dataset", "synthetic"))
     scheme, _, source = dataset.partition(":")
-    repo = read_hub(source).repo.partition("@")[0] if scheme == HUB else None
+    repo = parse_hub_data(source).repo.partition("@")[0] if scheme == HUB else None
     began = str(trained.options.get("model") or "")  # of finetune: a folder or a repo
     base = None if Path(began).exists() else REPO.fullmatch(began.partition("@")[0])
     return ModelCardData(

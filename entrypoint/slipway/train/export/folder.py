@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from slipway import __version__
 from slipway.options.common import Exportable
-from slipway.options.target import RECORD, read_record, require_target
+from slipway.options.target import RECORD, read_export_record, require_target
 from slipway.protocol.durable import sync_folder, sync_tree
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
@@ -59,7 +59,7 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
     snapshot, OSError where the folder cannot be written.
     """
     require_target(folder)
-    trained, there = publishable(read_run(run, step)), read_record(folder)
+    trained, there = publishable(read_run(run, step)), read_export_record(folder)
     if there is not None and there["snapshot"] == trained.snapshot:
         return False
     if there is not None and not aside:
@@ -103,7 +103,7 @@ def describe(trained: Trained) -> dict[str, Any]:
 
 def read_export(folder: Path) -> Trained:
     """Undo `export_run`. Raises ConfigurationError where the folder is no export, damaged, or a later version's."""
-    record = read_record(folder)
+    record = read_export_record(folder)
     if record is None:
         raise ConfigurationError(f"{folder} is neither a run directory nor an export: it has no {RECORD}.")
     version = record.pop("version", None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.options.command import shown
+from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT
 from slipway.train.report.run import Record
 
@@ -137,7 +137,7 @@ def settings(runs: Sequence[Record]) -> list[Row]:
 
 def value_text(value: Any) -> str:
     """A setting as it would be typed."""
-    return NONE if value is None else shown(value)
+    return NONE if value is None else as_typed(value)
 
 
 def text_of(value: object) -> str:

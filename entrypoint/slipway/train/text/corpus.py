@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from slipway.options.dataset import FILE, STDLIB, TOKENS, check_dataset, read_hub
+from slipway.options.dataset import FILE, STDLIB, TOKENS, check_dataset, parse_hub_data
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.fetch import fetch_together
 from slipway.train.text.files import read_stdlib
@@ -137,7 +137,7 @@ def open_stdlib(tokenizer: Tokenizer, context: Context) -> Corpus:
 
 def fetch_data(source: str, context: Context) -> Path:
     """The folder with the text of a data set of the Hub, on this node. Raises what fetching raises."""
-    repo, folder = read_hub(source)
+    repo, folder = parse_hub_data(source)
     include = [f"{folder}/{files}" if folder else files for files in HUB_FILES]
     return fetch_together(context, repo, kind="dataset", include=include) / folder
 
