@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         """A worker that began before: it is told what torchrun would start it with."""
 
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            warm_workers.tell(begun[self.local_rank_id], env)
+            warm_workers.release(begun[self.local_rank_id], env)
             return begun[self.local_rank_id]
 
     class Workers(multiprocessing.SubprocessContext):

@@ -43,7 +43,7 @@ def begin(command: Sequence[str], first_rank: int, world_size: int, pipes: Seque
     return workers
 
 
-def tell(worker: Worker, variables: Mapping[str, str]) -> None:
+def release(worker: Worker, variables: Mapping[str, str]) -> None:
     """Let a worker go to work. One that is dead already is for torchrun to notice."""
     assert worker.stdin is not None
     with suppress(BrokenPipeError), worker.stdin:

@@ -28,11 +28,11 @@ from slipway.launch.health.finding import (
     warning,
 )
 from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
-from slipway.launch.health.products import ProbeEnding, judge_product, read_report
+from slipway.launch.health.products import ProbeEnding, judge_product, last_json
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.resolve.catalog import CHECK
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
@@ -295,5 +295,5 @@ def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: ProbeEndin
 
 
 def test_the_report_is_the_last_line_of_json() -> None:
-    assert read_report(["NCCL INFO", '{"right": "1"}', "bye", "7"]) == {"right": "1"}
-    assert read_report([]) == {}
+    assert last_json(["NCCL INFO", '{"right": "1"}', "bye", "7"]) == {"right": "1"}
+    assert last_json([]) == {}

@@ -78,7 +78,7 @@ def say(line: str) -> None:
     write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
 
 
-def shown(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path as one would type it here."""
     with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
         return str(path.relative_to(Path.cwd()))

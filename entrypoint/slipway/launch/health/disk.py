@@ -92,7 +92,7 @@ def _look(host: Host, what: str, folder: Path) -> list[Finding]:
         if what == "run directory":
             require_writable(host, folder)  # knows which flag of which runtime helps
         with tempfile.TemporaryDirectory(prefix=".slipway-check-", dir=existing(folder)) as name:
-            row = judge_room(what, folder, read_room(folder), write(Path(name)))
+            row = judge_room(what, folder, read_room(folder), time_durable_write(Path(name)))
             kept = judge_stay(host, folder) if what == "run directory" else ()
             return [row, *kept, *judge_flock(what, folder, flock_holds(Path(name)))]
     except LaunchError as error:
@@ -107,7 +107,7 @@ def read_room(folder: Path) -> Room:
     return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 
-def write(folder: Path) -> float:
+def time_durable_write(folder: Path) -> float:
     """Write, fsync, rename, fsync the folder and read back; the seconds that took. Raises OSError."""
     begin, content = time.monotonic(), os.urandom(WRITTEN)
     whole = folder / "whole"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipway.launch.health.finding import Finding, ok, sick, warning
 from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
-from slipway.launch.resolve.devices import Devices, cgroup_folders, read_text
+from slipway.launch.resolve.devices import Devices, cgroup_folders, read_kernel_file
 
 SHM = Path("/dev/shm")  # noqa: S108
 FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer
@@ -78,7 +78,7 @@ def _limit(folder: Path) -> tuple[int, int] | None:
     ):
         most, used = _number(folder / limit), _number(folder / usage)
         if most is not None and used is not None:
-            rows = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+            rows = dict(line.split() for line in read_kernel_file(folder / "memory.stat").splitlines())
             return most, used - int(rows.get(cache, 0))
     return None
 
@@ -142,7 +142,7 @@ def _pids(folder: Path) -> tuple[int | None, int]:
 
 
 def _number(file: Path) -> int | None:
-    text = read_text(file)
+    text = read_kernel_file(file)
     return int(text) if text.isdigit() else None
 
 

@@ -19,7 +19,7 @@ from slipway.launch.health.finding import Finding, NodeReport, findings_json, mi
 from slipway.launch.health.reports import OTHERS, assemble
 from slipway.launch.job import run_job
 from slipway.launch.resolve.catalog import CHECK
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
 from slipway.protocol.files import OUTCOME_FILE, read_json, write_json

@@ -158,7 +158,7 @@ def tell_extent(run: Path) -> str:
     )
 
 
-def read_lines(
+def read_log_lines(
     run: Path, takes_file: Callable[[int, int], bool], takes: Callable[[Line], bool], going_on: Callable[[], bool]
 ) -> Iterator[Line | None]:
     """All lines that are wanted, merged; `takes_file` gets a file's node and rank.

@@ -37,7 +37,7 @@ class Difference:
     advice: str = ""
 
 
-def read_gpus(card: Card) -> str:
+def gpu_models(card: Card) -> str:
     """`8 × NVIDIA H100` or `no GPU`; several models are listed."""
     kinds = sorted(set(card.gpus))
     return ", ".join(f"{card.gpus.count(kind)} × {kind}" for kind in kinds) or "no GPU"
@@ -66,7 +66,7 @@ RULES = (
     Rule("embedded data", True, read_optional("data"), "start the same image on all nodes"),
     Rule("image", True, read_optional("image"), "start the same image on all nodes"),
     Rule("driver", False, read_optional("driver")),
-    Rule("GPUs", False, read_gpus),
+    Rule("GPUs", False, gpu_models),
     Rule(SNAPSHOT, False, read_optional("snapshot")),
 )
 

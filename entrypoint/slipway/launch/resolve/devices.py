@@ -148,16 +148,16 @@ def cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = read_text(folder / "cpu.max").partition(" ")
+    quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+    quota, period = read_kernel_file(folder / "cpu.cfs_quota_us"), read_kernel_file(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 
-def read_text(file: Path) -> str:
+def read_kernel_file(file: Path) -> str:
     """Return what a file of the kernel's says; empty where it is not there, or not ours to read."""
     try:
         return file.read_text().strip()

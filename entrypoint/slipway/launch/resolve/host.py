@@ -43,7 +43,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
     """
     fqdn = socket.getfqdn() if environ.get("JOB_COMPLETION_INDEX") else socket.gethostname()
     image = environ.get("SLIPWAY_IMAGE") or None  # set by the image itself
-    temporary = temporary_folder()
+    temporary = require_temporary_folder()
     scratch = private_folder(temporary)
     return Host(
         fqdn,
@@ -58,7 +58,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
     )
 
 
-def temporary_folder() -> Path:
+def require_temporary_folder() -> Path:
     """The folder for temporary files, which torchrun needs. Raises LaunchError where there is none."""
     try:
         return Path(tempfile.gettempdir())
