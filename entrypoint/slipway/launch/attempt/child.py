@@ -57,9 +57,9 @@ class Child:
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, output.writers))
-        topology, workload = plan.topology, plan.workload
+        workload = plan.workload
         length = len(workload.command) + len(plan.arguments) if workload.early else 0
-        early = f"{length},{topology.group_rank * topology.processes_per_node},{topology.world_size}"
+        early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
         arguments = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
         words = (sys.executable, "-m", "slipway.agent", *arguments, *plan.argv[1:])
         if workload.spawned:

@@ -47,11 +47,8 @@ class Attempt:
         self.deadline = Deadline(grace)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
-        first = topology.group_rank * topology.processes_per_node
-        self.ranks = (
-            [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
-        )
-        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, tuple(self.ranks))
+        self.ranks = topology.ranks
+        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, self.ranks)
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()

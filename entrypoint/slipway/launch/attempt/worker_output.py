@@ -12,7 +12,7 @@ import selectors
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -149,7 +149,7 @@ class WorkerOutput:
 
     def __init__(
         self,
-        ranks: list[int],
+        ranks: Iterable[int],
         node_rank: int,
         alone: bool,
         folder: Path,
