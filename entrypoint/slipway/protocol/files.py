@@ -13,10 +13,7 @@ from slipway.protocol.durable import write_whole
 # Of the whole job:
 RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"  # what was started; the verdict with every attempt
 OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's options as resolved; its numbers by step
-ALLREDUCE_FILE, COMPARISON_FILE = (
-    "allreduce.json",
-    "comparison.json",
-)  # results of `allreduce` and of `linear --compare`
+ALLREDUCE_FILE, COMPARISON_FILE = "allreduce.json", "comparison.json"  # results of `allreduce`, of `linear --compare`
 SNAPSHOTS, CHARTS = "snapshots", "tensorboard"  # folders
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:
@@ -27,9 +24,7 @@ LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
 
 NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
-LARGEST = (
-    16 << 20
-)  # bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything
+LARGEST = 16 << 20  # bytes of a JSON file that is read; ours are smaller, but who may write there may write anything
 
 
 def node_folder(run: Path, node_rank: int) -> Path:

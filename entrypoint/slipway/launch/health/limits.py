@@ -122,7 +122,10 @@ def look_at_limits(root: Path = ROOT) -> Iterator[Finding]:
     )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")))
-    left = [most - used for folder in cgroup_folders(root, "pids") for most, used in [_pids(folder)] if most]
+    folders = cgroup_folders(root, "pids")
+    left = [
+        most - (_number(folder / "pids.current") or 0) for folder in folders if (most := _number(folder / "pids.max"))
+    ]
     if left and min(left) < FEW_PROCESSES:
         found = f"{min(left)} more are allowed here, threads counted"
         yield warning("processes", found, "raise it: --pids-limit of docker run, podPidsLimit of the kubelet")
@@ -135,10 +138,6 @@ def judge_locked(most: int, infiniband: bool) -> Finding:
     found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and takes TCP instead"
     advice = "add --ulimit memlock=-1 to docker run; under Slurm and Kubernetes raise the daemon's own limit"
     return warning("locked memory", found, advice)
-
-
-def _pids(folder: Path) -> tuple[int | None, int]:
-    return _number(folder / "pids.max"), _number(folder / "pids.current") or 0
 
 
 def _number(file: Path) -> int | None:

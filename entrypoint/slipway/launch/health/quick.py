@@ -20,7 +20,7 @@ def quick_check(
 ) -> tuple[Finding, ...]:
     """Look at this node. Raises nothing; every probe that fails says so in its own row.
 
-    `results` is the folder that a run would be written to (surroundings.results_folder). Without a `topology` the names
+    `results` is the folder that a run would be written to (container_checks.results_folder). Without a `topology` the names
     that only several nodes need are left out. `nvml` is for tests. May take up to half a minute where a name server or
     a file server does not answer.
     """

@@ -76,10 +76,11 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
         return "timed out", str(error)
     if isinstance(error, ConnectionRefusedError):
         return "refused", "connection refused"
-    if isinstance(error, TimeoutError) or getattr(error, "errno", None) == errno.ETIMEDOUT:
+    number = getattr(error, "errno", None)
+    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
         return "timed out", "no answer"
-    if getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
-        return "unreachable", os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else ""
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        return "unreachable", os.strerror(number).lower()
     return "hung up", str(error) or "the connection was closed"
 
 

@@ -134,8 +134,7 @@ def is_program(first: str) -> bool:
 def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     """Return the workload that the words after `slipway run` name, and its arguments.
 
-    Raises LaunchError (78) for a file that is not there and for an
-    unknown name, with the nearest one.
+    Raises LaunchError (78) for a file that is not there and for an unknown name, with the nearest one.
     """
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
