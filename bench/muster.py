@@ -25,7 +25,7 @@ from typing import Any
 
 from slipway.launch.muster import link
 from slipway.launch.muster.card import Card
-from slipway.launch.muster.codec import encode, parse
+from slipway.launch.muster.codec import decode, encode
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
@@ -77,7 +77,7 @@ def count_bytes() -> dict[str, int]:
 
     def counting_parse(line: bytes) -> Any:
         counts["in"] += len(line)
-        return parse(line)
+        return decode(line)
 
     vars(link).update(encode=counting_encode, parse=counting_parse)
     return counts

@@ -1,9 +1,10 @@
 """torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
 
-Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS TORCHRUN-ARGUMENTS…`: LAUNCHER is its
+Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS EARLY TORCHRUN-ARGUMENTS…`: LAUNCHER is its
 process id, EVENTS the number of a pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each
-worker in turn), ERRORS a folder for the error files of `torch.distributed.elastic`'s @record. The only file that knows both
-the launcher and torch.
+worker in turn), ERRORS a folder for the error files of `torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: how
+many of torchrun's arguments are the command of workers that begin early (0: these do not), the first one's rank here, and how
+many there are on all nodes. The only file that knows both the launcher and torch.
 """
 
 import ctypes
@@ -34,10 +35,11 @@ def die_with_launcher(launcher: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed."""
-    launcher, events, logs, errors, *arguments = argv
+    launcher, events, logs, errors, early, *arguments = argv
     die_with_launcher(int(launcher))
     numbers = [int(number) for number in logs.split(",")]
-    begun = warm_workers.begin(arguments, numbers)
+    length, rank, world_size = map(int, early.split(","))
+    begun = warm_workers.begin(arguments[-length:], rank, world_size, numbers) if length else []
     with warm_workers.no_collection():
         from torch.distributed import DistStoreError, run
         from torch.distributed.elastic import multiprocessing
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
         """A worker that began before: it is told what torchrun would start it with."""
 
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            warm_workers.tell(begun[self.local_rank_id], env)
+            warm_workers.release(begun[self.local_rank_id], env)
             return begun[self.local_rank_id]
 
     class Workers(multiprocessing.SubprocessContext):

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-OURS = "slipway.train.workloads."
 Worker = subprocess.Popen[bytes]
 
 
@@ -28,23 +27,15 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def begin(torchrun: Sequence[str], pipes: Sequence[int]) -> list[Worker]:
-    """Begin what torchrun's command line is about to start, with two of the pipes as each one's stdout and stderr.
-
-    None where that is a user's program.
-    """
-    at = next((number for number, word in enumerate(torchrun) if word.startswith(OURS)), 0)
-    if torchrun[at - 3 : at] != [sys.executable, "-u", "-m"]:
-        return []
-    after = torchrun.index("--no-python") + 1
-    words = [*torchrun[after:at], "slipway.warm_workers", *torchrun[at:]]
-    options = dict(word.split("=", 1) for word in torchrun[:after] if "=" in word)
-    nodes, node, processes = (int(options[name]) for name in ("--nnodes", "--node-rank", "--nproc-per-node"))
-    counts = {"WORLD_SIZE": f"{nodes * processes}", "LOCAL_WORLD_SIZE": f"{processes}"}
+def begin(command: Sequence[str], first_rank: int, world_size: int, pipes: Sequence[int]) -> list[Worker]:
+    """Begin what torchrun is about to start, `… -m MODULE ARGUMENTS…`, with two of the pipes as each one's stdout and stderr."""
+    at = command.index("-m") + 1
+    words = [*command[:at], "slipway.warm_workers", *command[at:]]
+    counts = {"WORLD_SIZE": f"{world_size}", "LOCAL_WORLD_SIZE": f"{len(pipes) // 2}"}
     workers = []
     for local, (out, error) in enumerate(zip(pipes[::2], pipes[1::2], strict=True)):
         # What a site's own start-up code (sitecustomize.py) may tell workers by.
-        place = {"RANK": f"{node * processes + local}", "LOCAL_RANK": f"{local}", **counts}
+        place = {"RANK": f"{first_rank + local}", "LOCAL_RANK": f"{local}", **counts}
         environ = {**os.environ, **place}
         workers.append(
             Worker(words, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=error, start_new_session=True)
@@ -52,7 +43,7 @@ def begin(torchrun: Sequence[str], pipes: Sequence[int]) -> list[Worker]:
     return workers
 
 
-def tell(worker: Worker, variables: Mapping[str, str]) -> None:
+def release(worker: Worker, variables: Mapping[str, str]) -> None:
     """Let a worker go to work. One that is dead already is for torchrun to notice."""
     assert worker.stdin is not None
     with suppress(BrokenPipeError), worker.stdin:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.codec import encode, parse
+from slipway.launch.muster.codec import decode, encode
 from slipway.launch.muster.messages import Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.server import Rule
@@ -134,7 +134,7 @@ class Client:
     def receive(self) -> Any:
         """The next message; None at the end of the connection."""
         line = self._file.readline()
-        return parse(line) if line else None
+        return decode(line) if line else None
 
     def send(self, message: Any) -> None:
         self.socket.sendall(encode(message))

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.muster.connection_errors import CAUSES, RING, TryLaterError, classify, explain, explain_ring
+from slipway.launch.muster.connection_errors import (
+    CAUSES,
+    RING,
+    TryLaterError,
+    connection_failure,
+    explain_connection,
+    explain_ring,
+)
 from slipway.launch.muster.link import dial
 from slipway.launch.resolve.connectivity import (
     free_port,
@@ -128,13 +135,13 @@ def test_the_runtime_is_known(
     ],
 )
 def test_failed_connections_have_kinds(error: BaseException, kind: str) -> None:
-    assert classify(error)[0] == kind
+    assert connection_failure(error)[0] == kind
 
 
 @pytest.mark.parametrize("runtime", ["docker", "kubernetes", "slurm", "host", "a new one"])
 def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
     for kind in CAUSES:
-        line = explain(kind, "words", "gpu07", 29500, runtime)
+        line = explain_connection(kind, "words", "gpu07", 29500, runtime)
         assert "gpu07" in line
         assert "; usually: " in line
         assert "\n" not in line
@@ -156,7 +163,7 @@ def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
 def test_under_kubernetes_a_name_without_an_address_is_explained_with_its_service(
     kind: str, address: str, service: str
 ) -> None:
-    line = explain(kind, "words", address, 29500, "kubernetes")
+    line = explain_connection(kind, "words", address, 29500, "kubernetes")
     assert f"kubectl get service {service}" in line
     assert f"the Service {service.split()[0]} " in line
     told = ("port 53",) if kind == "no DNS" else ("clusterIP: None", "publishNotReadyAddresses: true")
@@ -172,4 +179,4 @@ def test_a_resolver_that_does_not_answer_is_not_taken_for_node_0(monkeypatch: py
             asyncio.run(dial("lm-0.lm", 29500))
     finally:
         silent.set()
-    assert classify(error.value) == ("no DNS", "no answer within 0 s")
+    assert connection_failure(error.value) == ("no DNS", "no answer within 0 s")

@@ -28,6 +28,7 @@ TESTS = {
     "ending": ("ending",),
     "compare": ("muster_compare", "muster_roster"),
     "roster": ("muster_roster",),
+    "rank_ranges": ("rank_ranges",),
 }
 # Of pytest's plugins only the one that pyproject.toml has a setting for: a quarter of such a short run goes into the others.
 BARE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"

@@ -14,6 +14,7 @@ from hosts import ADDRESSES, HUB, NODES, Hosts
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under load
 GPUS = 4  # device nodes that look like GPUs, on each node
+DRIVER = Path(__file__).parent / "gpus"  # Python modules
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 USER, UID = "trainer", 12_345
 # A requeued job waits until the credentials of its last start have expired, a second longer than cred_expire; 120 s by default.
@@ -137,6 +138,11 @@ class Cluster:
         told = self.command("sbatch", "--parsable", f"--output={output}", *words, user=user, **variables).stdout
         return Job(self, told.strip(), output)
 
+    @property
+    def driver(self) -> dict[str, str]:
+        """Variables with which a launcher finds GPUS on its node: NVML's library, which it looks for, and its module."""
+        return {"LD_LIBRARY_PATH": str(self.folder / "lib"), "PYTHONPATH": str(DRIVER)}
+
     def environment(self, **variables: str) -> dict[str, str]:
         """What a user's shell has on this cluster."""
         return {
@@ -166,7 +172,7 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         """Bring it up. AssertionError with what its daemons said where it does not come up."""
         with ExitStack() as stack:
-            for name in ("state", "shared/work", "dev"):
+            for name in ("state", "shared/work", "dev", "lib"):
                 (self.folder / name).mkdir(parents=True)
             self.folder.chmod(0o755)
             for name in ("shared", "shared/work"):
@@ -199,6 +205,8 @@ class Cluster:
         (self.folder / "passwd").write_text(f"{known.rstrip()}\n{USER}:x:{UID}:{UID}::/home/{USER}:/bin/bash\n")
         for number in range(GPUS):
             os.mknod(self.folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))
+        [libc] = set(re.findall(r"/\S*/libc[.-]\S*", Path("/proc/self/maps").read_text()))
+        (self.folder / "lib/libnvidia-ml.so.1").symlink_to(libc)  # any library: gpus/pynvml.py asks nothing of it
         nodes = "\n".join(
             f"NodeName={name} NodeAddr={ADDRESSES[name]} CPUs=4 RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN"
             for name in NODES

@@ -31,9 +31,10 @@ def test_two_nodes_train_linear(cluster: Cluster) -> None:
 
 
 def test_two_nodes_train_gpt_with_a_process_per_gpu(cluster: Cluster) -> None:
-    job = train(cluster, *GPT, options=("--nodes=2", "--gpus-per-node=2"), SLIPWAY_TEST_GPUS="4", NPROC_PER_NODE="gpu")
+    options = ("--nodes=2", "--gpus-per-node=2")
+    job = train(cluster, *GPT, options=options, NPROC_PER_NODE="gpu", **cluster.driver)
     assert job.end() == "COMPLETED", job.text
-    assert "2 nodes × 2 CPU processes = 4 processes" in job.text
+    assert "2 nodes × 2 GPUs = 4 processes" in job.text
     assert newest_step(job) == 4
 
 
@@ -51,9 +52,9 @@ def test_a_rendered_file_trains(cluster: Cluster) -> None:
     told = cluster.command(SLIPWAY, "render", "slurm", "--nodes", "2", *each, "--venv", VENV, *LINEAR).stdout
     file = cluster.shared / "work/rendered.sbatch"
     file.write_text(told)
-    job = cluster.sbatch(str(file), SLIPWAY_TEST_GPUS="4", PYTHONWARNINGS="ignore")
+    job = cluster.sbatch(str(file), PYTHONWARNINGS="ignore", **cluster.driver)
     assert job.end() == "COMPLETED", job.text
-    assert "2 nodes × 1 CPU process = 2 processes" in job.text
+    assert "2 nodes × 1 GPU = 2 processes" in job.text
 
 
 def test_srun_needs_no_sbatch(cluster: Cluster) -> None:
@@ -80,9 +81,9 @@ def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: C
     )
     command = f"{injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
     tasks = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
-    done = cluster.command("srun", *tasks, "bash", "-c", command, SLIPWAY_TEST_GPUS="4")
+    done = cluster.command("srun", *tasks, "bash", "-c", command, **cluster.driver)
     assert done.stderr.count(PROCESS_MODE) == 4
-    assert "2 nodes × 2 CPU processes = 4 processes" in done.stderr
+    assert "2 nodes × 2 GPUs = 4 processes" in done.stderr
     assert "OMP_NUM_THREADS" not in done.stderr
 
 

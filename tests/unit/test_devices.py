@@ -179,10 +179,3 @@ def test_cgroups_are_listed_from_our_own_up_to_the_top(tmp_path: Path) -> None:
     root = write_files(tmp_path, {OWN: "0::/a/b\n", f"{V2}/a/b/cpu.max": "max 1"})
     top = root / V2
     assert cgroup_folders(root, "cpu") == [top / "a/b", top / "a", top]
-
-
-@pytest.mark.parametrize(("visible", "numbers"), [({}, [0, 1, 2, 3]), ({"CUDA_VISIBLE_DEVICES": "1,2"}, [1, 2])])
-def test_stand_ins_are_counted_like_gpus(visible: dict[str, str], numbers: list[int]) -> None:
-    devices = read_devices({"SLIPWAY_TEST_GPUS": "4"} | visible)
-    assert devices.stand_ins
-    assert [gpu.index for gpu in devices.gpus] == numbers

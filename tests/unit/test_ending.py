@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.attempt.ending import Facts, count_ooms, tell_ending
+from slipway.launch.attempt.ending import Facts, choose_outcome, count_ooms
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.files import write_json
 
@@ -41,7 +41,7 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
     for rank, content in (files or {}).items():
         write_json(folder / "outcome" / f"rank-{rank}.json", content)
     given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "started": True, **facts}
-    return tell_ending(Facts(**given), folder, NOW)
+    return choose_outcome(Facts(**given), folder, NOW)
 
 
 DONE = {0: file("finished", message="val_loss 1.5"), 1: file("finished", message="other")}
@@ -157,7 +157,7 @@ def test_a_launcher_that_ran_out_of_memory_says_so(tmp_path: Path) -> None:
 def test_a_worker_that_wrote_half_a_file_is_told_by_its_status(tmp_path: Path) -> None:
     write_files(tmp_path, {"outcome/rank-0.json": '{"outcome": "fin'})
     facts = Facts(0, "n0", True, (0,), started=True, status=1, failures=[failure(0, KILLED)])
-    assert "SIGKILL" in tell_ending(facts, tmp_path, NOW).evidence
+    assert "SIGKILL" in choose_outcome(facts, tmp_path, NOW).evidence
 
 
 @pytest.mark.parametrize(

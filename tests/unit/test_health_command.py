@@ -18,7 +18,7 @@ OTHER_NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.inval
 
 @pytest.fixture(autouse=True)
 def _without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(examination, "multiply", lambda devices, environ: [ok("CPU product", "right")])
+    monkeypatch.setattr(examination, "look_at_products", lambda devices, environ: [ok("CPU product", "right")])
     monkeypatch.setattr(examination, "read_devices", lambda environ: make_devices())
 
 
@@ -44,7 +44,7 @@ def test_json_is_a_list_of_nodes_with_their_findings(slipway: Slipway) -> None:
 
 
 def test_a_sick_device_ends_with_77(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "multiply", lambda devices, environ: [sick("GPU 0 product", "wrong")])
+    monkeypatch.setattr(examination, "look_at_products", lambda devices, environ: [sick("GPU 0 product", "wrong")])
     answer = slipway("check", "--run-dir", "/proc/none")  # a wrong configuration beside it
     assert answer.code == 77
     assert "exit code 77: this node is unhealthy" in answer.out
@@ -124,7 +124,7 @@ def test_the_table_is_as_wide_as_the_terminal_within_reason(
     slipway: Slipway, monkeypatch: pytest.MonkeyPatch, columns: str, most: int
 ) -> None:
     long = [ok("CPU product", "right " * 60)]
-    monkeypatch.setattr(examination, "multiply", lambda devices, environ: long)
+    monkeypatch.setattr(examination, "look_at_products", lambda devices, environ: long)
     table = slipway("check", "--local", COLUMNS=columns).out
     width = max(len(line) for line in table.splitlines() if "right" in line)
     assert most - len("right ") < width <= most

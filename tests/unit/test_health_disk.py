@@ -119,7 +119,7 @@ def test_a_disk_that_hangs_is_an_error_and_hides_no_other(tmp_path: Path, monkey
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setattr(disk, "SECONDS", 0.5)
-    monkeypatch.setattr(disk, "write", lambda folder: float(pipe.read_text() or 0))  # waits for a writer
+    monkeypatch.setattr(disk, "time_durable_write", lambda folder: float(pipe.read_text() or 0))  # waits for a writer
     rows = list(look_at_disks(make_host(), {"HOME": str(tmp_path), "XDG_CACHE_HOME": "/"}, tmp_path))
     assert [row.level for row in rows] == ["error"] * len(rows)
     assert len(rows) > 1

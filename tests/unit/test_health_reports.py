@@ -29,14 +29,14 @@ from slipway.launch.health.finding import (
     warning,
 )
 from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
-from slipway.launch.health.products import ProbeEnding, judge_product, read_report
+from slipway.launch.health.products import ProbeEnding, judge_product, last_json
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.muster.card import Finding
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, decode, encode
 from slipway.launch.muster.messages import Peer
 from slipway.launch.resolve.catalog import CHECK
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
@@ -175,13 +175,13 @@ def test_findings_stay_where_the_exchange_failed() -> None:
 
 def test_texts_of_other_nodes_are_made_safe_to_print_and_impossible_levels_are_none() -> None:
     line = encode(peer(1, ok("a\033[2J", "b\a"), host="\033c"))
-    card = parse(line).card
+    card = decode(line).card
     assert card.host == "?c"
     assert (card.findings[0].what, card.findings[0].found) == ("a?[2J", "b?")
     for wrong in (line.replace(b'"level":"ok"', b'"level":"fine"'), line.replace(b'"code":0}', b'"code":99}')):
         assert wrong != line
         with pytest.raises(MalformedError, match="impossible level or code"):
-            parse(wrong)
+            decode(wrong)
 
 
 def test_a_card_has_room_for_all_errors_however_many_findings_there_are() -> None:
@@ -315,5 +315,5 @@ def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: ProbeEndin
 
 
 def test_the_report_is_the_last_line_of_json() -> None:
-    assert read_report(["NCCL INFO", '{"right": "1"}', "bye", "7"]) == {"right": "1"}
-    assert read_report([]) == {}
+    assert last_json(["NCCL INFO", '{"right": "1"}', "bye", "7"]) == {"right": "1"}
+    assert last_json([]) == {}

@@ -14,7 +14,7 @@ from slipway.cli import cli
 from slipway.launch import closing
 from slipway.launch.closing import IMAGE_USER, as_typed_here, fill_in, next_commands
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.errors import EXITS
 
@@ -94,8 +94,8 @@ def test_a_mistake_of_ours_is_told_to_the_pod(
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert closing.shown(tmp_path / "runs" / "gpt-1") == "runs/gpt-1"
-    assert closing.shown(Path("/elsewhere/gpt-1")) == "/elsewhere/gpt-1"
+    assert closing.short_path(tmp_path / "runs" / "gpt-1") == "runs/gpt-1"
+    assert closing.short_path(Path("/elsewhere/gpt-1")) == "/elsewhere/gpt-1"
 
 
 def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, mon
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert closing.shown(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
+    assert closing.short_path(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
 
 
 FLAGS = '--shm-size 1g --stop-timeout 120 -v "$PWD/runs:/checkpoints"'

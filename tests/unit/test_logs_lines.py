@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipway.launch.attempt.worker_output import stamp
 from slipway.launch.logs import lines as module
-from slipway.launch.logs.lines import PARENTS, Line, LogFile, find_logs, read_lines, readable, tell_elsewhere
+from slipway.launch.logs.lines import PARENTS, Line, LogFile, find_logs, read_log_lines, readable, tell_elsewhere
 from slipway.launch.logs.wanted import Failures, Wanted, parse_numbers
 from slipway.protocol.files import write_json
 
@@ -33,7 +33,7 @@ def write(run: Path, node: int, name: str, *lines: str) -> Path:
 
 
 def read(run: Path, wanted: Wanted = Wanted()) -> list[Line]:  # noqa: B008  # frozen
-    return [line for line in read_lines(run, wanted.takes_file, wanted.takes, lambda: False) if line]
+    return [line for line in read_log_lines(run, wanted.takes_file, wanted.takes, lambda: False) if line]
 
 
 def texts(run: Path, wanted: Wanted = Wanted()) -> list[str]:  # noqa: B008
@@ -156,7 +156,7 @@ def test_following_takes_in_logs_that_begin_later_and_ends_with_the_run(tmp_path
         return False
 
     wanted = Wanted()
-    found = list(read_lines(tmp_path, wanted.takes_file, wanted.takes, going_on))
+    found = list(read_log_lines(tmp_path, wanted.takes_file, wanted.takes, going_on))
     assert [line and line.text for line in found] == ["a", None, "b", None]
 
 

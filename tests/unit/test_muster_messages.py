@@ -12,7 +12,7 @@ from participants import make_card, make_outcome
 from slipway.launch.health.finding import sick
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, encode, parse
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import judge
 
@@ -52,20 +52,20 @@ def test_every_kind_of_message_has_an_example() -> None:
 def test_a_message_survives_the_wire(message: object) -> None:
     line = encode(message)
     assert line.count(b"\n") == 1
-    assert parse(line) == message
+    assert decode(line) == message
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_malformed(line: bytes) -> None:
     with pytest.raises(MalformedError):
-        parse(line)
+        decode(line)
 
 
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_a_truncated_message_is_malformed(message: object, data: st.DataObject) -> None:
     line = encode(message).rstrip()
     with pytest.raises(MalformedError):
-        parse(line[: data.draw(st.integers(0, len(line) - 1))])
+        decode(line[: data.draw(st.integers(0, len(line) - 1))])
 
 
 @given(st.sampled_from(EXAMPLES), st.data(), JSON)
@@ -82,10 +82,10 @@ def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
             break
         where = where[name]
     try:
-        parsed = parse(json.dumps(fields).encode())
+        parsed = decode(json.dumps(fields).encode())
     except MalformedError:
         return
-    assert parse(encode(parsed)) == parsed
+    assert decode(encode(parsed)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
 )
 def test_hostile_lines_are_named(line: bytes, said: str) -> None:
     with pytest.raises(MalformedError, match=said):
-        parse(line)
+        decode(line)
 
 
 def test_another_version_of_the_protocol_is_told_apart() -> None:
     with pytest.raises(OtherProtocolError, match="protocol 3 there, 2 here"):
-        parse(b'{"muster":3,"type":"greeting","challenge":"x"}')
+        decode(b'{"muster":3,"type":"greeting","challenge":"x"}')
 
 
 def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
-    waiting = parse(b'{"muster":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
+    waiting = decode(b'{"muster":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
     assert waiting.line == "?[2J?red?"
     waiting.line.encode()
 
@@ -133,7 +133,7 @@ def test_a_card_with_endless_arguments_still_fits_and_still_tells_them_apart() -
 
 
 def test_unknown_fields_of_a_known_message_are_ignored() -> None:
-    assert parse(b'{"muster":2,"type":"ping","later":[1]}') == wire.Ping()
+    assert decode(b'{"muster":2,"type":"ping","later":[1]}') == wire.Ping()
 
 
 def test_a_launcher_that_imports_the_muster_has_not_paid_for_asyncio() -> None:

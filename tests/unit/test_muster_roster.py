@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from participants import make_card
 
-from slipway.launch.muster.codec import encode, parse
+from slipway.launch.muster.codec import decode, encode
 from slipway.launch.muster.messages import Hello
 from slipway.launch.muster.roster import Roster, Seat
 
@@ -201,7 +201,7 @@ def test_a_hint_counts_what_one_machine_has() -> None:
 
 def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
     def over_the_wire(hello: Hello) -> Hello:
-        return parse(encode(hello))
+        return decode(encode(hello))
 
     roster = make_roster(2, job="job 41")
     own = over_the_wire(make_hello(0, 2, process="node 0's", job="job 41"))

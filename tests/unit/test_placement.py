@@ -23,8 +23,6 @@ from slipway.protocol.errors import LaunchError
         ("4", make_devices(0), "cpu", 4, "gloo"),
         ("cpu", make_devices(0, problem="Driver/library version mismatch"), "cpu", 4, "gloo"),
         ("cpu", make_devices(2, capability=(6, 1)), "cpu", 4, "gloo"),
-        ("auto", make_devices(3, stand_ins=True), "cpu", 3, "gloo"),
-        ("gpu", make_devices(3, stand_ins=True), "cpu", 3, "gloo"),
         ("auto", make_devices(1, capability=(7, 0)), "cuda", 1, "nccl"),
         ("auto", make_devices(1, capability=(12, 0)), "cuda", 1, "nccl"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.process_tree import catches, descendants, ignores, send, started, state
+from slipway.launch.process_tree import catches, descendants, ignores, send_signal, start_ticks, state_of
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -39,14 +39,14 @@ def test_everything_below_a_process_is_found(tmp_path: Path, of: int, found: set
 def test_signalling_those_that_have_ended_is_no_error() -> None:
     with subprocess.Popen(["sleep", "60"]) as alive, subprocess.Popen(["true"]) as ended:
         ended.wait()
-        send([ended.pid, alive.pid], signal.SIGTERM)
+        send_signal([ended.pid, alive.pid], signal.SIGTERM)
         assert alive.wait() == -signal.SIGTERM
 
 
 # A launcher with a child in a session of its own, which has a child in another session that ignores what can be ignored.
 FAMILY = """
 import json, os, signal, subprocess, sys, time
-from slipway.launch.process_tree import adopt_orphans, descendants, end_all, send
+from slipway.launch.process_tree import adopt_orphans, descendants, end_all, send_signal
 if "adopt" in sys.argv:
     adopt_orphans()
 inner = "trap '' TERM INT HUP; sleep 60 & echo ready; wait; sleep 60"
@@ -70,7 +70,7 @@ for pid in before:
         alive.append(pid)
 left = descendants(os.getpid())
 if "adopt" not in sys.argv:
-    send(alive, signal.SIGKILL)
+    send_signal(alive, signal.SIGKILL)
 print(json.dumps([len(before), len(orphans), len(alive), len(left)]))
 """
 
@@ -112,13 +112,13 @@ def test_what_a_process_does_with_signals_is_known() -> None:
         process.stdout.readline()
         assert (catches(process.pid, signal.SIGUSR2), catches(process.pid, signal.SIGTERM)) == (True, False)
         assert (ignores(process.pid, signal.SIGUSR2), ignores(process.pid, signal.SIGTERM)) == (False, True)
-        begun = started(process.pid)
+        begun = start_ticks(process.pid)
         assert isinstance(begun, int)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert state(process.pid) == "T"
+        assert state_of(process.pid) == "T"
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert started(process.pid) is None, "what has ended holds nothing, though its parent has not looked yet"
-    assert state(process.pid) == ""
+        assert start_ticks(process.pid) is None, "what has ended holds nothing, though its parent has not looked yet"
+    assert state_of(process.pid) == ""
     assert not catches(process.pid, signal.SIGUSR2)

@@ -14,7 +14,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.job import decide_next
 from slipway.launch.muster.card import Go
 from slipway.launch.node import Node, enter
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, last_outcome
 from slipway.launch.several_nodes import agree, make_card, runs_folder
 from slipway.launch.verdict.attempts import Course, Ending, Try

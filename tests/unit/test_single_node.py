@@ -14,12 +14,12 @@ from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.job import announce, decide_next, give_up, stopped_here
 from slipway.launch.muster.card import Go
 from slipway.launch.node import Node
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import agree
 from slipway.launch.single_node import SingleNode, with_free_port
 from slipway.launch.verdict.attempts import Course, Ending, Try
-from slipway.launch.verdict.block import as_json, block
+from slipway.launch.verdict.block import block, outcome_json
 from slipway.launch.verdict.verdict import Outcome, judge
 
 
@@ -120,7 +120,7 @@ def test_the_closing_block_counts_the_attempts() -> None:
     ]
     assert "  restarts    1: --max-restarts 1" in lines
     assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), "because"))
-    told = as_json(judge([course.tries[-1].outcome]), 0, course)
+    told = outcome_json(judge([course.tries[-1].outcome]), 0, course)
     assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, "--max-restarts 1", 2)
 
 

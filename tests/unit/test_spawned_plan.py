@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stand_ins import Slipway, make_devices, make_sources, resolve
 
-from slipway.launch.attempt.ending import tell_ending
+from slipway.launch.attempt.ending import choose_outcome
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.resolve.catalog import WORKLOADS, spawned
@@ -93,5 +93,5 @@ def test_its_end_is_told_by_its_name(tmp_path: Path) -> None:
     with Stops() as stops:
         facts = Attempt(plan, Run(tmp_path, "none", 1), 1.0, 0.0, print, stops).facts
     facts.status, facts.started = -9, True
-    outcome = tell_ending(facts, tmp_path, 1.0)
+    outcome = choose_outcome(facts, tmp_path, 1.0)
     assert outcome.evidence == "the process that spawns the workers was ended by SIGKILL; its workers were ended, too"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict.block import TERMINATION_BYTES, as_json, block, termination_message
+from slipway.launch.verdict.block import TERMINATION_BYTES, block, outcome_json, termination_message
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
 
 
@@ -107,7 +107,7 @@ def test_a_finished_job_needs_one_line() -> None:
 def test_every_word_has_a_block_and_a_code_at_any_time(word: str, moment: float) -> None:
     verdict = judge([make_outcome(0, word, time=moment)])
     assert block(verdict)[0].endswith("node 0 (host0)")
-    assert as_json(verdict, 0)["code"] in {1, 75, 76, 77, 78, 79, 93}
+    assert outcome_json(verdict, 0)["code"] in {1, 75, 76, 77, 78, 79, 93}
 
 
 def test_the_termination_message_fits_and_keeps_the_first_cause() -> None:

@@ -18,7 +18,7 @@ from slipway.launch.resolve.container_checks import default_runs, results_folder
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import read_host
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology

@@ -13,7 +13,7 @@ from slipway.cli.launching import CONTEXT, launcher_options
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher

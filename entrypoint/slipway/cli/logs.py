@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.launch.attempt.worker_output import shown
+from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.settings import read_env_file
 from slipway.launch.run_directory.status import read_status
 
@@ -126,9 +126,9 @@ def _texts(run: Path, wanted: Wanted, as_json: bool, follow: bool) -> Iterator[s
     """What to print; None each time all that was there is out."""
     from slipway.launch.logs.collapse import collapse
     from slipway.launch.logs.endings import closing, heading
-    from slipway.launch.logs.lines import read_lines
+    from slipway.launch.logs.lines import read_log_lines
 
-    lines = read_lines(run, wanted.takes_file, wanted.takes, lambda: follow and read_status(run).alive)
+    lines = read_log_lines(run, wanted.takes_file, wanted.takes, lambda: follow and read_status(run).alive)
     if as_json:
         yield from (_as_json(line) if line else None for line in lines)
         return
@@ -180,7 +180,7 @@ def _bundle(run: Path, name: str) -> None:
         )
     file = Path(".env")
     made = bundle_run(run, name, os.environ, read_env_file(file) if file.is_file() else {}, time.time())
-    click.echo(f"{shown(made.path.absolute())}  {made.size:,} bytes")
+    click.echo(f"{short_path(made.path.absolute())}  {made.size:,} bytes")
     for title, lines in (("notes", made.notes), ("left out", made.left_out)):
         for line in lines:
             click.echo(f"  {title:<8}  {line}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.launch.attempt.worker_output import shown
+from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
@@ -95,7 +95,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
         raise LaunchError(
             f"The page cannot be written: {error}. Name another place with --out.", code_of(error)
         ) from None
-    click.echo(shown(target.absolute()))
+    click.echo(short_path(target.absolute()))
 
 
 def _find_run(name: str, runs: str | None) -> Path:

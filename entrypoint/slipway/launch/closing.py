@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.attempt.worker_output import say, shown
+from slipway.launch.attempt.worker_output import say, short_path
 from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
 from slipway.launch.resolve.host import CHECKPOINTS
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.attempts import Course
-from slipway.launch.verdict.block import as_json, block, termination_message
+from slipway.launch.verdict.block import block, outcome_json, termination_message
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
 from slipway.protocol.outcomes import Word
@@ -32,14 +32,14 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if run and is_newest(run.path, course.number):
         earlier = earlier_attempts(run.path, course.tries[0].number)
         with suppress(OSError):
-            write_json(run.path / OUTCOME_FILE, as_json(verdict, node_rank, course, earlier))
+            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     for line in block(verdict, course):
         say(line)
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
-        say(f"the run lies in {shown(run.path)}")
+        say(f"the run lies in {short_path(run.path)}")
         leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
         stopped = verdict.word != Word.FINISHED
         for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():
@@ -80,7 +80,7 @@ def fill_in(command: str, run: Run, arguments: Sequence[str]) -> str:
             kept.append(word)
     longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
     same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
-    return command.format(run=shlex.quote(shown(run.path)), same=same, longer=twice)
+    return command.format(run=shlex.quote(short_path(run.path)), same=same, longer=twice)
 
 
 def as_typed_here(command: str, job: Job) -> str:

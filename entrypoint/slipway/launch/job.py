@@ -13,13 +13,13 @@ from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.run import AlreadyFinishedError
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
-from slipway.launch.verdict.block import block, place
+from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
@@ -179,6 +179,6 @@ def stopped_here(job: Job, node: Node, stops: Stops) -> Try:
     if not node.tries:
         return Try(node.run.attempt, Outcome(node_rank, host, stops.word, time.time()))
     last, name = node.tries[-1], stops.came[0].name
-    evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {place(last.outcome)}"
+    evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {locate(last.outcome)}"
     outcome = Outcome(node_rank, host, stops.word, time.time(), evidence=evidence)
     return Try(last.number, outcome, last.after, last.after, last.moved)

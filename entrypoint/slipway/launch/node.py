@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.resolve.container_checks import require_writable, results_folder
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.attempts import Try

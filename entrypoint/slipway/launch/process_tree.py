@@ -55,12 +55,12 @@ def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
     return []
 
 
-def state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """A process's state as one letter, empty where it is gone."""
     return next(iter(stat_fields(pid)), "")
 
 
-def started(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since the machine did: pids repeat, pairs of both do not. None: not there."""
     fields = stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
@@ -71,7 +71,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def send(pids: list[int], number: int) -> None:
+def send_signal(pids: list[int], number: int) -> None:
     """Signal each process that is still there."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -84,7 +84,7 @@ def end_all(own: int) -> None:
         below = descendants(own)
         if not below:
             return
-        send(below, signal.SIGKILL)
+        send_signal(below, signal.SIGKILL)
         reap()
 
 

@@ -18,7 +18,7 @@ from slipway.launch.muster.messages import Peer
 from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.terms import Terms
 from slipway.launch.node import Node
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import interfaces, make_plan
 from slipway.launch.resolve.versions import installed
 from slipway.launch.run_directory.run import Run

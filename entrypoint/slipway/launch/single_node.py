@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from slipway.launch.node import Node
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.topology import FREE_PORT
 from slipway.launch.verdict.attempts import Ending

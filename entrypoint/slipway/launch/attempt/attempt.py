@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from slipway import __version__
-from slipway.launch.attempt.ending import tell_ending
+from slipway.launch.attempt.ending import choose_outcome
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
-from slipway.launch.attempt.worker_output import say, shown
+from slipway.launch.attempt.worker_output import say, short_path
 from slipway.launch.resolve.caches import make_folders
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.plan_file import write_plan
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.verdict.attempts import Try
@@ -32,7 +32,7 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
             write_plan(run.node(job.plan.topology.node_rank), job.plan, job.sources)
     number = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if job.plan.workload.keeps:
-        say(f"{job.plan.workload.name}: run directory {shown(run.path)}{number}")
+        say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before = newest_step(run.path)
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
@@ -40,7 +40,7 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
     except OSError as error:
         raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
-    outcome = tell_ending(facts, under_way.node_dir, time.time())
+    outcome = choose_outcome(facts, under_way.node_dir, time.time())
     return Try(run.attempt, outcome, before, newest_step(run.path), facts.moved)
 
 

@@ -57,9 +57,12 @@ class Child:
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, output.writers))
-        agent = (sys.executable, "-m", "slipway.agent", str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES))
-        words = (*agent, *plan.argv[1:])
-        if plan.workload.spawned:
+        workload = plan.workload
+        length = len(workload.command) + len(plan.arguments) if workload.early else 0
+        early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
+        arguments = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
+        words = (sys.executable, "-m", "slipway.agent", *arguments, *plan.argv[1:])
+        if workload.spawned:
             words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
         with open_log(self._log, header) as log:
             self._logged = log.tell()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
-from slipway.launch.resolve.devices import cgroup_folders, read_text
+from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
@@ -55,7 +55,7 @@ class Facts:
     parent: str = "torchrun"  # what started the workers
 
 
-def tell_ending(facts: Facts, node_dir: Path, now: float) -> Outcome:
+def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
     files = {rank: record for rank in facts.ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
 
@@ -225,7 +225,7 @@ def count_ooms(root: Path = Path("/")) -> int:
     """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
     for folder in cgroup_folders(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            for line in read_text(folder / name).splitlines():
+            for line in read_kernel_file(folder / name).splitlines():
                 key, _, count = line.partition(" ")
                 if key == "oom_kill" and count.isdigit():
                     return int(count)

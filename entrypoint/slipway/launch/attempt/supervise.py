@@ -18,7 +18,7 @@ from slipway.launch.attempt.ending import Facts, count_ooms
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
-from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send, state
+from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send_signal, state_of
 from slipway.launch.resolve.plan import Plan, flight_recorder
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
@@ -47,11 +47,8 @@ class Attempt:
         self.deadline = Deadline(grace)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
-        first = topology.group_rank * topology.processes_per_node
-        self.ranks = (
-            [topology.process.rank] if topology.process else list(range(first, first + topology.processes_per_node))
-        )
-        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, tuple(self.ranks))
+        self.ranks = topology.ranks
+        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, self.ranks)
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
@@ -140,8 +137,8 @@ class Attempt:
         self.detector.look(read_beats(self.node_dir, self.ranks), now)
         if self.detector.hangs and not self.facts.hang:
             if self._can_write():
-                behind = self.detector.stragglers(state)
-                self.facts.hang, self.facts.behind = self.detector.describe(behind, state), behind[0].rank
+                behind = self.detector.stragglers(state_of)
+                self.facts.hang, self.facts.behind = self.detector.describe(behind, state_of), behind[0].rank
                 self.deadline.hang(now)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
@@ -173,7 +170,7 @@ class Attempt:
         if not self.plan.workload.own and not (self.node_dir / HONOURS_STOP).exists():
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
-            send(ready, stop.number)
+            send_signal(ready, stop.number)
             self._signalled.update(ready)
 
     def _end_when_due(self, child: Child) -> None:
@@ -185,11 +182,11 @@ class Attempt:
         self.facts.impatient, self.facts.killed = impatient, self.deadline.killed
         if due == Due.STACKS and self.plan.workload.own:
             asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
-            send(asked, signal.SIGUSR2)
+            send_signal(asked, signal.SIGUSR2)
             if asked:
                 self.deadline.wait_for_stacks(now)
             return
-        send(descendants(os.getpid()), signal.SIGKILL)
+        send_signal(descendants(os.getpid()), signal.SIGKILL)
 
     def _finish(self, child: Child, output: WorkerOutput) -> None:
         end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children

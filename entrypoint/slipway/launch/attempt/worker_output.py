@@ -12,7 +12,7 @@ import selectors
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -78,7 +78,7 @@ def say(line: str) -> None:
     write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
 
 
-def shown(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path as one would type it here."""
     with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
         return str(path.relative_to(Path.cwd()))
@@ -149,7 +149,7 @@ class WorkerOutput:
 
     def __init__(
         self,
-        ranks: list[int],
+        ranks: Iterable[int],
         node_rank: int,
         alone: bool,
         folder: Path,

@@ -17,8 +17,9 @@ from slipway.launch.health.limits import gibibytes
 from slipway.launch.health.patience import within
 from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.container_checks import fleeting_results, require_writable
-from slipway.launch.resolve.folders import existing
+from slipway.launch.resolve.folders import existing, temporary_files
 from slipway.launch.resolve.host import Host
+from slipway.protocol.durable import replace_file
 from slipway.protocol.errors import LaunchError
 
 FULL = 256 << 20  # bytes
@@ -75,13 +76,6 @@ def places(host: Host, environ: Mapping[str, str], results: Path) -> dict[str, P
     return found
 
 
-def temporary_files() -> Path | None:
-    """The folder for temporary files; None where no such folder can be written."""
-    with contextlib.suppress(FileNotFoundError):
-        return Path(tempfile.gettempdir())
-    return None
-
-
 def lie_there(host: Host, wanted: Mapping[str, Path]) -> set[str]:
     """Which of the folders the launcher would make among the temporary files, if there were any."""
     caches = set(wanted) & {"cache", "compiled code"}  # nobody has placed them without read_host
@@ -93,7 +87,7 @@ def _look(host: Host, what: str, folder: Path) -> list[Finding]:
         if what == "run directory":
             require_writable(host, folder)  # knows which flag of which runtime helps
         with tempfile.TemporaryDirectory(prefix=".slipway-check-", dir=existing(folder)) as name:
-            row = judge_room(what, folder, read_room(folder), write(Path(name)))
+            row = judge_room(what, folder, read_room(folder), time_durable_write(Path(name)))
             kept = judge_stay(host, folder) if what == "run directory" else ()
             return [row, *kept, *judge_flock(what, folder, flock_holds(Path(name)))]
     except LaunchError as error:
@@ -108,21 +102,11 @@ def read_room(folder: Path) -> Room:
     return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 
-def write(folder: Path) -> float:
+def time_durable_write(folder: Path) -> float:
     """Write, fsync, rename, fsync the folder and read back; the seconds that took. Raises OSError."""
-    begin, content = time.monotonic(), os.urandom(WRITTEN)
-    whole = folder / "whole"
-    with (folder / "part").open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    (folder / "part").rename(whole)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if whole.read_bytes() != content:
+    begin, content, file = time.monotonic(), os.urandom(WRITTEN), folder / "written"
+    replace_file(file, content)
+    if file.read_bytes() != content:
         raise OSError(errno.EIO, "what was written came back changed")
     return time.monotonic() - begin
 

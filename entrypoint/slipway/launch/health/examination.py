@@ -7,7 +7,7 @@ from slipway.launch.attempt.worker_output import say
 from slipway.launch.health.disk import TEMPORARY
 from slipway.launch.health.finding import NodeReport, misconfigured, probe, sick, skipped
 from slipway.launch.health.nodes import meet
-from slipway.launch.health.products import multiply
+from slipway.launch.health.products import look_at_products
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import OTHERS
 from slipway.launch.muster.card import Finding
@@ -16,7 +16,7 @@ from slipway.launch.resolve.container_checks import results_folder
 from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.folders import read_mounts
 from slipway.launch.resolve.host import Host, detect_runtime, read_host
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
@@ -47,7 +47,7 @@ def examine(
     findings = (*early, *trouble, *quick_check(environ, host, devices, results_folder(sources), topology))
     count = len(devices.gpus)
     say(f"check: matrix product on {f'{count} GPU' + 's' * (count > 1) if count else 'the CPU'}")
-    findings += probe("matrix product", lambda: multiply(devices, {**environ, **host.mended}))
+    findings += probe("matrix product", lambda: look_at_products(devices, {**environ, **host.mended}))
     own = NodeReport(topology.node_rank if topology else 0, socket.gethostname(), findings)
     if local or (topology and topology.nodes == 1):
         return own, (own,)

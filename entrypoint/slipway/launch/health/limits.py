@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.launch.health.finding import ok, sick, warning
 from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
-from slipway.launch.resolve.devices import Devices, cgroup_folders, read_text
+from slipway.launch.resolve.devices import Devices, cgroup_folders, read_kernel_file
 
 SHM = Path("/dev/shm")  # noqa: S108
 FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer
@@ -79,7 +79,7 @@ def _limit(folder: Path) -> tuple[int, int] | None:
     ):
         most, used = _number(folder / limit), _number(folder / usage)
         if most is not None and used is not None:
-            rows = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+            rows = dict(line.split() for line in read_kernel_file(folder / "memory.stat").splitlines())
             return most, used - int(rows.get(cache, 0))
     return None
 
@@ -123,7 +123,10 @@ def look_at_limits(root: Path = ROOT) -> Iterator[Finding]:
     )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")))
-    left = [most - used for folder in cgroup_folders(root, "pids") for most, used in [_pids(folder)] if most]
+    folders = cgroup_folders(root, "pids")
+    left = [
+        most - (_number(folder / "pids.current") or 0) for folder in folders if (most := _number(folder / "pids.max"))
+    ]
     if left and min(left) < FEW_PROCESSES:
         found = f"{min(left)} more are allowed here, threads counted"
         yield warning("processes", found, "raise it: --pids-limit of docker run, podPidsLimit of the kubelet")
@@ -138,12 +141,8 @@ def judge_locked(most: int, infiniband: bool) -> Finding:
     return warning("locked memory", found, advice)
 
 
-def _pids(folder: Path) -> tuple[int | None, int]:
-    return _number(folder / "pids.max"), _number(folder / "pids.current") or 0
-
-
 def _number(file: Path) -> int | None:
-    text = read_text(file)
+    text = read_kernel_file(file)
     return int(text) if text.isdigit() else None
 
 

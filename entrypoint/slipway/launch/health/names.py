@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from slipway.launch.health.finding import misconfigured, ok, warning
 from slipway.launch.health.patience import within
 from slipway.launch.muster.card import Finding
-from slipway.launch.muster.connection_errors import classify, explain
+from slipway.launch.muster.connection_errors import connection_failure, explain_connection
 from slipway.launch.resolve.connectivity import is_loopback, listen
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
@@ -53,8 +53,9 @@ def judge_master(topology: Topology, ask: Resolve) -> Finding:
     try:
         address = ask(name)
     except OSError as error:
-        kind, words = classify(error)
-        found, _, cause = explain(kind, words, name, topology.master_port, topology.runtime).partition("; usually: ")
+        kind, words = connection_failure(error)
+        told = explain_connection(kind, words, name, topology.master_port, topology.runtime)
+        found, _, cause = told.partition("; usually: ")
         return misconfigured(what, found, f"usually: {cause}" if cause else "")
     known = name if name == address else f"{name}, {address}"
     if is_loopback(address):

@@ -25,7 +25,7 @@ from slipway.launch.muster.card import Finding
 from slipway.launch.muster.messages import Peer
 from slipway.launch.node import enter
 from slipway.launch.resolve.catalog import CHECK
-from slipway.launch.resolve.job import Job
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.several_nodes import SeveralNodes
 from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError

@@ -31,7 +31,7 @@ class ProbeEnding:
     said: str = ""
 
 
-def multiply(devices: Devices, environ: Mapping[str, str], seconds: float = SECONDS) -> Iterator[Finding]:
+def look_at_products(devices: Devices, environ: Mapping[str, str], seconds: float = SECONDS) -> Iterator[Finding]:
     """The row of each device's matrix products: of every GPU that CUDA will see, else of the CPU."""
     names = {f"GPU {gpu.index}" if gpu.uuid.startswith("GPU-") else gpu.uuid: gpu.uuid for gpu in devices.gpus}
     if importlib.util.find_spec("torch") is None:
@@ -65,10 +65,10 @@ def _wait(child: subprocess.Popen[str], until: float) -> ProbeEnding:
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver survives even that
             child.communicate(timeout=LAST_SECONDS)
         return ProbeEnding({}, None)
-    return ProbeEnding(read_report(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
+    return ProbeEnding(last_json(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
 
 
-def read_report(lines: Sequence[str]) -> Mapping[str, Any]:
+def last_json(lines: Sequence[str]) -> Mapping[str, Any]:
     """The last line of JSON; libraries may have printed something, too."""
     for line in reversed(lines):
         try:

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +110,7 @@ def clean_part(part: ArchivePart, clean: Callable[[str], str]) -> str:
 def list_others(run: Path, packed: list[Path]) -> list[str]:
     """What is left out of a run directory, with its size: by folder, or by file where it lies on top."""
     kept, sizes = set(packed), dict[str, list[int]]()
-    for path in _files(run):
+    for path in (Path(parent, name) for parent, _, names in os.walk(run) for name in names):
         if path not in kept:
             parts = path.relative_to(run).parts
             depth = 2 if parts[0].startswith(NODE) else 1
@@ -121,8 +121,3 @@ def list_others(run: Path, packed: list[Path]) -> list[str]:
         f"{name} ({len(each)} file{'s' if len(each) > 1 else ''}, {sum(each):,} bytes)"
         for name, each in sorted(sizes.items())
     ]
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from slipway.launch.logs.lines import PARENTS, Line
-from slipway.launch.muster.compare import CLOCK_SECONDS, compress
+from slipway.launch.muster.compare import CLOCK_SECONDS
+from slipway.launch.rank_ranges import rank_ranges
 
 NEAR = CLOCK_SECONDS  # s between two that count as the same line: ranks are not in step to the millisecond, nor clocks
 MOST = 8_000_000  # characters of lines that wait
@@ -35,7 +36,7 @@ class Shared:
     def who(self) -> str:
         """`rank 3`, `ranks 0-3, 7`, `torchrun on node 1`."""
         parent = next((f"{name} on " for name, rank in PARENTS.items() if rank == self.line.rank), "")
-        return f"{parent}{'node' if parent else 'rank'}{'s' if len(self.places) > 1 else ''} {compress(self.places)}"
+        return f"{parent}{'node' if parent else 'rank'}{'s' if len(self.places) > 1 else ''} {rank_ranges(self.places)}"
 
 
 @dataclass

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slipway.launch.muster.codec import plain
 from slipway.launch.run_directory.run import last_outcome
-from slipway.launch.verdict.block import ENDINGS, place
+from slipway.launch.verdict.block import ENDINGS, locate
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.files import OUTCOME_FILE, read_json
 
@@ -35,4 +35,4 @@ def read_endings(run: Path) -> dict[int, str]:
 def _tell(outcome: Outcome) -> str:
     if outcome.good:
         return f"{ENDINGS[outcome.word]}{outcome.evidence and f': {outcome.evidence}'}"
-    return f"{place(outcome)}: {outcome.evidence or ENDINGS[outcome.word]}"
+    return f"{locate(outcome)}: {outcome.evidence or ENDINGS[outcome.word]}"

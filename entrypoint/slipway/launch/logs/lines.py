@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.muster.compare import compress
+from slipway.launch.rank_ranges import rank_ranges
 from slipway.protocol.files import LOGS, NODE, PLAN_FILE, RANK, RUN_FILE, read_json
 
 PIECE = 65_536  # bytes read of a file at a time
@@ -141,7 +141,7 @@ def tell_elsewhere(run: Path) -> str:
     if not missing:
         return ""
     return (
-        f"the logs of node{'s' if len(missing) > 1 else ''} {compress(missing)} are not here. Where the nodes do not share "
+        f"the logs of node{'s' if len(missing) > 1 else ''} {rank_ranges(missing)} are not here. Where the nodes do not share "
         f"the run directory, each has its own on its own disk: look for {run.name} there."
     )
 
@@ -152,11 +152,13 @@ def tell_extent(run: Path) -> str:
     newest = read_json(run / RUN_FILE).get("attempt")
     extents = {"rank": ranks, "attempt": range(1, newest + 1) if isinstance(newest, int) else ()}
     return " and ".join(
-        f"{what}{'s' if len(numbers) > 1 else ''} {compress(numbers)}" for what, numbers in extents.items() if numbers
+        f"{what}{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)}"
+        for what, numbers in extents.items()
+        if numbers
     )
 
 
-def read_lines(
+def read_log_lines(
     run: Path, takes_file: Callable[[int, int], bool], takes: Callable[[Line], bool], going_on: Callable[[], bool]
 ) -> Iterator[Line | None]:
     """All lines that are wanted, merged; `takes_file` gets a file's node and rank.

@@ -9,7 +9,7 @@ import time
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
-from slipway.launch.muster.connection_errors import OtherJobError, TryLaterError, classify, explain
+from slipway.launch.muster.connection_errors import OtherJobError, TryLaterError, connection_failure, explain_connection
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
@@ -61,7 +61,7 @@ class Client:
                     waited = asyncio.get_running_loop().time() - began
                     if isinstance(error, TryLaterError):
                         patient = began + waited  # the job lives and has no seat yet: nobody is missing
-                    self._complain(*classify(error), card, waited)
+                    self._complain(*connection_failure(error), card, waited)
                 await asyncio.sleep(pause * (1 + secrets.randbelow(100) / 300))
                 soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
                 pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
@@ -94,7 +94,7 @@ class Client:
         if loop.time() > deadline:
             raise LaunchError(
                 f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
-                + explain(*self._trouble, self._terms.address, self._terms.port, card.runtime),
+                + explain_connection(*self._trouble, self._terms.address, self._terms.port, card.runtime),
                 PEER,
             )
         async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
@@ -160,7 +160,7 @@ class Client:
             try:
                 message = await link.receive(welcome.heartbeat)
             except (OSError, MalformedError) as error:
-                self.news = self.news or self._lost_master(classify(error)[1], welcome.host)
+                self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host)
                 if not self._ending.done():
                     self._ending.set_result(self.news)
                 link.cut()
@@ -204,7 +204,7 @@ class Client:
         if waited < QUIET_SECONDS:
             return
         if kind not in self._said:
-            self._terms.say(explain(kind, words, self._terms.address, self._terms.port, card.runtime))
+            self._terms.say(explain_connection(kind, words, self._terms.address, self._terms.port, card.runtime))
         elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited

@@ -33,7 +33,7 @@ def encode(message: Any) -> bytes:
     return line
 
 
-def parse(line: bytes) -> Any:
+def decode(line: bytes) -> Any:
     """The message in a line. Raises MalformedError, whatever the bytes are."""
     try:
         fields = json.loads(line)
@@ -47,7 +47,7 @@ def parse(line: bytes) -> Any:
     name = fields.get("type")
     if not isinstance(name, str) or name not in KINDS:
         raise MalformedError("a message of an unknown type")
-    return _decode(KINDS[name], fields, name)
+    return _decode_value(KINDS[name], fields, name)
 
 
 def plain(text: str, limit: int = LINE_BYTES) -> str:
@@ -60,16 +60,16 @@ def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(kind)
 
 
-def _decode(kind: Any, value: Any, name: str) -> Any:
+def _decode_value(kind: Any, value: Any, name: str) -> Any:
     """A value of the annotated type `kind` from what JSON held; MalformedError names the field."""
     if dataclasses.is_dataclass(kind):
         return _decode_fields(kind, value, name)
     if isinstance(kind, types.UnionType):
-        return None if value is None else _decode(get_args(kind)[0], value, name)
+        return None if value is None else _decode_value(get_args(kind)[0], value, name)
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise MalformedError(f"{name} is not a list")
-        return tuple(_decode(get_args(kind)[0], item, name) for item in value)
+        return tuple(_decode_value(get_args(kind)[0], item, name) for item in value)
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind:
@@ -85,7 +85,7 @@ def _decode_fields(kind: Any, value: Any, name: str) -> Any:
     given = {}
     for field in _fields(kind):
         if field.name in value:
-            given[field.name] = _decode(field.type, value[field.name], f"{name}.{field.name}")
+            given[field.name] = _decode_value(field.type, value[field.name], f"{name}.{field.name}")
         elif field.default is dataclasses.MISSING:
             raise MalformedError(f"{name}.{field.name} is missing")
     try:

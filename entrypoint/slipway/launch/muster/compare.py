@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from slipway.launch.muster.card import Card
+from slipway.launch.rank_ranges import rank_ranges
 
 CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of several nodes hard to read together
 WIDTH = 72  # characters of a value in the table
@@ -45,7 +46,7 @@ class Difference:
     advice: str = ""
 
 
-def read_gpus(card: Card) -> str:
+def gpu_models(card: Card) -> str:
     """`8 × NVIDIA H100` or `no GPU`; several models are listed."""
     kinds = sorted(set(card.gpus))
     return ", ".join(f"{card.gpus.count(kind)} × {kind}" for kind in kinds) or "no GPU"
@@ -88,12 +89,12 @@ RULES = (
         optional=True,
     ),
     Rule("driver", False, read_optional("driver")),
-    Rule("GPUs", False, read_gpus),
+    Rule("GPUs", False, gpu_models),
     Rule(SNAPSHOT, False, read_optional("snapshot")),
 )
 
 
-def fit(card: Card, reference: Card, allow_uneven: bool) -> bool:
+def fits(card: Card, reference: Card, allow_uneven: bool) -> bool:
     """Whether all that must agree does, between two cards, and the node has no problem of its own."""
     return not card.problem and all(rule.agree(card, reference) for rule in _rules(allow_uneven) if rule.must)
 
@@ -135,23 +136,6 @@ def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> t
     return tuple(lines)
 
 
-def compress(ranks: Iterable[int], most: int = 20) -> str:
-    """Sorted numbers as text, three or more in a row as a range: `0, 3-7`; after `most` parts only how many more."""
-    ordered = sorted(ranks)
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    written = (
-        [(f"{run[0]}-{run[-1]}", len(run))] if len(run) > 2 else [(str(rank), 1) for rank in run] for run in runs
-    )
-    parts = [part for run in written for part in run]
-    more = sum(ranks for _, ranks in parts[most:])
-    return ", ".join(text for text, _ in parts[:most]) + (f" and {more} more" if more else "")
-
-
 def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
     return tuple(replace(rule, must=False) if rule.name == PROCESSES and allow_uneven else rule for rule in RULES)
 
@@ -168,7 +152,7 @@ def _shown(values: list[str]) -> list[str]:
 
 def _nodes(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> str:
     names = ", ".join(hosts[rank] for rank in ranks[:3])
-    return f"{compress(ranks)} ({names}{', …' if len(ranks) > 3 else ''})"
+    return f"{rank_ranges(ranks)} ({names}{', …' if len(ranks) > 3 else ''})"
 
 
 def _row(name: str, value: str, nodes: str) -> str:

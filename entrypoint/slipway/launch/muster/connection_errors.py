@@ -74,7 +74,7 @@ class SilentError(ConnectionError):
     """A peer gave no sign of life for too long: it is frozen or cut off."""
 
 
-def classify(error: BaseException) -> tuple[str, str]:
+def connection_failure(error: BaseException) -> tuple[str, str]:
     """The kind of a failed connection (a key of CAUSES) and the system's own words for it."""
     if isinstance(error, socket.gaierror):
         return "no DNS" if error.errno == socket.EAI_AGAIN else "does not resolve", error.strerror or "unknown name"
@@ -86,14 +86,15 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "timed out", str(error)
     if isinstance(error, ConnectionRefusedError):
         return "refused", "connection refused"
-    if isinstance(error, TimeoutError) or getattr(error, "errno", None) == errno.ETIMEDOUT:
+    number = getattr(error, "errno", None)
+    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
         return "timed out", "no answer"
-    if getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
-        return "unreachable", os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else ""
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        return "unreachable", os.strerror(number).lower()
     return "hung up", str(error) or "the connection was closed"
 
 
-def explain(kind: str, words: str, address: str, port: int, runtime: str) -> str:
+def explain_connection(kind: str, words: str, address: str, port: int, runtime: str) -> str:
     """One line about a failed connection to node 0, with the usual cause."""
     if kind not in CAUSES:
         return f"node 0 at {address}:{port} says: {words}"

@@ -11,12 +11,13 @@ from dataclasses import replace
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import plain
-from slipway.launch.muster.compare import Difference, compress, draw_table, find_differences, fit
+from slipway.launch.muster.compare import Difference, draw_table, find_differences, fits
 from slipway.launch.muster.connection_errors import explain_ring
 from slipway.launch.muster.link import Link
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
 from slipway.launch.muster.server import Server, State
+from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
@@ -127,7 +128,7 @@ class Coordinator:
 
     def _turn_away(self, veteran: Card) -> None:
         """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
-        odd = [rank for rank, card in self._roster.cards.items() if not fit(card, veteran, self._terms.allow_uneven)]
+        odd = [rank for rank, card in self._roster.cards.items() if not fits(card, veteran, self._terms.allow_uneven)]
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
@@ -241,7 +242,9 @@ class Coordinator:
         seats, newest = self._roster.seats, self._roster.newest
         seeing = [rank for rank in seats if self._answer(rank).sees]
         if 1 < len(seeing) < len(seats):
-            notes += (f"warning: only nodes {compress(seeing)} share a run directory; each keeps its own snapshots.",)
+            notes += (
+                f"warning: only nodes {rank_ranges(seeing)} share a run directory; each keeps its own snapshots.",
+            )
         return wire.Start(
             attempt=max(seat.card.attempt for seat in seats.values()) + 1,
             run=newest.card.run if newest else self._roster.own.run,

@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import Any
 
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, encode, parse
+from slipway.launch.muster.codec import LINE_BYTES, MalformedError, decode, encode
 from slipway.launch.muster.connection_errors import SilentError
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
@@ -47,7 +47,7 @@ class Link:
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readuntil(b"\n")
-            return parse(line)
+            return decode(line)
         except TimeoutError:
             if seconds is None:
                 raise  # the system's own

@@ -9,7 +9,7 @@ from typing import Self
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
-from slipway.launch.muster.connection_errors import classify
+from slipway.launch.muster.connection_errors import connection_failure
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.resolve.connectivity import is_loopback, listen
 
@@ -72,12 +72,12 @@ class Ring:
         try:
             link = await dial(self.neighbour, probe.port)
         except OSError as error:
-            return classify(error)[1]
+            return connection_failure(error)[1]
         try:
             link.send(wire.Knock(probe.key))
             answer = await link.receive()
         except (OSError, MalformedError) as error:
-            return classify(error)[1]
+            return connection_failure(error)[1]
         finally:
             link.cut()
         return "" if answer == wire.Here(probe.node_rank) else "another machine answers there"

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipway.launch.muster.card import Card
-from slipway.launch.muster.compare import compress, fit
+from slipway.launch.muster.compare import fits
 from slipway.launch.muster.messages import Hello
+from slipway.launch.rank_ranges import rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
 RANKS = 1_000_000  # a node rank above this is nonsense
@@ -116,7 +117,7 @@ class Roster:
 
     def fits(self, seat: Seat) -> bool:
         """Whether a launcher agrees with node 0 in all that must agree."""
-        return fit(seat.card, self.own, self._allow_uneven)
+        return fits(seat.card, self.own, self._allow_uneven)
 
     @property
     def cards(self) -> Mapping[int, Card]:
@@ -132,7 +133,7 @@ class Roster:
         """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
         if not self.missing:
             return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
-        ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {compress(self.missing)}"
+        ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {rank_ranges(self.missing)}"
         wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 

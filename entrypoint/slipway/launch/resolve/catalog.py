@@ -27,6 +27,7 @@ class Workload:
     summary: str
     command: tuple[str, ...]
     own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
+    early: bool = False  # a module of ours, whose processes may begin before torchrun starts them (warm_workers.py)
     next: tuple[str, ...] = ()
     data: str = ""  # its data sets, in a line
     resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more
@@ -44,7 +45,7 @@ _DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
 
 def _ours(name: str, summary: str, **more: Any) -> Workload:
     command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
-    return Workload(name, summary, command, own=True, **more)
+    return Workload(name, summary, command, own=True, early=True, **more)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
@@ -113,6 +114,7 @@ CHECK = Workload(
     "check",
     "the nodes exchange what they found, and numbers",
     (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
+    early=True,
     resumes=False,
     keeps=False,
 )
@@ -132,8 +134,7 @@ def is_program(first: str) -> bool:
 def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     """Return the workload that the words after `slipway run` name, and its arguments.
 
-    Raises LaunchError (78) for a file that is not there and for an
-    unknown name, with the nearest one.
+    Raises LaunchError (78) for a file that is not there and for an unknown name, with the nearest one.
     """
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:

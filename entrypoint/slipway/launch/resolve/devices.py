@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STAND_INS = "SLIPWAY_TEST_GPUS"  # for tests of schedulers on machines without GPUs: how many this node would have
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -26,26 +24,18 @@ class Gpu:
 
 
 class Devices(NamedTuple):
-    """What this node has. `reason` says why there is no GPU, `problem` why a driver that is there does not work.
-
-    `stand_ins`: the GPUs are counted like real ones, but training runs on the CPU.
-    """
+    """What this node has. `reason` says why there is no GPU, `problem` why a driver that is there does not work."""
 
     gpus: tuple[Gpu, ...] = ()
     cpus: float = 1.0
     driver: str = ""
     reason: str = "no NVIDIA driver"
     problem: str = ""
-    stand_ins: bool = False
 
 
 def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path("/")) -> Devices:
     """Look at this node. `nvml` and `root` (of the file system, for cgroups) are for tests."""
     cpus = count_cpus(root)
-    if (number := environ.get(STAND_INS, "")).isdigit():
-        gpus = [Gpu(index, f"GPU-{index}", "stand-in", (9, 0)) for index in range(int(number))]
-        visible, reason = select_visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
-        return Devices(visible, cpus, reason=reason, stand_ins=True)
     withheld = environ.get("NVIDIA_VISIBLE_DEVICES") in ("void", "none")
     # The container device interface sets void, too, but brings the devices itself.
     if withheld and not any((root / "dev").glob("nvidia[0-9]*")):
@@ -158,16 +148,16 @@ def cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = read_text(folder / "cpu.max").partition(" ")
+    quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+    quota, period = read_kernel_file(folder / "cpu.cfs_quota_us"), read_kernel_file(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 
-def read_text(file: Path) -> str:
+def read_kernel_file(file: Path) -> str:
     """Return what a file of the kernel's says; empty where it is not there, or not ours to read."""
     try:
         return file.read_text().strip()

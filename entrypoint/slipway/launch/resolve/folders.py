@@ -2,7 +2,9 @@
 
 import os
 import re
+import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -33,6 +35,13 @@ def size_of(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_blocks * found.f_frsize
+
+
+def temporary_files() -> Path | None:
+    """The folder for temporary files; None where no such folder can be written."""
+    with suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir())
+    return None
 
 
 EMPTY_DIR = "emptyDir"

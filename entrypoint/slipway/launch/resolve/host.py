@@ -3,14 +3,13 @@
 import os
 import pwd
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.launch.resolve.caches import place_home, private_folder
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.resolve.folders import may_execute, read_mounts, size_of
+from slipway.launch.resolve.folders import may_execute, read_mounts, size_of, temporary_files
 from slipway.protocol.errors import LaunchError
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
@@ -43,7 +42,12 @@ def read_host(environ: Mapping[str, str]) -> Host:
     """
     fqdn = socket.getfqdn() if environ.get("JOB_COMPLETION_INDEX") else socket.gethostname()
     image = environ.get("SLIPWAY_IMAGE") or None  # set by the image itself
-    temporary = temporary_folder()
+    temporary = temporary_files()
+    if temporary is None:  # torchrun needs one
+        raise LaunchError(
+            "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). In a container with a read-only root "
+            "add --tmpfs /tmp:exec,mode=1777 to docker run; elsewhere set TMPDIR to a folder of yours."
+        )
     scratch = private_folder(temporary)
     return Host(
         fqdn,
@@ -56,17 +60,6 @@ def read_host(environ: Mapping[str, str]) -> Host:
         not may_execute(temporary),
         scratch,
     )
-
-
-def temporary_folder() -> Path:
-    """The folder for temporary files, which torchrun needs. Raises LaunchError where there is none."""
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        raise LaunchError(
-            "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). In a container with a read-only root "
-            "add --tmpfs /tmp:exec,mode=1777 to docker run; elsewhere set TMPDIR to a folder of yours."
-        ) from None
 
 
 def name_user(environ: Mapping[str, str]) -> dict[str, str]:

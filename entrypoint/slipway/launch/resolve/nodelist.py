@@ -5,6 +5,7 @@ https://slurm.schedmd.com/scontrol.html (hostlist expressions), several brackets
 """
 
 import itertools
+import math
 import re
 
 from slipway.protocol.errors import LaunchError
@@ -36,10 +37,7 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
 def _expand_name(name: str, text: str) -> list[str]:
     literals = re.split(r"\[([0-9,-]+)\]", name)  # literal, ranges, literal, ranges, ..., literal
     choices = [_expand_ranges(part, text) if odd % 2 else [part] for odd, part in enumerate(literals)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > LIMIT:
+    if math.prod(map(len, choices)) > LIMIT:
         raise _unreadable(text, f"it names more than {LIMIT} hosts")
     return ["".join(parts) for parts in itertools.product(*choices)]
 

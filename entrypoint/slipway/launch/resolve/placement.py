@@ -34,9 +34,8 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
             "Look at nvidia-smi on this node, and in its container; to train on its CPU use NPROC_PER_NODE=cpu, or a number.",
             UNHEALTHY,
         )
-    device = "cuda" if gpus and not devices.stand_ins else "cpu"
     if process:
-        return device, process.local_world_size
+        return "cuda" if gpus else "cpu", process.local_world_size
     if not gpus:
         # Two show data parallelism on any machine; more would only share the same cores.
         return "cpu", wish if isinstance(wish, int) else min(2, cores)
@@ -45,7 +44,7 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
             f"{asked.about('NPROC_PER_NODE')}, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
             f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
         )
-    return device, wish if isinstance(wish, int) else gpus
+    return "cuda", wish if isinstance(wish, int) else gpus
 
 
 def _refuse_old_gpus(devices: Devices) -> None:

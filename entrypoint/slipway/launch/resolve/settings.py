@@ -265,9 +265,8 @@ def read_env_file(path: Path) -> dict[str, str]:
         raise LaunchError(f"{path} cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#") and not re.fullmatch(_PORTABLE, line):
-            name = re.match(
-                r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line
-            )  # never the value: it may be a secret
+            # Never the value: it may be a secret.
+            name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line)
             raise LaunchError(
                 f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, "
                 "export, spaces around the value or a comment behind it; docker, compose and Slipway then read the same."

@@ -83,6 +83,12 @@ class Topology:
         return self.process.world_size if self.process else self.nodes * self.processes_per_node
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of the processes on this node; with a launcher per process that of its own."""
+        first = self.group_rank * self.processes_per_node
+        return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
+
+    @property
     def may_have_begun(self) -> bool:
         """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
         return self.replaces or self.restarts > 0
@@ -119,7 +125,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         _place_process(process, values)
     else:
         _refuse_contradictions(sources, readings, values)
-    (least, nodes), node_rank = _read_place(values)
+    least, nodes, node_rank = _read_place(values)
     if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
         raise LaunchError(
             f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
@@ -131,6 +137,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
+    restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
     return Topology(
         nodes=nodes,
@@ -147,7 +154,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         gpus=len(devices.gpus),
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
-        restarts=max((_count_restarts(reading) for reading in readings), default=0),
+        restarts=max((int(count) for count in restarts if count.isdigit()), default=0),
         replaces=any(reading.scheduler == INDEXED_JOB.name for reading in readings),
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),
@@ -189,11 +196,6 @@ def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Valu
     return Value(first.value, first.source, tuple(claim for claim in others if claim.source != "default"))
 
 
-def _count_restarts(reading: Reading) -> int:
-    claim = reading.get("RESTARTS")
-    return int(claim.value) if claim and claim.value.isdigit() else 0
-
-
 def _number(name: str, values: Mapping[str, Value]) -> int:
     return int(str(parse_claim(BY_NAME[name], values[name].claim)))
 
@@ -205,10 +207,12 @@ def _place_process(process: Process, values: dict[str, Value]) -> None:
             values[name] = Value(str(number), "one launcher per process")
 
 
-def _read_place(values: Mapping[str, Value]) -> tuple[tuple[int, int], int]:
+def _read_place(values: Mapping[str, Value]) -> tuple[int, int, int]:
     """Return the least and most nodes, and the node rank. Raises LaunchError where the rank does not fit."""
     rank, size = values["RANK"], values["WORLD_SIZE"]
-    least, nodes = _parse_nodes(size.claim)
+    least_and_most = parse_claim(BY_NAME["WORLD_SIZE"], size.claim)
+    assert isinstance(least_and_most, tuple)  # as its parser says
+    least, nodes = least_and_most
     node_rank = _number("RANK", values)
     if size.source == "default" and node_rank:
         raise LaunchError(
@@ -221,13 +225,7 @@ def _read_place(values: Mapping[str, Value]) -> tuple[tuple[int, int], int]:
             f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
             "RANK counts nodes here; unset both for a single node."
         )
-    return (least, nodes), node_rank
-
-
-def _parse_nodes(claim: Claim) -> tuple[int, int]:
-    nodes = parse_claim(BY_NAME["WORLD_SIZE"], claim)
-    assert isinstance(nodes, tuple)  # as its parser says
-    return nodes
+    return least, nodes, node_rank
 
 
 def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:

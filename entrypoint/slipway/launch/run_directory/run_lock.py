@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.launch.process_tree import started
+from slipway.launch.process_tree import start_ticks
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
@@ -52,7 +52,7 @@ class Holder:
 
 def this_launcher(now: float) -> Holder:
     """This process as a holder."""
-    return Holder(socket.gethostname(), os.getpid(), _space(), started(os.getpid()) or 0, now, os.urandom(8).hex())
+    return Holder(socket.gethostname(), os.getpid(), _space(), start_ticks(os.getpid()) or 0, now, os.urandom(8).hex())
 
 
 def _space() -> str:
@@ -90,7 +90,7 @@ def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STI
     """
     holder = read_holder(file)
     if holder and holder.space and holder.space == _space() and _visible(holder.pid):
-        return started(holder.pid) == holder.started
+        return start_ticks(holder.pid) == holder.started
     seen, until = _touched(file), time.monotonic() + patience
     while seen and time.monotonic() < until:
         if stopped(TOUCH / 4):
@@ -107,7 +107,7 @@ def _visible(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return started(pid) is not None
+        return start_ticks(pid) is not None
     return True
 
 

@@ -34,17 +34,17 @@ def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # no
     if verdict.word == Word.FINISHED:
         after = f" after {course.made} attempts" if course.made > 1 else ""
         return (f"finished on {_count(nodes)}{after}{evidence}",)
-    lines = [f"{ENDINGS[verdict.word]}: {place(verdict.first)}{evidence}"]
+    lines = [f"{ENDINGS[verdict.word]}: {locate(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
     lines += [f"  when        {utc(verdict.first.time)}"]
-    lines += [f"  then        {place(other)}: {other.evidence or other.word}" for other in verdict.others]
+    lines += [f"  then        {locate(other)}: {other.evidence or other.word}" for other in verdict.others]
     lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
     lines += _attempts(course)
     lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
     return (*lines, f"  exit code   {_codes(verdict)}")
 
 
-def place(outcome: Outcome) -> str:
+def locate(outcome: Outcome) -> str:
     """Where an outcome happened: `node 1 (gpu08), rank 9`."""
     rank = "" if outcome.rank is None else f", rank {outcome.rank}"
     return f"node {outcome.node_rank} ({outcome.host}){rank}"
@@ -52,7 +52,7 @@ def place(outcome: Outcome) -> str:
 
 def _attempts(course: Course) -> list[str]:
     lines = [
-        f"  attempt {attempt.number:<4}{place(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
+        f"  attempt {attempt.number:<4}{locate(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
         for attempt in course.tries[:-1]
     ]
     restarts = max(0, course.made - 1)
@@ -61,7 +61,7 @@ def _attempts(course: Course) -> list[str]:
     return [*lines, f"  restarts    {restarts or 'none'}{f': {course.why}' if course.why else ''}"]
 
 
-def as_json(
+def outcome_json(
     verdict: Verdict,
     node_rank: int,
     course: Course = Course(),  # noqa: B008  # frozen
