@@ -46,7 +46,7 @@ def settings() -> Iterator[str]:
     """The lines of settings.md."""
     yield from ["# Settings", "", WRITTEN, ""]
     yield "What the launcher can be told, as an option, in the environment, or in a `.env` file, in that order of strength;"
-    yield "`slipway plan` shows every value with who gave it and whom it overruled."
+    yield "`slipway plan` shows every value, where it came from and what it overrides."
     yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py); options of a workload are in"
     yield "[the command line](cli.md)."
     yield from [

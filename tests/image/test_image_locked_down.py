@@ -16,7 +16,7 @@ LOCKED = (
 def test_any_user_trains_read_only_without_capabilities_and_network(container: Containers) -> None:
     job = container(f"{LOCKED} IMG gpt --steps 4 --eval-samples 64 --sample-tokens 8", warns=(NO_VOLUME, SMALL_SHM))
     assert any(line.startswith("finished on 1 node") for line in job.closing), job.text
-    assert "the run lies in /tmp/slipway-12345/runs/" in job.text
+    assert "results are in /tmp/slipway-12345/runs/" in job.text
 
 
 @pytest.mark.parametrize(

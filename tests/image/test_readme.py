@@ -31,7 +31,7 @@ def test_its_first_command_trains_in_a_container_and_tells_commands_that_can_be_
     ].splitlines()  # all is at hand already, so little is done and said
     assert len(before) <= 4, before
     assert "4.2 GB" not in shown
-    lies = re.search(r"the run lies in /checkpoints/(\S+)", shown)
+    lies = re.search(r"results are in /checkpoints/(\S+)", shown)
     assert lies, shown
     try:
         commands = re.findall(r"next: (docker run .*)", shown)

@@ -61,12 +61,12 @@ def test_a_launcher_that_freezes_beside_its_workers_comes_back_when_it_thaws(nod
     jobs[0].wait_for(UNDER_WAY)
     jobs[1].signal(signal.SIGSTOP)
     jobs[0].wait_for("a node was lost: node 1")
-    assert "no sign of life for 4 s" in jobs[0].text
+    assert "no heartbeat for 4 s" in jobs[0].text
     jobs[1].signal(signal.SIGCONT)
     assert end_all(jobs) == [0, 0], jobs[0].text + jobs[1].text
     assert all("finished on 2 nodes after 2 attempts" in job.text for job in jobs)
     assert "a node was lost: node 1" in jobs[1].text, "it was this one"
-    assert "it stood still for" in jobs[1].text
+    assert "it was frozen for" in jobs[1].text
 
 
 def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(node: Node, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_muster_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch:
     crew = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
     play(*crew)
     assert [one.code for one in crew] == [1, 76]
-    assert crew[0].lines == ["the muster broke: ZeroDivisionError: division by zero"]
+    assert crew[0].lines == ["internal error while nodes waited for each other: ZeroDivisionError: division by zero"]
 
 
 def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:

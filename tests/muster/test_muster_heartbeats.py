@@ -42,7 +42,7 @@ def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: in
     for one in crew:
         assert one.code == 76
         assert one.verdict is not None
-        assert (one.verdict.first.node_rank, one.verdict.first.evidence) == (2, "no sign of life for 1 s")
+        assert (one.verdict.first.node_rank, one.verdict.first.evidence) == (2, "no heartbeat for 1 s")
 
 
 def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: Make, port: int) -> None:
@@ -86,7 +86,7 @@ def test_a_frozen_launcher_is_lost_and_finds_out_when_it_thaws(port: int, tmp_pa
         crew[frozen].send(signal.SIGSTOP)
         assert crew[1 - frozen].finish(15) == 76
         assert f"a node was lost: node {frozen} (host{frozen})" in crew[1 - frozen].log
-        assert "no sign of life for 2 s" in crew[1 - frozen].log
+        assert "no heartbeat for 2 s" in crew[1 - frozen].log
         crew[frozen].send(signal.SIGCONT)
         assert crew[frozen].finish(15) == 76
 

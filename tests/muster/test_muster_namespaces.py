@@ -176,9 +176,9 @@ def test_a_host_that_is_cut_off_is_lost_on_all_after_the_silence_that_node_0_all
     with ThreadPoolExecutor() as pool:
         codes = list(pool.map(lambda process: process.finish(30), crew))
     assert codes == [76, 76, 76]
-    assert "a node was lost: node 2 (host2): no sign of life for 3 s" in crew[0].log
+    assert "a node was lost: node 2 (host2): no heartbeat for 3 s" in crew[0].log
     assert "a node was lost: node 2 (host2)" in crew[1].log
-    assert "a node was lost: node 0 (host0): no sign of life for 3 s" in crew[2].log
+    assert "a node was lost: node 0 (host0): no heartbeat for 3 s" in crew[2].log
 
 
 def test_the_listener_of_a_job_on_loopback_is_not_on_the_network(net: Net, hosts: list[str]) -> None:

@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     process = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14)))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == CONFIGURATION, output
-    assert "the same command goes on once that is mended" in output
+    assert "the same command resumes once that is fixed" in output
     assert [name for name in files(tmp_path / "out") if not name.startswith(".")] == []
     assert "going on" in run(*words)
     assert files(tmp_path / "out") == files(tmp_path / "whole")

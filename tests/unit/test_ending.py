@@ -124,8 +124,8 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: DONE[0]}, {"status": 1, "failures": [failure(0, -6), failure(1, KILLED)]}, "failed", 1, "SIGKILL"),
         # Something around the workers failed.
         ({}, {"status": -9, "lost": "node 1"}, "peer", None, "because of node 1"),
-        ({}, {"status": -9, "lost": "node 1", "still": 20.0}, "lost", None, "stood still for 20 s"),
-        (DONE, {"lost": "node 1", "still": 20.0}, "lost", None, "the others gave it up"),
+        ({}, {"status": -9, "lost": "node 1", "still": 20.0}, "lost", None, "was frozen for 20 s"),
+        (DONE, {"lost": "node 1", "still": 20.0}, "lost", None, "the other nodes counted it as lost"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
         ({}, {"status": -60}, "failed", None, "torchrun was ended by signal 60"),  # one that has no name
         ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
@@ -187,10 +187,20 @@ def test_a_node_that_others_left_ended_by_itself_or_because_of_them(tmp_path: Pa
 @pytest.mark.parametrize(
     ("ranks", "files", "says", "rank"),
     [
-        ((0,), {}, "SIGTERM: rank 0 had not ended when the grace was over, and was killed", 0),
-        ((0, 1), {}, "SIGTERM: ranks 0, 1 had not ended when the grace was over, and were killed", 0),
-        ((0, 1), {0: file("stopped")}, "SIGTERM: rank 1 had not ended when the grace was over, and was killed", 1),
-        ((2, 3), {2: LOST, 3: LOST}, "SIGTERM: ranks 2, 3 had not ended when the grace was over, and were killed", 2),
+        ((0,), {}, "SIGTERM: rank 0 had not ended when the grace period was over, and was killed", 0),
+        ((0, 1), {}, "SIGTERM: ranks 0, 1 had not ended when the grace period was over, and were killed", 0),
+        (
+            (0, 1),
+            {0: file("stopped")},
+            "SIGTERM: rank 1 had not ended when the grace period was over, and was killed",
+            1,
+        ),
+        (
+            (2, 3),
+            {2: LOST, 3: LOST},
+            "SIGTERM: ranks 2, 3 had not ended when the grace period was over, and were killed",
+            2,
+        ),
     ],
 )
 def test_who_had_not_ended_when_the_grace_was_over_is_named(

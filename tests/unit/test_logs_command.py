@@ -105,7 +105,7 @@ def ended(run: Path, *attempts: Outcome, newest: int) -> None:
     write_json(run / "outcome.json", outcome_json(judge([attempts[-1]]), 0, Course(tries)))
 
 
-LOST = Outcome(1, "gpu08", "lost", START, evidence="no sign of life for 30 s")
+LOST = Outcome(1, "gpu08", "lost", START, evidence="no heartbeat for 30 s")
 FAILED = Outcome(0, "gpu07", "failed", START, rank=1, evidence="ValueError: bad\033[2J")
 
 
@@ -117,7 +117,7 @@ def test_headings_say_why_the_attempt_before_ended_and_the_last_line_how_the_run
     told = [line for line in lines if line.startswith("---")]
     assert told == [
         "--- attempt 1 ---",
-        "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no sign of life for 30 s) ---",
+        "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no heartbeat for 30 s) ---",
         "--- attempt 2 ended: node 0 (gpu07), rank 1: ValueError: bad?[2J ---",
     ]
     assert lines[-1] == told[-1]
@@ -142,7 +142,7 @@ def test_what_outcome_json_does_not_know_is_not_told(slipway: Slipway, run: Path
 def test_while_a_further_attempt_runs_no_verdict_is_told(slipway: Slipway, run: Path) -> None:
     ended(run, LOST, newest=1)
     told = slipway("logs").out.splitlines()
-    assert told[5] == "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no sign of life for 30 s) ---"
+    assert told[5] == "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no heartbeat for 30 s) ---"
     assert told[-1].endswith("ValueError: bad")
 
 

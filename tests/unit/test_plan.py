@@ -257,7 +257,7 @@ def test_the_plan_for_people_is_a_table_of_values_and_a_command() -> None:
     rows = lines[lines.index("") + 1 :]
     width = len("SLIPWAY_HEARTBEAT_TIMEOUT")
     assert rows[0] == f"{'WORLD_SIZE':<{width}}  {'3':<17}  environment (NNODES)"
-    assert rows[1] == f"{'':<{width}}  overrules 2 from environment (WORLD_SIZE)"
+    assert rows[1] == f"{'':<{width}}  overrides 2 from environment (WORLD_SIZE)"
     assert rows[2] == f"{'RANK':<{width}}  {'2':<17}  environment (RANK)"
     assert f"{'SLIPWAY_RUN_DIR':<{width}}  {'-':<17}  default" in rows
     assert f"{'WORKLOAD':<{width}}  gpt --preset tiny  default" in rows

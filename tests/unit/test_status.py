@@ -177,7 +177,7 @@ def test_a_job_that_waits_for_nodes_says_so_and_shows_no_ranks() -> None:
         status = read_status(run)
         lines = "\n".join(status_lines(status))
     assert re.search(r"waiting     for nodes, since 4\d s, for attempt 3", lines)
-    assert "last sign of life" not in lines
+    assert "last heartbeat" not in lines
     assert status_json(status)["waiting"]["attempt"] == 3
 
 

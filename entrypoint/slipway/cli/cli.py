@@ -122,7 +122,7 @@ def run(words: tuple[str, ...], **options: Any) -> None:
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show every value, who gave it and whom it overruled, and the torchrun command. Starts nothing."""
+    """Show every value, where it came from and what it overrides, and the torchrun command. Starts nothing."""
     if words and words[0] in WORKLOADS and "--json" in words:
         as_json, words = True, tuple(word for word in words if word != "--json")
     job = read_job(words, options)

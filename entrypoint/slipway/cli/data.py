@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -95,13 +96,13 @@ def prepare_data(
     from slipway.train.text.tokenizer import open_tokenizer
     from slipway.train.text.tokens.preparation import Settings, prepare
 
-    with launch_errors(f"{out} is not finished; the same command goes on once that is mended."):
+    with launch_errors(f"{out} is not finished; the same command resumes once that is fixed."):
         check_tokenizer(tokenizer)
         settings = Settings(column, validation, shard_tokens, dtype)
         folder = prepare(inputs, out, open_tokenizer(tokenizer), settings, processes, click.echo)
     for name, part in (("training", folder.train), ("validation", folder.validation)):
         click.echo(f"{name}: {part.documents:,} documents, {part.bytes:,} bytes, {part.tokens:,} tokens")
-    click.echo(f"train on them: slipway gpt --dataset tokens:{out}")
+    click.echo(f"train on them: slipway gpt --dataset {shlex.quote(f'tokens:{out}')}")
 
 
 @data.command(
@@ -123,7 +124,7 @@ def fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: 
     """
     from slipway.train.hub.fetch import fetch, read_source
 
-    with launch_errors("Nothing half-written is kept; the same command goes on once that is mended."):
+    with launch_errors("Nothing half-written is kept; the same command resumes once that is fixed."):
         say = partial(click.echo, err=as_json)
         folder = fetch(repo, revision=revision, kind=kind, include=include, say=say)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}

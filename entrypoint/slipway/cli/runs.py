@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
     if not found.alive:
         code = found.outcome.get("code")
         how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
-        raise LaunchError(f"{path} is not running: {how}. `slipway status {path}` tells more.")
+        raise LaunchError(f"{path} is not running: {how}. `slipway status {shlex.quote(str(path))}` tells more.")
     try:
         ask_to_stop(path)
     except OSError as error:

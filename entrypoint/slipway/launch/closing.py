@@ -39,7 +39,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
         say(line)
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
-        say(f"the run lies in {short_path(run.path)}")
+        say(f"results are in {short_path(run.path)}")
         leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
         stopped = verdict.word != Word.FINISHED
         for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():

@@ -115,9 +115,9 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
         return Ending(verdict)
     topology = job.plan.topology
     if topology.process:
-        return Ending(verdict, why="with one launcher per process nobody starts all of them again")
+        return Ending(verdict, why="with one launcher per process there are no restarts")
     if verdict.first.word == Word.LOST and topology.scheduler == SLURM.name and not topology.elastic:
-        return Ending(verdict, why="Slurm starts no task of a step again, only the whole job")
+        return Ending(verdict, why="Slurm cannot restart a task of a step, only requeue the whole job")
     decision = decide(tries, job.restarts, node.earlier)
     if decision.stuck:
         first = give_up(tries).outcome
@@ -138,7 +138,7 @@ def give_up(tries: tuple[Try, ...]) -> Try:
         last.outcome,
         word=Word.NO_PROGRESS,
         evidence=f"{STUCK} attempts left {step}; the last failed: {last.outcome.evidence or last.outcome.word}",
-        advice=f"mend the cause, or save more often (--save-every); {last.outcome.advice}".removesuffix("; "),
+        advice=f"fix the cause, or save more often (--save-every); {last.outcome.advice}".removesuffix("; "),
     )
     return dataclasses.replace(last, outcome=outcome)
 
@@ -174,7 +174,7 @@ def end_between(job: Job, node: Node, tried: Try) -> int:
 
 
 def stopped_here(job: Job, node: Node, stops: Stops) -> Try:
-    """What a stop makes of a job of which nothing runs: the newest snapshot stands."""
+    """What a stop makes of a job of which nothing runs: the newest snapshot is intact."""
     node_rank, host = job.plan.topology.node_rank, socket.gethostname()
     if not node.tries:
         return Try(node.run.attempt, Outcome(node_rank, host, stops.word, time.time()))

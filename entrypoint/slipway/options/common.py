@@ -76,7 +76,9 @@ class Common(Options):
     batch_size_per_process: int | None = option(
         None, COUNT, "The same for one process, so that more processes make the batch larger; excludes --batch-size."
     )
-    accumulate: int = option(1, COUNT, "Parts into which each process splits its share of a batch.")
+    accumulate: int = option(
+        1, COUNT, "Gradient accumulation: micro-batches into which each process splits its share of a batch."
+    )
     lr: float = option(0.1, POSITIVE, "Highest learning rate.")
     warmup: int = option(0, COUNT_OR_ZERO, "Steps over which the learning rate rises from zero.")
     schedule: str = option(

@@ -30,12 +30,12 @@ class PipelineOptions(GptOptions):
     pipeline_schedule: str = option(
         "1f1b",
         click.Choice(["1f1b", "gpipe"]),
-        "Order of the parts of a batch: gpipe takes all forward, then all back; 1f1b takes turns, which needs less memory.",
+        "Order of the micro-batches: gpipe takes all forward, then all backward; 1f1b takes turns, which needs less memory.",
     )
     accumulate: int = option(
         PARTS,
         COUNT,
-        "Parts of a batch that are in a pipeline at once; at least --stages, better twice as many or more.",
+        "Micro-batches per step; at least --stages, better twice as many or more.",
     )
 
     def possible_stages(self, processes: int) -> list[int]:

@@ -108,7 +108,7 @@ slurm = make_command(
     OPTIONS,
     _make_file,
     "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it "
-    "is slurm/train.sbatch, which slurm/README.md explains. Words behind the file's name, as in `sbatch job.sbatch --steps 500`, "
+    "is slurm/train.sbatch, which slurm/README.md explains. Arguments after its name, as in `sbatch job.sbatch --steps 500`, "
     "are added to those within. The settings that are given, on the command line, in the environment or in .env, become part of "
     "the file; secrets do not.",
     "--nodes 4 --gpus 8 --time 1-00 gpt > job.sbatch && sbatch job.sbatch",

@@ -63,13 +63,13 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
 
     if facts.lost and facts.still:
-        frozen = f"it stood still for {facts.still:.0f} s (frozen, or its machine), and the others gave it up"
+        frozen = f"it was frozen for {facts.still:.0f} s (the launcher or its machine), and the other nodes counted it as lost"
         return outcome(Word.LOST, frozen, time=now - facts.still)
     bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
-        return outcome(Word.UNHEALTHY, facts.disk, advice="free some space; the newest snapshot stands")
+        return outcome(Word.UNHEALTHY, facts.disk, advice="free some space; the newest snapshot is intact")
     if facts.killed and facts.impatient:
         return outcome(
             Word.CANCELLED, "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost"
@@ -108,11 +108,12 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
 def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
     ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
-    evidence = f"{facts.signal}: {ranks} had not ended when the grace was over, and {'was' if len(late) == 1 else 'were'} killed"
+    killed = "was killed" if len(late) == 1 else "were killed"
+    evidence = f"{facts.signal}: {ranks} had not ended when the grace period was over, and {killed}"
     word: str = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
     if facts.moved is False:
         word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
-    advice = "the newest snapshot stands; more time: --grace-seconds S"
+    advice = "the newest snapshot is intact; more time: --grace-seconds S"
     return outcome(word, evidence, rank=late[0], advice=advice)
 
 
@@ -213,7 +214,7 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
     if "OutOfMemoryError" in evidence:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
     if re.search(DISK_FULL, evidence):
-        return "free some space; the newest snapshot stands"
+        return "free some space; the newest snapshot is intact"
     if word == Word.PEER:
         return "look at what was lost; the job can be started again with --resume auto"
     if word == Word.UNHEALTHY:

@@ -123,7 +123,7 @@ class Attempt:
             self._look_for_hang(now)
         if not facts.lost and (news := lost()):
             facts.lost = news.text
-            follow = "; where they stand follows" if news.gone and self.plan.workload.own else ""
+            follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
             self.say(f"{news.text}: ending the processes of this node{follow}")
             self.deadline.fail(now, news.gone)
         if stop := self.stops.later or self.stops.first:

@@ -23,7 +23,7 @@ def closing(run: Path, attempt: int) -> str:
 
 
 def read_endings(run: Path) -> dict[int, str]:
-    """How each attempt ended: `node 1 (gpu08): no sign of life for 30 s`. What is damaged is left out."""
+    """How each attempt ended: `node 1 (gpu08): no heartbeat for 30 s`. What is damaged is left out."""
     tries = read_json(run / OUTCOME_FILE).get("attempts")
     endings = {}
     for tried in tries if isinstance(tries, list) else []:

@@ -71,7 +71,7 @@ class OtherJobError(ConnectionError):
 
 
 class SilentError(ConnectionError):
-    """A peer gave no sign of life for too long: it is frozen or cut off."""
+    """A peer gave no heartbeat for too long: it is frozen or cut off."""
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:

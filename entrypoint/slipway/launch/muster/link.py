@@ -51,7 +51,7 @@ class Link:
         except TimeoutError:
             if seconds is None:
                 raise  # the system's own
-            raise SilentError(f"no sign of life for {seconds:.0f} s") from None
+            raise SilentError(f"no heartbeat for {seconds:.0f} s") from None
         except asyncio.IncompleteReadError as end:
             if end.partial:
                 raise MalformedError("half a message, then the end of the connection") from None

@@ -179,7 +179,7 @@ class Muster:
     def _inspect(self, task: "asyncio.Task[None]") -> None:
         """A coordinator that breaks must not leave anybody waiting."""
         if not task.cancelled() and (error := task.exception()):
-            self._terms.say(f"the muster broke: {type(error).__name__}: {error}")
+            self._terms.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
             self._closing.set()
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:

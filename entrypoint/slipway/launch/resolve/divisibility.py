@@ -54,6 +54,6 @@ def require_all_sizes(topology: Topology, stages: int, batch: int | None, accumu
     parts = [count // stages * accumulate for count in processes]
     if batch and (odd := [count for count in parts if batch % count]):
         raise LaunchError(
-            f"{said}, and --batch-size {batch} counts all processes: it cannot be divided into {odd[0]} parts. Type "
+            f"{said}, and --batch-size {batch} counts all processes: it cannot be divided into {odd[0]} micro-batches. Type "
             f"a multiple of {math.lcm(*parts)}, or --batch-size-per-process N, which lets the batch follow the nodes."
         )

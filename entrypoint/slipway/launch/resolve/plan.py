@@ -189,7 +189,7 @@ def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) 
     lines = [plan.topology.arithmetic, *image, *plan.topology.notes, ""]
     for name, text, source, overruled in rows:
         lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
-        lines += [f"{'':<{widths[0]}}  overrules {redact(name, c.value)} from {c.source}" for c in overruled]
+        lines += [f"{'':<{widths[0]}}  overrides {redact(name, c.value)} from {c.source}" for c in overruled]
     lines += ["", f"options of {plan.workload.name}:", *options] if options else []
     exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
     unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []

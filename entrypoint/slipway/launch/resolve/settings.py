@@ -229,7 +229,7 @@ SETTINGS = (
         "--check",
         "0",
         _switch,
-        "Look at this node's health first, in a few seconds, and start nothing on a sick one (see `slipway check`).",
+        "Look at this node's health first, in a few seconds, and start nothing on an unhealthy one (see `slipway check`).",
         flag=True,
     ),
     Setting(

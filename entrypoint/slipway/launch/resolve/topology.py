@@ -256,7 +256,7 @@ def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[
         hint = "add -x MASTER_ADDR=HOST to mpirun"
     elif endpoint := environ.get("PET_RDZV_ENDPOINT"):
         hint = (
-            f"PET_RDZV_ENDPOINT={endpoint} is passed over, since ranks are static here. Set PET_MASTER_ADDR to the host of "
+            f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
             "node 0, and PET_NODE_RANK on each node"
         )
     return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."

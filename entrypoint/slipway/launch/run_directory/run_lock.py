@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import socket
 import threading
 import time
@@ -112,7 +113,7 @@ def _visible(pid: int) -> bool:
 
 
 def _touched(file: Path) -> tuple[int, ...]:
-    """A file's identity and last sign of life. Opening it makes NFS ask its server."""
+    """A file's identity and last heartbeat. Opening it makes NFS ask its server."""
     try:
         with file.open("rb") as opened:
             found = os.fstat(opened.fileno())
@@ -130,8 +131,8 @@ def refuse_held(file: Path, stops: Stops, patience: float = STILL) -> None:
         raise LaunchError(f"{stop.name} came before anything was started.", CODE_OF[stops.word])
     run = file.parent.parent
     raise LaunchError(
-        f"The run directory {run} is in use by {_name(holder)}. Wait for it, end it with `slipway stop {run}`, or choose "
-        "another folder with --run-dir."
+        f"The run directory {run} is in use by {_name(holder)}. Wait for it, end it with "
+        f"`slipway stop {shlex.quote(str(run))}`, or choose another folder with --run-dir."
     )
 
 

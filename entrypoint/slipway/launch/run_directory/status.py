@@ -28,7 +28,7 @@ from slipway.protocol.files import (
     read_json,
 )
 
-GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no sign of life does not count as running
+GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def status_lines(status: Status) -> list[str]:
     if status.snapshot is not None or record.get("workload") in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:
-        lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last sign of life")
+        lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last heartbeat")
         for beat, age in zip(status.beats, status.ages, strict=True):
             step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
             lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,6 @@ def export_result(result: Result, options: Exportable, context: Context) -> None
         new = export_run(run, folder, aside=True)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error} The run itself is complete; export it with: slipway export {run} DIR"
+            f"{error} The run itself is complete; export it with: slipway export {shlex.quote(str(run))} DIR"
         ) from None
     context.say(f"exported to {folder}" if new else f"{folder} holds this model already")

@@ -123,7 +123,7 @@ def divide_batch(options: Common, context: Context, readers: int | None = None) 
         return options.batch_size
     above = math.ceil(options.batch_size / parts) * parts
     if "batch_size" not in options.given:
-        context.say(f"batch size {above} instead of {options.batch_size}, to divide it among {parts} parts")
+        context.say(f"batch size {above} instead of {options.batch_size}, so that {parts} micro-batches divide it")
         return above
     below = above - parts
     raise ConfigurationError(

@@ -155,7 +155,7 @@ def conclude(context: Context, findings: Findings, word: str | None) -> None:
         return
     text = summary(findings.rows) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
-        text = "the back end has none of these collectives"
+        text = "the backend has none of these collectives"
     context.conclude(Word.FINISHED, text)
 
 

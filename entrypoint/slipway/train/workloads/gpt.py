@@ -74,7 +74,7 @@ def make_task(
 
 
 def train(context: Context, args: list[str]) -> None:
-    """Train with the options in `args`; print the losses, a sample of text, and where the run lies."""
+    """Train with the options in `args`; print the losses, a sample of text, and where the results are."""
     options = parse(GptOptions, args)
     train_text(make_task(options, context), options, context)
 

@@ -56,7 +56,9 @@ def judge_trained(source: Path, context: Context, dataset: str | None = None, st
         raise ConfigurationError(f"{source} is no run directory: it holds one step only. Leave out --step.")
     trained = read_run(source, step) if is_run else read_export(source)
     if trained.workload not in WORKLOADS:
-        raise ConfigurationError(f"{source} was trained by {trained.workload}; judged are {', '.join(WORKLOADS)}.")
+        raise ConfigurationError(
+            f"{source} was trained by {trained.workload}; these can be evaluated: {', '.join(WORKLOADS)}."
+        )
     options = read_options(trained, source, dataset)
     find = language if trained.workload in LANGUAGE else task
     validation, model, data = find(trained, source, options, context)

@@ -44,7 +44,7 @@ def make_task(options: PipelineOptions, context: Context) -> Task:
 
 
 def train(context: Context, args: list[str]) -> None:
-    """Train with the options in `args`; print the losses, a sample of text, and where the run lies."""
+    """Train with the options in `args`; print the losses, a sample of text, and where the results are."""
     options = parse(PipelineOptions, args)
     gpt.train_text(make_task(options, context), options, context)
 
