@@ -12,7 +12,7 @@ from slipway.options import LinearOptions, VisionOptions, parse
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import step
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import agree_on_data, prepare
+from slipway.train.loop.training import agree_on_data, begin_training
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.linear import make_data
 from slipway.train.workloads.vision import make_task
@@ -69,7 +69,7 @@ def test_a_step_that_is_left_out_leaves_running_statistics_as_they_were(monkeypa
     with outside_job() as context:
         args = ["--train-pictures", "64", "--eval-pictures", "8", "--batch-size", "16", "--precision", "fp32"]
         options = parse(VisionOptions, args)
-        training = prepare(make_task(options, context), options, context)
+        training = begin_training(make_task(options, context), options, context)
         training.loader.start(0)
         take_step(training, "train")
         kept = [buffer.clone() for buffer in training.task.model.buffers()]

@@ -26,7 +26,7 @@ class HubError(ExplainedError):
     """The Hub, or the way to it, fails; it may not when tried again."""
 
 
-def explain(error: Exception, repo: str, revision: str | None, kind: str) -> Exception:
+def explain_failure(error: Exception, repo: str, revision: str | None, kind: str) -> Exception:
     """The real cause: ConfigurationError for what the user can mend, HubError for what may pass, OSError of the disk.
 
     An error that says nothing about the Hub comes back as it is.

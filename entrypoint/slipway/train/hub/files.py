@@ -31,7 +31,7 @@ class Listed:
     checksum: str
 
 
-def download(
+def download_repo(
     repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: ByteProgress
 ) -> Path:
     """Fetch what is not in the cache yet. Raises what the library raises."""

@@ -53,7 +53,7 @@ class Training:
     sample: str = ""
 
 
-def prepare(task: Task, options: Common, context: Context) -> Training:
+def begin_training(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
     agree_on_data(task, context)
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)

@@ -97,7 +97,7 @@ def line(measurement: Measurement) -> str:
     )
 
 
-def summary(measurements: Sequence[Measurement]) -> str:
+def bandwidth_summary(measurements: Sequence[Measurement]) -> str:
     """The result in a line: the highest bus bandwidth of the first collective, and its latency at the smallest size."""
     first = [row for row in measurements if row.collective == measurements[0].collective]
     best, smallest = max(first, key=lambda row: row.bus), min(first, key=lambda row: row.size)

@@ -14,7 +14,7 @@ from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.straggler import rounds
 from slipway.train.worker.context import Context
-from slipway.train.worker.outcome import classify
+from slipway.train.worker.outcome import outcome_word
 
 # What only travels is (place + rank) modulo a prime, which tells 251 ranks apart and is exact in every type.
 MOVED = 251
@@ -114,7 +114,7 @@ def why_lacking(collective: str, dtype: torch.dtype, context: Context) -> str:
         buffers.run()
         buffers.check()  # not for what it says: what a device is slow at the first time shall not be measured
     except (RuntimeError, ValueError) as error:
-        if classify(error) != Word.FAILED or isinstance(error, torch.OutOfMemoryError):
+        if outcome_word(error) != Word.FAILED or isinstance(error, torch.OutOfMemoryError):
             raise
         reason = str(error).strip().splitlines()[0]
     [lacking] = context.total(bool(reason))

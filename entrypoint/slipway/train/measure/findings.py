@@ -12,7 +12,7 @@ from slipway.options import AllreduceOptions
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
 from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
-from slipway.train.measure.plots import Axis, Curve, draw, standalone
+from slipway.train.measure.plots import Axis, Curve, draw, svg_file
 from slipway.train.measure.straggler import Straggler
 from slipway.train.worker.context import Context
 
@@ -50,7 +50,7 @@ def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> 
     }  # fmt: skip
 
 
-def picture(rows: list[Measurement]) -> str:
+def bandwidth_picture(rows: list[Measurement]) -> str:
     """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
     names = list(dict.fromkeys(row.collective for row in rows))
     curves = [
@@ -58,14 +58,14 @@ def picture(rows: list[Measurement]) -> str:
         for number, name in enumerate(names)
     ]
     axes = Axis("message", size_text, base=2), Axis("", rate_text)
-    return standalone(draw("Bus bandwidth", curves, *axes, legend=True))
+    return svg_file(draw("Bus bandwidth", curves, *axes, legend=True))
 
 
-def write(options: AllreduceOptions, context: Context, findings: Findings) -> None:
+def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
     """Leave what was found in the run directory: for machines, for people, and with which options."""
     folder = context.place.run_dir
     asked = {"workload": options.workload, **options.values(), "sources": dict(options.sources)}
     replace_file(folder / OPTIONS_FILE, json.dumps(asked, indent=1))
     replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
-        replace_file(folder / "allreduce.svg", picture(findings.rows))
+        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))

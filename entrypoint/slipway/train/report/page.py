@@ -45,7 +45,7 @@ def make_page(runs: Sequence[Record]) -> str:
         colours=[f"var(--c{number}, {colour})" for number, colour in enumerate(COLOURS)],
         overview=tables.overview(runs),
         curves=[Markup(picture) for picture in curves(runs)],  # noqa: S704  # made by an XML library, which escapes
-        results=tables.results(runs),
+        results=tables.last_values(runs),
         throughput=tables.throughput(runs),
         comparison=comparison_rows,
         measured=measured,

@@ -46,11 +46,11 @@ def overview(runs: Sequence[Record]) -> list[Row]:
         *((label, pick_fact(label)) for label in dict.fromkeys(fact for run in runs for fact, _ in run.ending.facts)),
         ("started", lambda run: clock_text(run.about.get("started"))),
         ("topology", topology),
-        ("attempts", lambda run: text_of(run.about.get("attempt"))),
+        ("attempts", lambda run: scalar_text(run.about.get("attempt"))),
         ("steps", lambda run: f"{run.metrics.steps:,}" if run.metrics.curves else NONE),
         ("from first to last report", duration),
         ("arguments", arguments),
-        ("slipway", lambda run: text_of(run.about.get("version"))),
+        ("slipway", lambda run: scalar_text(run.about.get("version"))),
         ("directory", lambda run: str(run.path)),
         ("damaged lines", lambda run: str(run.metrics.damaged or "")),
     ]
@@ -95,7 +95,7 @@ def clock_text(seconds: object) -> str:
         return NONE
 
 
-def results(runs: Sequence[Record]) -> list[Row]:
+def last_values(runs: Sequence[Record]) -> list[Row]:
     """The last value of each metric, with its step where that is not the run's last."""
     rows = []
     for name in metric_names(runs):
@@ -140,6 +140,6 @@ def value_text(value: Any) -> str:
     return NONE if value is None else shown(value)
 
 
-def text_of(value: object) -> str:
+def scalar_text(value: object) -> str:
     """What a file says, where it says a word or a number."""
     return str(value) if isinstance(value, str | int | float) else NONE

@@ -19,12 +19,12 @@ from slipway.train.loop.charts import Charts
 from slipway.train.measure.bandwidth import (
     HEADER,
     Measurement,
+    bandwidth_summary,
     count_elements,
     line,
     measure,
     message_sizes,
     size_text,
-    summary,
 )
 from slipway.train.measure.collectives import (
     CollectiveBuffers,
@@ -35,7 +35,7 @@ from slipway.train.measure.collectives import (
     time_links,
     why_lacking,
 )
-from slipway.train.measure.findings import Findings, write
+from slipway.train.measure.findings import Findings, write_findings
 from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.outcome import PeerError
@@ -91,7 +91,7 @@ def measure_one(
     arrived = time.perf_counter()
     wrong = buffers.check()
     findings.own += filled - begin + time.perf_counter() - arrived
-    settle(f"{buffers.collective} of {size_text(whole)}", wrong, context)
+    require_right(f"{buffers.collective} of {size_text(whole)}", wrong, context)
     context.beat(Phase.MEASURE)
     for _ in range(options.warmup_iterations):
         buffers.run()
@@ -103,7 +103,7 @@ def measure_one(
     return measure(buffers.collective, whole, seconds)
 
 
-def settle(what: str, wrong: str, context: Context) -> None:
+def require_right(what: str, wrong: str, context: Context) -> None:
     """Raise where any rank got something `wrong`, on all ranks."""
     rank = context.place.rank
     bad = [rank for rank, odd in enumerate(context.gather(torch.tensor(bool(wrong)))) if odd]
@@ -142,18 +142,18 @@ def train(context: Context, args: list[str]) -> None:
         if charts:
             charts.close()
         if first:
-            write(options, context, findings)
-    conclude(context, findings, word)
+            write_findings(options, context, findings)
+    note_result(context, findings, word)
 
 
-def conclude(context: Context, findings: Findings, word: str | None) -> None:
+def note_result(context: Context, findings: Findings, word: str | None) -> None:
     """Say the result in a line, and note it as the outcome."""
     context.wait_for_all()
     if word is not None:
         done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
         context.conclude(word, f"{word}; {done}; another start measures all of them again")
         return
-    text = summary(findings.rows) if findings.rows else ALONE
+    text = bandwidth_summary(findings.rows) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
         text = "the back end has none of these collectives"
     context.conclude(Word.FINISHED, text)

@@ -38,7 +38,7 @@ def share_nodes(context: Context, leaders: list[int]) -> list[dict[str, Any]]:
     return [node | {"clock": float(clocks[rank])} for node, rank in zip(nodes, leaders, strict=True)]
 
 
-def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
+def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     """The all-reduce in words, what each node's link carries, and who stands out as slow: the index of its node.
 
     Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
@@ -59,7 +59,7 @@ def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
     }
 
 
-def note(folder: Path, nodes: list[dict[str, Any]], exchange: dict[str, Any]) -> None:
+def write_nodes(folder: Path, nodes: list[dict[str, Any]], exchange: dict[str, Any]) -> None:
     """Write what is known so far, for this node's launcher."""
     replace_file(folder / "nodes.json", json.dumps({"nodes": nodes, "exchange": exchange}))
 
@@ -72,10 +72,10 @@ def main() -> None:
         leaders = [rank for rank, local_rank in enumerate(first) if int(local_rank) == 0]
         nodes = share_nodes(context, leaders)
         if context.speaks:
-            note(place.run_dir.parent, nodes, {})  # stays where the exchange below fails
-        exchange = measure(context, leaders)
+            write_nodes(place.run_dir.parent, nodes, {})  # stays where the exchange below fails
+        exchange = measure_exchange(context, leaders)
         if context.speaks:
-            note(place.run_dir.parent, nodes, exchange)
+            write_nodes(place.run_dir.parent, nodes, exchange)
         context.conclude(Word.FINISHED, exchange["text"])
 
 

@@ -69,7 +69,9 @@ def begins_anew(context: Context) -> bool:
     return bool(context.share(torch.tensor([anew])))
 
 
-def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kind, context: Context) -> None:
+def compare_without_ddp(
+    task: Task, make_task: Callable[[Kind, Context], Task], options: Kind, context: Context
+) -> None:
     """Once `task` is trained, train another in rank 0 alone, without DDP; show and write down the difference.
 
     The other ranks wait for it. Raises DifferenceError, on all ranks.

@@ -20,13 +20,13 @@ from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.models.stages import StagedGpt
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.language import choose_vocab_size, cut_samples, describe, keep_tokenizer, loss
+from slipway.train.text.language import choose_vocab_size, cut_samples, describe_model, keep_tokenizer, loss
 from slipway.train.text.sample import continue_prompt
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 
 
-def read_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:
+def model_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:
     """The model's dimensions. Raises ConfigurationError where the vocabulary is smaller than the tokenizer's."""
     vocab_size = choose_vocab_size(options, tokenizer)
     return GptConfig(options.layers, options.heads, options.embed, options.context, vocab_size, options.dropout)
@@ -43,7 +43,7 @@ def make_task(
     """The task on the context's device; by every rank. Raises ConfigurationError."""
     tokenizer = open_tokenizer(options.tokenizer, context) if options.tokenizer else None
     corpus = open_corpus(options.dataset, tokenizer, context, options.column)
-    config = read_config(options, corpus.tokenizer)
+    config = model_config(options, corpus.tokenizer)
     samples = cut_samples(corpus, options.context, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)
     torch.manual_seed(options.seed)
@@ -58,7 +58,7 @@ def make_task(
     return Task(
         name=options.workload,
         model=model,
-        description=describe(config, corpus.tokenizer),
+        description=describe_model(config, corpus.tokenizer),
         samples=samples.count,
         batch=samples.batch,
         loss=loss,
@@ -87,10 +87,10 @@ def train_text(task: Task, options: GptOptions, context: Context) -> None:
         return
     if result.sample:
         context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    context.say(tell(result.evaluation))
+    context.say(loss_line(result.evaluation))
 
 
-def tell(evaluation: Mapping[str, float]) -> str:
+def loss_line(evaluation: Mapping[str, float]) -> str:
     """The line that says how well the model predicts."""
     unit = "byte" if "perplexity" not in evaluation else "token"
     loss, bits = evaluation["val_loss"], evaluation["bits_per_byte"]
