@@ -11,8 +11,8 @@ import torch
 from slipway.options import AllreduceOptions
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
-from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
-from slipway.train.measure.plots import Axis, Curve, draw, svg_file
+from slipway.train.measure.bandwidth import RATE, Measurement, by_collective, draw_by_size
+from slipway.train.measure.plots import svg_file
 from slipway.train.measure.straggler import Straggler
 from slipway.train.worker.context import Context
 
@@ -52,13 +52,8 @@ def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> 
 
 def bandwidth_picture(rows: list[Measurement]) -> str:
     """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
-    names = list(dict.fromkeys(row.collective for row in rows))
-    curves = [
-        Curve(name, tuple((row.size, row.bus) for row in rows if row.collective == name), number)
-        for number, name in enumerate(names)
-    ]
-    axes = Axis("message", size_text, base=2), Axis("", rate_text)
-    return svg_file(draw("Bus bandwidth", curves, *axes, legend=True))
+    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
+    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
 
 
 def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:

@@ -1,11 +1,11 @@
-"""What a page says in rows and columns: about each run, its results, its throughput, its settings."""
+"""What stands in rows and columns, on a page or on a terminal: each run, its results, its throughput, its settings."""
 
 from __future__ import annotations
 
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,3 +143,30 @@ def value_text(value: Any) -> str:
 def scalar_text(value: object) -> str:
     """What a file says, where it says a word or a number."""
     return str(value) if isinstance(value, str | int | float) else NONE
+
+
+def comparison_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a comparison with and without DDP; empty where the file makes no sense."""
+    try:
+        processes, steps, seconds = int(found["processes"]), int(found["steps"]), found["seconds"]
+        rows = [
+            [str(name), f"{one:.8f}", f"{other:.8f}", f"{abs(one - other):.1e}"]
+            for name, one, other in found["weights"]
+        ]
+        if found["others"][0]:
+            rows.append([f"… and {found['others'][0]:,} more", "", "", f"≤ {found['others'][1]:.1e}"])
+        rows.append(["largest difference", "", "", f"{found['difference']:.1e}"])
+        rows.append([f"seconds for {steps:,} steps", *(f"{value:.2f}" for value in seconds), ""])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return [], []
+    with_ddp = f"{processes} processes, DDP" if processes > 1 else "1 process"
+    return ["weight", with_ddp, "1 process, no DDP", "difference"], rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines for a terminal: the first column to the left, all others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        "  ".join([name.ljust(first), *(text.rjust(width) for text, width in zip(texts, others, strict=True))]).rstrip()
+        for name, *texts in rows
+    ]

@@ -17,7 +17,7 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.measure.bandwidth import (
-    HEADER,
+    COLUMNS,
     Measurement,
     bandwidth_summary,
     count_elements,
@@ -52,7 +52,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
     sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
     dtype = DTYPES[options.dtype]
     context.steps = len(options.names) * len(sizes)
-    context.say(HEADER)
+    context.say(line(COLUMNS))
     for number, name in enumerate(options.names):
         word, _ = context.agree()
         if word is not None:
@@ -69,7 +69,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
             elements = count_elements(name, size, dtype.itemsize, context.place.world_size)
             row = measure_one(make_buffers(name, elements, dtype, context), options, context, findings)
             findings.rows.append(row)
-            context.say(line(row))
+            context.say(line(row.cells))
             context.progress(number * len(sizes) + index + 1)
             if charts:
                 charts.write(row.size, {f"{name}_bus_gb_per_second": row.bus / 1e9})
@@ -153,7 +153,7 @@ def note_result(context: Context, findings: Findings, word: str | None) -> None:
         done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
         context.conclude(word, f"{word}; {done}; another start measures all of them again")
         return
-    text = bandwidth_summary(findings.rows) if findings.rows else ALONE
+    text = bandwidth_summary(findings.rows, context.place.world_size) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
         text = "the back end has none of these collectives"
     context.conclude(Word.FINISHED, text)
