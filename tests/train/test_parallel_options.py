@@ -59,7 +59,7 @@ def test_ranks_with_other_data_do_not_train(monkeypatch: pytest.MonkeyPatch) -> 
         options = parse(VisionOptions, ["--train-pictures", "64", "--eval-pictures", "8"])
         task = make_task(options, context)
         agree_on_data(task, context)
-        monkeypatch.setattr(context, "gather", lambda tensor: [tensor, ~tensor])
+        monkeypatch.setattr(context, "gather_number", lambda number: [number, not number])
         with pytest.raises(ConfigurationError, match="Rank 1 has other data than rank 0, which has: glyphs"):
             agree_on_data(task, context)
 

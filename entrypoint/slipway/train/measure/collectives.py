@@ -145,11 +145,15 @@ def time_calls(call: Callable[[], None], calls: int, device: torch.device) -> fl
     return (time.perf_counter() - begin) / calls
 
 
+def first_of_nodes(context: Context) -> list[int]:
+    """The first rank of each node; by every rank."""
+    return [rank for rank, local_rank in enumerate(context.gather_number(context.place.local_rank)) if local_rank == 0]
+
+
 def time_links(context: Context) -> dict[tuple[int, int], float]:
     """Seconds that each link of the ring takes for LINK_BYTES both ways at once, the best of some calls. By every rank."""
     place = context.place
-    first = [int(local_rank) == 0 for local_rank in context.gather(torch.tensor(place.local_rank))]
-    members = [rank for rank, is_first in enumerate(first) if is_first]
+    members = first_of_nodes(context)
     if len(members) == 1:  # one node
         members = list(range(place.world_size))
     ring = rounds(members)

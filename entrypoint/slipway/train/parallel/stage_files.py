@@ -25,7 +25,7 @@ def collect_shards(
     Each stage sends to those in its own pipeline, which are on the same node where it fits there. Elsewhere nothing is
     returned but this rank's own.
     """
-    keepers = [bool(keeps) for [keeps] in context.gather(torch.tensor([context.place.keeps_snapshots]))]
+    keepers = context.gather_number(context.place.keeps_snapshots)
     shards = {shard_name(stem, split.stage, split): dict(tensors) for stem, tensors in own.items()}
     merged = dict(values)
     for keeper in (split.rank(stage) for stage in range(split.stages)):

@@ -18,11 +18,11 @@ from torch.nn import functional
 from slipway.options.gpt import GptOptions
 from slipway.protocol.files import SNAPSHOTS, list_snapshots
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import hash_file
 from slipway.train.loop.task import Batch, Validation
 from slipway.train.models.gpt import GptConfig
 from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
-from slipway.train.text.tokens.streams import hash_file
 from slipway.train.worker.context import Context
 
 # Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.

@@ -98,15 +98,14 @@ def measure_one(
     synchronize(context.device)
     context.wait_for_all()
     context.beat(Phase.MEASURE)
-    own = time_calls(buffers.run, options.iterations, context.device)
-    seconds = [float(rank) for rank in context.gather(torch.tensor(own, dtype=torch.float64))]
-    return measure(buffers.collective, whole, seconds)
+    seconds = time_calls(buffers.run, options.iterations, context.device)
+    return measure(buffers.collective, whole, context.gather_number(seconds))
 
 
 def require_right(what: str, wrong: str, context: Context) -> None:
     """Raise where any rank got something `wrong`, on all ranks."""
     rank = context.place.rank
-    bad = [rank for rank, odd in enumerate(context.gather(torch.tensor(bool(wrong)))) if odd]
+    bad = [rank for rank, odd in enumerate(context.gather_number(bool(wrong))) if odd]
     if wrong:
         raise WrongResultError(f"{what}: rank {rank} got a wrong result: {wrong}")
     if bad:
@@ -116,8 +115,7 @@ def require_right(what: str, wrong: str, context: Context) -> None:
 def look_for_straggler(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
     context.beat(Phase.MEASURE)
-    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
-    findings.straggler = find_straggler(own, time_links(context))
+    findings.straggler = find_straggler(context.gather_number(findings.own), time_links(context))
     findings.stragglers_host = context.share_text(socket.gethostname(), findings.straggler.rank)
     context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 

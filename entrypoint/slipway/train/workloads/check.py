@@ -17,7 +17,7 @@ from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
-from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
+from slipway.train.measure.collectives import LINK_BYTES, first_of_nodes, make_buffers, time_links
 from slipway.train.measure.findings import Findings
 from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
@@ -34,8 +34,8 @@ def share_nodes(context: Context, leaders: list[int]) -> list[dict[str, Any]]:
         text = (context.place.run_dir.parent / "node.json").read_text(encoding="utf-8")
     nodes = [json.loads(context.share_text(text, rank)) for rank in leaders]
     context.wait_for_all()
-    clocks = context.gather(torch.tensor(time.time(), dtype=torch.float64))
-    return [node | {"clock": float(clocks[rank])} for node, rank in zip(nodes, leaders, strict=True)]
+    clocks = context.gather_number(time.time())
+    return [node | {"clock": clocks[rank]} for node, rank in zip(nodes, leaders, strict=True)]
 
 
 def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     elements = count_elements(ALL_REDUCE, options.min_bytes, torch.float32.itemsize, ranks)
     row = measure_one(make_buffers(ALL_REDUCE, elements, torch.float32, context), options, context, findings)
     links = time_links(context)
-    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
+    own = context.gather_number(findings.own)
     straggler = find_straggler(own, links)
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
     node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
@@ -68,8 +68,7 @@ def main() -> None:
     """Run as a worker."""
     with open_context() as context:
         place = context.place
-        first = context.gather(torch.tensor(place.local_rank))
-        leaders = [rank for rank, local_rank in enumerate(first) if int(local_rank) == 0]
+        leaders = first_of_nodes(context)
         nodes = share_nodes(context, leaders)
         if context.speaks:
             write_nodes(place.run_dir.parent, nodes, {})  # stays where the exchange below fails

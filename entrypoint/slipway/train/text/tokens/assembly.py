@@ -15,11 +15,11 @@ import numpy.typing as npt
 from slipway.options.dataset import MANIFEST
 from slipway.protocol.durable import replace_file, sync_folder
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import hash_file
 from slipway.train.snapshots.tensor_files import write_file
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
 from slipway.train.text.tokens.piece import PiecePlan, Written, piece_file, record_file
-from slipway.train.text.tokens.streams import hash_file
 
 WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.files import is_validation
 from slipway.train.text.tokens.borders import border
 from slipway.train.text.tokens.inputs import LINES, TEXT, TRAIN, VALIDATION, Source, Span, unknown_column
 
@@ -38,13 +38,7 @@ def read_chunks(sources: Sequence[Source], span: Span, column: str, share: float
     read = read_json_lines if source.kind == LINES else read_rows
     for text in read(source, span, column):
         if text:
-            yield Chunk(text, span.part or part_of(text, share))
-
-
-def part_of(text: str, share: float) -> str:
-    """The part that a document belongs to: it depends on nothing but its text, so that copies stay together."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return VALIDATION if int.from_bytes(digest[:4]) < share * 2**32 else TRAIN
+            yield Chunk(text, span.part or (VALIDATION if is_validation(text, share) else TRAIN))
 
 
 def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
