@@ -176,8 +176,3 @@ def missing_offline(repo: str, revision: str | None, kind: str, include: Sequenc
         f"{repo} at {revision or 'its main revision'}. Unset it, or type where there is a network: slipway data fetch "
         f"{' '.join(words)}"
     )
-
-
-def nothing_matches(repo: str, include: Sequence[str], files: Collection[str]) -> NoReturn:
-    """Raise ConfigurationError: no file has one of the names asked for."""
-    raise ConfigurationError(f"{repo} has no file {' or '.join(include)}. It holds {listed(files) or 'none at all'}.")

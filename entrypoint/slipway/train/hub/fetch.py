@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.causes import HubError, explain_failure, missing_offline, nothing_matches
+from slipway.train.hub.causes import HubError, explain_failure, listed, missing_offline
 from slipway.train.hub.files import ByteProgress, Listed, download_repo, verify
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ def fetch(
             raise explained from error
         say(f"{explained} Going on with commit {cached.name}, which is in the cache.")
         return cached
-    wanted = select_files(files, include) or nothing_matches(repo, include, files)
+    wanted = select_files(files, include)
+    if not wanted:
+        raise ConfigurationError(
+            f"{repo} has no file {' or '.join(include)}. It holds {listed(files) or 'none at all'}."
+        )
     if commit != revision:
         say(f"{repo} at {revision or 'its main revision'} is commit {commit}")
     progress = ByteProgress(repo, sum(file.size for file in wanted.values()), say)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from slipway.options import Common
-from slipway.protocol.durable import replace_file
-from slipway.protocol.files import CHARTS, METRICS_FILE, OPTIONS_FILE
+from slipway.protocol.files import CHARTS, METRICS_FILE
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.loop.evaluation import evaluate_model
-from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
+from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation, write_options
 from slipway.train.loop.nonfinite import NonFiniteError
 from slipway.train.loop.saving import resume, save, wait_for_writers
 from slipway.train.loop.step import take_step
@@ -87,7 +85,7 @@ def train_from_here(training: Training, phase: Phase) -> str:
     first, file = context.place.rank == 0, context.place.run_dir / METRICS_FILE
     if first:
         keep_metrics(file, training.step)
-        write_options(training)
+        write_options(context.place.run_dir, task.name, training.options, batch_size=training.batch_size)
     charts = Charts(file.with_name(CHARTS), training.step, context.warn) if first else None
     metrics = MetricsFile(file if first else None, charts)
     units = training.batch_size * task.units_per_sample
@@ -242,13 +240,6 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
 def headline(evaluation: Mapping[str, float]) -> str:
     """Results in a line; without those of parts, which are called `part/name`."""
     return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
-
-
-def write_options(training: Training) -> None:
-    """Write the options, as they were resolved, to `options.json`."""
-    values = training.options.values() | {"batch_size": training.batch_size}
-    values = {"workload": training.task.name, **values, "sources": dict(training.options.sources)}
-    replace_file(training.context.place.run_dir / OPTIONS_FILE, json.dumps(values, indent=1))
 
 
 def note_outcome(training: Training, outcome: str) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from slipway.options import AllreduceOptions
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
+from slipway.protocol.files import ALLREDUCE_FILE
+from slipway.train.loop.metrics import write_options
 from slipway.train.measure.bandwidth import RATE, Measurement, by_collective, draw_by_size
 from slipway.train.measure.plots import svg_file
 from slipway.train.measure.straggler import Straggler
@@ -59,8 +60,7 @@ def bandwidth_picture(rows: list[Measurement]) -> str:
 def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
     """Leave what was found in the run directory: for machines, for people, and with which options."""
     folder = context.place.run_dir
-    asked = {"workload": options.workload, **options.values(), "sources": dict(options.sources)}
-    replace_file(folder / OPTIONS_FILE, json.dumps(asked, indent=1))
+    write_options(folder, options.workload, options)
     replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
         replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))

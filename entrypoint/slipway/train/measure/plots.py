@@ -101,7 +101,10 @@ def draw(title: str, curves: Sequence[Curve], x: Axis, y: Axis, legend: bool = F
         if labels := axis.labels([point[name] for _, points in shown for point in points]):
             setattr(chart, f"{'xy'[name]}_labels", labels)
     for curve, points in shown:
-        marks = [mark(curve.name, place, value, x, y) for place, value in points]
+        marks: list[dict[str, object]] = [
+            {"value": (x.place(at), y.place(value)), "tooltip": f"{curve.name}\n{x.text(at)}: {y.text(value)}"}
+            for at, value in points
+        ]
         chart.add(curve.name, [marks[0] | {"node": {"style": "fill-opacity: 1"}}] if len(marks) == 1 else marks)
     return strip_chart(chart, [curve.colour for curve in curves])
 
@@ -112,12 +115,6 @@ def load_pygal() -> Any:
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "PluginImportFixer"]
     return pygal
-
-
-def mark(name: str, place: float, value: float, x: Axis, y: Axis) -> dict[str, object]:
-    """A point as pygal takes it, with what shows under the pointer."""
-    text = f"{name}\n{x.text(place)}: {y.text(value)}"
-    return {"value": (x.place(place), y.place(value)), "tooltip": text}
 
 
 def svg_file(svg: str) -> str:

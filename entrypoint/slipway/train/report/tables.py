@@ -128,16 +128,11 @@ def settings(runs: Sequence[Record]) -> list[Row]:
     names = dict.fromkeys(name for run in runs for name in run.options if name not in ("workload", "sources"))
     rows = []
     for name in names:
-        values = [run.options.get(name, NONE) for run in runs]
-        cells = tuple(value if value == NONE else value_text(value) for value in values)
+        values = [run.options.get(name) for run in runs]
+        cells = tuple(NONE if value is None else shown(value) for value in values)
         notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
         rows.append(Row(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
     return rows
-
-
-def value_text(value: Any) -> str:
-    """A setting as it would be typed."""
-    return NONE if value is None else shown(value)
 
 
 def scalar_text(value: object) -> str:

@@ -38,7 +38,8 @@ def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -
     os.environ["RANK"] = str(rank)
     os.environ["LOCAL_RANK"] = str(rank)  # which GPU is ours; on a single machine the same number
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    die_with_parent()
+    # Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     write_to_launcher(rank)
     # It calls init_process_group in train/worker/group.py, and when all are done destroy_process_group.
     with open_context() as context:
@@ -91,11 +92,6 @@ def write_to_launcher(rank: int) -> None:
         there = os.open(f"/proc/{parent.pid if parent else 'self'}/fd/{pipe}", os.O_WRONLY)
         os.dup2(there, own)
         os.close(there)
-
-
-def die_with_parent() -> None:
-    """Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

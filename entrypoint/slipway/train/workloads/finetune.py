@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,7 @@ from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR
 from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.export import export_result
-from slipway.train.loop.fit import fit
+from slipway.train.loop.fit import Result
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
@@ -34,9 +33,10 @@ from slipway.train.text.checkpoints import (
 )
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.language import LARGEST, cut_samples, describe_model, keep_tokenizer, loss
-from slipway.train.text.sample import continue_prompt
+from slipway.train.text.sample import sample_writer
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.prepared import cache_folder, make_together
+from slipway.train.workloads.gpt import train_text
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:
@@ -89,10 +89,6 @@ def make_task(options: FinetuneOptions, context: Context) -> Task:
     load_checkpoint(model, folder)
     model.to(context.device)
     freeze(model, options.train_blocks)
-    write = partial(
-        continue_prompt, model, corpus.tokenizer, options.sample_prompt, options.sample_tokens, options.temperature,
-        options.seed,
-    )  # fmt: skip
     return Task(
         name="finetune",
         model=model,
@@ -108,7 +104,7 @@ def make_task(options: FinetuneOptions, context: Context) -> Task:
         # The formula counts samples as long as the model sees, and every parameter.
         flops_per_unit=flops_per_token(model) if length == config.context and not options.train_blocks else 0.0,
         on_host=samples.on_host,
-        sample=write if options.sample_tokens else None,
+        sample=sample_writer(model, corpus.tokenizer, options),
         judged_before=True,
     )
 
@@ -123,20 +119,15 @@ def choose_rate(options: FinetuneOptions) -> FinetuneOptions:
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the perplexity before and after."""
     options = choose_rate(parse(FinetuneOptions, args))
-    result = fit(make_task(options, context), options, context)
-    export_result(result, options, context)
-    if not result.evaluation or context.place.rank != 0:
-        return
-    if result.sample:
-        context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    before = read_evaluation(context.place.run_dir / METRICS_FILE, 0)
-    context.say(perplexity_line(before, result.evaluation, result.step))
+    metrics = context.place.run_dir / METRICS_FILE
+    train_text(make_task(options, context), options, context, partial(perplexity_line, metrics))
 
 
-def perplexity_line(before: Mapping[str, float], after: Mapping[str, float], step: int) -> str:
-    """The line that compares both evaluations."""
+def perplexity_line(metrics: Path, result: Result) -> str:
+    """The first evaluation, from the file of metrics, beside the last one."""
+    before, after = read_evaluation(metrics, 0), result.evaluation["perplexity"]
     first = f"{before['perplexity']:.2f} before, " if "perplexity" in before else ""
-    return f"perplexity on held-out text: {first}{after['perplexity']:.2f} after {step} steps"
+    return f"perplexity on held-out text: {first}{after:.2f} after {result.step} steps"
 
 
 def main() -> None:

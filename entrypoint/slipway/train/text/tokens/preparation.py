@@ -23,7 +23,7 @@ from slipway.train.text.tokens.assembly import WORK, is_finished, join_pieces
 from slipway.train.text.tokens.crew import work_through
 from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
 from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
-from slipway.train.text.tokens.piece import PLAN, PiecePlan, plan_text
+from slipway.train.text.tokens.piece import PLAN, PiecePlan
 
 SHARE = 0.01  # of the text that is for validation
 
@@ -143,5 +143,5 @@ def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Seq
     make_folder(out)
     make_folder(work)
     tokenizer.save(out)
-    replace_file(work / PLAN, plan_text(plan))
+    replace_file(work / PLAN, json.dumps(asdict(plan)))
     return plan
