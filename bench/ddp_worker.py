@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipway.options import GptOptions, parse
 from slipway.train.loop.fit import enforce_budget, next_word
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import Training, prepare
+from slipway.train.loop.training import Training, begin_training
 from slipway.train.parallel.data_parallel import DataParallel
 from slipway.train.text import corpus
 from slipway.train.text.files import read_stdlib
@@ -121,7 +121,7 @@ def make_training(side: Side, context: Context, folder: Path) -> Training:
     place, beat = context.place, Heartbeat(folder / "heartbeat.json")
     own = context.alone(folder) if side.alone else Context(place, CPU, context.side, beat)
     options = parse(GptOptions, side.words.split())
-    training = prepare(make_task(options, own), options, own)
+    training = begin_training(make_task(options, own), options, own)
     if not side.view:
         data_parallel, model = parallel(training), training.task.model
         data_parallel.model = model  # Slipway's own must be gone before there is another

@@ -19,7 +19,7 @@ from slipway.protocol.files import SNAPSHOTS
 from slipway.train.loop.nonfinite import are_finite
 from slipway.train.loop.saving import save, wait_for_writers
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import Training, prepare
+from slipway.train.loop.training import Training, begin_training
 from slipway.train.snapshots.tensor_files import PIECE
 from slipway.train.snapshots.writer import NICE, copy_all
 from slipway.train.worker.context import Context
@@ -53,7 +53,7 @@ def make_training(folder: Path, embed: int) -> Training:
     context = Context(place, torch.device("cpu"), None, Heartbeat(folder / "heartbeat.json"))
     options = parse(GptOptions, f"{MODEL} {embed}".split())
     with contextlib.redirect_stdout(io.StringIO()):
-        training = prepare(make_task(options, context), options, context)
+        training = begin_training(make_task(options, context), options, context)
     training.loader.start(0)
     take_step(training, "train")
     return training

@@ -13,7 +13,7 @@ from loops import Loop, make_training
 
 from slipway.train.loop.task import Task
 from slipway.train.text.corpus import StoredTokens
-from slipway.train.text.language import cut
+from slipway.train.text.language import cut_windows
 from slipway.train.text.tokens.streams import Stream
 
 TOKENS = 2**24  # of the text; 32 MB
@@ -87,7 +87,7 @@ def slipway(
         return replace(
             task,
             samples=(len(stored) - 1) // size.context,
-            batch=lambda indices, keys: cut(tokens, indices, size.context, size.context),
+            batch=lambda indices, keys: cut_windows(tokens, indices, size.context, size.context),
             on_host=True,
         )
 

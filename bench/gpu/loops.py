@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from slipway.options import WORKLOADS, Common, parse
-from slipway.train.loop.fit import enforce_budget, next_word, report
+from slipway.train.loop.fit import enforce_budget, next_word, report_step
 from slipway.train.loop.metrics import MetricsFile, Progress
 from slipway.train.loop.step import learning_rate, take_step
 from slipway.train.loop.task import Task
-from slipway.train.loop.training import Training, prepare
+from slipway.train.loop.training import Training, begin_training
 from slipway.train.parallel.data_parallel import DataParallel, average_gradients
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group
@@ -51,7 +51,7 @@ def make_training(
     assert isinstance(options, Common)
     task = import_module(f"slipway.train.workloads.{workload}").make_task(options, context)
     stand_apart(task.model)
-    return prepare(alter(task), options, context)
+    return begin_training(alter(task), options, context)
 
 
 def stand_apart(model: nn.Module) -> None:
@@ -123,7 +123,7 @@ class Loop:
             enforce_budget(training, training.numbers.late())
             self._progress.advance()
             if training.step % training.options.log_every == 0:
-                report(training, rate, self._metrics, self._progress, ended_epoch=False)
+                report_step(training, rate, self._metrics, self._progress, ended_epoch=False)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, for sides that shall have the same."""

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from peers.model import Model
 from peers.plan import PROCESSES, Plan
 from slipway.options import GptOptions
-from slipway.train.loop.evaluation import judge
+from slipway.train.loop.evaluation import evaluate_model
 from slipway.train.loop.precision import Precision, read_precision
 from slipway.train.loop.sampler import Sampler
 from slipway.train.models.gpt import Gpt, GptConfig
@@ -95,6 +95,6 @@ def judged(plan: Plan, model: nn.Module) -> float:
     """The loss on the samples that `slipway gpt` judges by, in fp32."""
     with outside_job() as context:
         samples = cut_samples(open_corpus("stdlib", None, context), plan.size.context, GptOptions.eval_samples)
-        results = judge(samples.validation, model, Precision("fp32", "cpu"), context.device)
+        results = evaluate_model(samples.validation, model, Precision("fp32", "cpu"), context.device)
     assert results
     return results["val_loss"]

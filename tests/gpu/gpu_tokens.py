@@ -10,7 +10,7 @@ import torch
 
 from slipway.train.loop.task import Task
 from slipway.train.text.corpus import StoredTokens
-from slipway.train.text.language import cut
+from slipway.train.text.language import cut_windows
 from slipway.train.text.tokens.streams import Stream
 
 
@@ -23,6 +23,6 @@ def from_disk(task: Task, folder: Path, length: int, device: torch.device) -> Ta
     return replace(
         task,
         samples=(len(stored) - 1) // length,
-        batch=lambda indices, keys: cut(tokens, indices, length, length),
+        batch=lambda indices, keys: cut_windows(tokens, indices, length, length),
         on_host=True,
     )

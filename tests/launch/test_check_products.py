@@ -24,20 +24,20 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_python_and_torch_know_the_same_product() -> None:
     squares = [health.make_square(seed) for seed in (0, 1)]
     a, b = (torch.tensor(square).repeat(4, 4) for square in squares)
-    assert torch.equal(a @ b, torch.tensor(health.multiply(*squares, 4)).repeat(4, 4))
+    assert torch.equal(a @ b, torch.tensor(health.multiply_squares(*squares, 4)).repeat(4, 4))
     assert squares[0] != squares[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_no_number_is_rounded_in_any_type_at_the_size_used_on_gpus(dtype: torch.dtype) -> None:
     largest = [[health.LARGEST] * health.SIDE] * health.SIDE
-    highest = health.multiply(largest, largest, 256)[0][0]
+    highest = health.multiply_squares(largest, largest, 256)[0][0]
     numbers = [times * 256 for times in range(-highest // 256, highest // 256 + 1)]
     assert torch.tensor(numbers, dtype=dtype).long().tolist() == numbers
 
 
 def test_a_device_that_computes_right_says_how_fast() -> None:
-    assert "6 products right: fp32" in health.examine(torch.device("cpu"))["right"]
+    assert "6 products right: fp32" in health.check_products(torch.device("cpu"))["right"]
 
 
 def test_a_single_wrong_number_in_one_product_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_single_wrong_number_in_one_product_shows(monkeypatch: pytest.MonkeyPa
             out[7, 11] += 1
 
     monkeypatch.setattr(torch, "matmul", flip)
-    found = health.examine(torch.device("cpu"))
+    found = health.check_products(torch.device("cpu"))
     assert "fp32, product 5: 1 of 8,464 numbers, the first at (7, 11)" in found["wrong"]
 
 

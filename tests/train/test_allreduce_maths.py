@@ -7,13 +7,12 @@ import pytest
 
 from slipway.options import AllreduceOptions, parse
 from slipway.train.measure.bandwidth import (
-    Measurement,
+    bandwidth_summary,
     count_elements,
     measure,
     message_sizes,
     rate_text,
     size_text,
-    summary,
     time_text,
 )
 from slipway.train.measure.straggler import find_straggler, rounds
@@ -157,8 +156,11 @@ def test_numbers_read_as_people_write_them(text: str, shown: str) -> None:
 
 def test_the_summary_tells_the_first_collective_in_a_line() -> None:
     rows = [
-        Measurement("all-reduce", 1024, 2, 1e-5, 1e-5, 1e-5),
-        Measurement("all-reduce", 2**20, 2, 1e-4, 1e-4, 1e-4),
-        Measurement("broadcast", 2**20, 2, 1e-6, 1e-6, 1e-6),
+        measure("all-reduce", 1024, [1e-5, 1e-5]),
+        measure("all-reduce", 2**20, [1e-4, 1e-4]),
+        measure("broadcast", 2**20, [1e-6, 1e-6]),
     ]
-    assert summary(rows) == "all-reduce: up to 10.5 GB/s bus bandwidth (at 1 MiB), 10 µs at 1 KiB, 2 processes"
+    assert (
+        bandwidth_summary(rows, 2)
+        == "all-reduce: up to 10.5 GB/s bus bandwidth (at 1 MiB), 10 µs at 1 KiB, 2 processes"
+    )

@@ -19,7 +19,7 @@ from training_jobs import Run
 
 from slipway.options import GptOptions, parse
 from slipway.train.export import export_run, read_export
-from slipway.train.export.trained import publishable, read_run, without_folders
+from slipway.train.export.trained import publishable, read_trained, without_folders
 from slipway.train.models.gpt import Gpt
 from slipway.train.text.language import described_config
 
@@ -43,7 +43,7 @@ def run(train: Start) -> Path:
 
 
 def our_model(run: Path) -> Gpt:
-    trained = read_run(run)
+    trained = read_trained(run)
     model = Gpt(described_config(trained.model)).eval()
     model.load_state_dict(trained.tensors)
     return model
@@ -176,7 +176,7 @@ def test_absolute_paths_are_cut_to_their_last_part(text: object, shown: object) 
 
 def test_an_export_is_read_back_as_it_was(run: Path, tmp_path: Path) -> None:
     export_run(run, tmp_path / "model")
-    trained, back = publishable(read_run(run)), read_export(tmp_path / "model")
+    trained, back = publishable(read_trained(run)), read_export(tmp_path / "model")
     assert dataclasses.replace(back, tensors={}) == dataclasses.replace(trained, tensors={})
     assert back.tensors.keys() == trained.tensors.keys()
     assert all(torch.equal(tensor, trained.tensors[name]) for name, tensor in back.tensors.items())

@@ -19,7 +19,7 @@ from training_jobs import Run
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, adamw
-from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, read_config
+from slipway.train.text.checkpoints import TINY, find_checkpoint, load_checkpoint, read_checkpoint_config
 from slipway.train.text.files import read_stdlib
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.finetune import freeze
@@ -89,8 +89,8 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(
     reference: Any, checkpoint: Path, form: Callable[[Path], None]
 ) -> None:
     form(checkpoint)
-    model = Gpt(read_config(checkpoint, dropout=0.0))
-    load_weights(model, checkpoint)
+    model = Gpt(read_checkpoint_config(checkpoint, dropout=0.0))
+    load_checkpoint(model, checkpoint)
     tokens = torch.arange(2 * 32).reshape(2, 32) * 5 % 256
     with torch.no_grad():
         assert (model(tokens) - reference(tokens).logits).abs().max() < 1e-5
@@ -137,8 +137,8 @@ def test_transformers_reads_the_tiny_checkpoint(train: Start, tmp_path: Path) ->
 
     train("finetune", *SHORT, "--steps", 1)
     [folder] = (tmp_path / "cache" / "slipway" / "checkpoints").iterdir()
-    model = Gpt(read_config(folder, dropout=0.0))
-    load_weights(model, folder)
+    model = Gpt(read_checkpoint_config(folder, dropout=0.0))
+    load_checkpoint(model, folder)
     tokens = torch.arange(64)[None]
     with torch.no_grad():
         assert (model(tokens) - AutoModelForCausalLM.from_pretrained(folder)(tokens).logits).abs().max() < 1e-5
@@ -172,8 +172,8 @@ def test_a_run_goes_on_with_as_many_blocks_as_it_began_with(train: Start, checkp
 def test_what_is_frozen_stays_as_it_was_and_has_no_optimizer_state(job: Start, checkpoint: Path) -> None:
     run = job("finetune", "--model", checkpoint, *SHORT, "--train-blocks", 1)
     assert run.exit_code == 0, run.output
-    given = Gpt(read_config(checkpoint, dropout=0.0))
-    load_weights(given, checkpoint)
+    given = Gpt(read_checkpoint_config(checkpoint, dropout=0.0))
+    load_checkpoint(given, checkpoint)
     changed = {
         name
         for name, tensor in run.tensors("model").items()

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from training_jobs import PATIENCE, Job, Run, raise_stop_flag
 
 from slipway.options import LinearOptions, parse
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.report.tables import aligned, comparison_rows
 from slipway.train.workloads import comparison
-from slipway.train.workloads.comparison import Comparison, explanation, table
+from slipway.train.workloads.comparison import Comparison, explanation
 
 Start = Callable[..., Run]
 SMALL = ("--dataset-size", 512, "--epochs", 2, "--compare")
@@ -115,7 +117,8 @@ def test_a_stop_while_comparing_leaves_the_training_finished(start: Callable[...
 def test_the_table_says_what_was_found() -> None:
     weights = (("layer.weight[0]", 0.5, 0.25), ("layer.bias[0]", -1.0, -1.0))
     made = Comparison(2, 1280, (0.5, 0.125), weights, (0, 0.0), 1.0, 0.25)
-    assert table(made) == [
+    head, rows = comparison_rows(asdict(made))
+    assert aligned([head, *rows]) == [
         "weight                   2 processes, DDP  1 process, no DDP  difference",
         "layer.weight[0]                0.50000000         0.25000000     2.5e-01",
         "layer.bias[0]                 -1.00000000        -1.00000000     0.0e+00",

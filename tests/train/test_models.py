@@ -14,14 +14,14 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.text.sample import sample
 from slipway.train.text.tokenizer import ByteTokenizer
-from slipway.train.workloads.gpt import read_config
+from slipway.train.workloads.gpt import model_config
 
 SMALL = GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=256)
 
 
 def preset_config(preset: str) -> GptConfig:
     options = parse(GptOptions, ["--preset", preset])
-    return read_config(options, ByteTokenizer())
+    return model_config(options, ByteTokenizer())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from slipway.options import LinearOptions, VisionOptions, parse
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import step
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import agree_on_data, prepare
+from slipway.train.loop.training import agree_on_data, begin_training
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.linear import make_data
 from slipway.train.workloads.vision import make_task
@@ -59,7 +59,7 @@ def test_ranks_with_other_data_do_not_train(monkeypatch: pytest.MonkeyPatch) -> 
         options = parse(VisionOptions, ["--train-pictures", "64", "--eval-pictures", "8"])
         task = make_task(options, context)
         agree_on_data(task, context)
-        monkeypatch.setattr(context, "gather", lambda tensor: [tensor, ~tensor])
+        monkeypatch.setattr(context, "gather_number", lambda number: [number, not number])
         with pytest.raises(ConfigurationError, match="Rank 1 has other data than rank 0, which has: glyphs"):
             agree_on_data(task, context)
 
@@ -69,7 +69,7 @@ def test_a_step_that_is_left_out_leaves_running_statistics_as_they_were(monkeypa
     with outside_job() as context:
         args = ["--train-pictures", "64", "--eval-pictures", "8", "--batch-size", "16", "--precision", "fp32"]
         options = parse(VisionOptions, args)
-        training = prepare(make_task(options, context), options, context)
+        training = begin_training(make_task(options, context), options, context)
         training.loader.start(0)
         take_step(training, "train")
         kept = [buffer.clone() for buffer in training.task.model.buffers()]

@@ -16,7 +16,7 @@ from slipway.options import LinearOptions, parse
 from slipway.protocol.files import list_snapshots
 from slipway.train.loop.precision import Precision
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import prepare
+from slipway.train.loop.training import begin_training
 from slipway.train.models.gpt import Gpt
 from slipway.train.snapshots.snapshot import load_snapshot
 from slipway.train.text.language import described_config
@@ -172,7 +172,7 @@ def test_a_stage_whose_own_gradient_is_finite_scales_down_with_the_others(
     place = read_place(worker_environment(tmp_path, "none"))
     context = Context(place, torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat"))
     options = parse(LinearOptions, [])
-    training = prepare(make_task(options, context), options, context)
+    training = begin_training(make_task(options, context), options, context)
     weights = [parameter.clone() for parameter in training.task.model.parameters()]
     monkeypatch.setattr(training.parallel, "agree", lambda loss, _: (loss, torch.tensor(torch.inf)))  # elsewhere
     training.loader.start(0)

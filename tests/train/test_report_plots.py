@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from slipway.train.measure.bandwidth import size_text
-from slipway.train.measure.plots import POINTS, Axis, Curve, draw, standalone, thin
+from slipway.train.measure.plots import POINTS, Axis, Curve, draw, svg_file, thin
 
 
 def drawn(*curves: Curve, x: Axis = Axis(), y: Axis = Axis()) -> list[str]:  # noqa: B008  # frozen
@@ -64,7 +64,7 @@ def test_drawing_leaves_the_imports_of_python_alone() -> None:
 
 
 def test_a_file_of_its_own_has_its_style_and_no_script() -> None:
-    picture = standalone(draw("loss", [Curve("a", ((1, 1), (2, 2)))], Axis(), Axis()))
+    picture = svg_file(draw("loss", [Curve("a", ((1, 1), (2, 2)))], Axis(), Axis()))
     assert picture.startswith("<svg ")
     assert "<style>" in picture
     assert "<script" not in picture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.snapshots.resume import Found, choose
+from slipway.train.snapshots.resume import Found, choose_source
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
@@ -82,7 +82,7 @@ REPORTS = st.tuples(st.sampled_from(Found), st.integers(0, 9)).map(
 
 @given(st.lists(REPORTS, min_size=1, max_size=8))
 def test_all_ranks_choose_a_refusal_else_the_newest_else_the_damage(reports: list[tuple[int, int]]) -> None:
-    chosen = choose(reports)
+    chosen = choose_source(reports)
     findings = [finding for finding, _ in reports]
     if chosen is None:
         assert set(findings) == {Found.NOTHING}

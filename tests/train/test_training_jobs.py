@@ -17,7 +17,7 @@ from slipway.options import LinearOptions, parse
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.precision import Precision
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import divide_batch, prepare
+from slipway.train.loop.training import begin_training, divide_batch
 from slipway.train.snapshots.snapshot import Snapshot, save_snapshot
 from slipway.train.worker.context import Context
 from slipway.train.worker.group import leave_group
@@ -57,7 +57,7 @@ def test_gradients_are_exchanged_once_per_step_however_many_parts_it_has(tmp_pat
         read_place(worker_environment(tmp_path, "none")), torch.device("cpu"), None, Heartbeat(tmp_path / "heartbeat")
     )
     options = parse(LinearOptions, ["--accumulate", "4"])
-    training = prepare(make_task(options, context), options, context)
+    training = begin_training(make_task(options, context), options, context)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         training.parallel.model = averaging = DistributedDataParallel(training.parallel.judged)

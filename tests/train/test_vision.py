@@ -23,7 +23,7 @@ from slipway.train.pictures.arrays import read_arrays
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.glyphs import CLASSES, DEVIATION, MEAN
 from slipway.train.pictures.mistakes import Mistake, draw_grid, find_mistakes
-from slipway.train.workloads.vision import CLASS, results, sums, table
+from slipway.train.workloads.vision import CLASS, accuracy_table, results, sums
 
 Start = Callable[..., Run]
 
@@ -113,7 +113,9 @@ def test_each_class_is_counted(train: Start, cache: Path, capsys: pytest.Capture
 
 
 def test_of_many_classes_the_worst_are_shown() -> None:
-    shown = table({"val_loss": 1.0, **{f"{CLASS}c{number}": number / 100 for number in range(50)}}).splitlines()
+    shown = accuracy_table(
+        {"val_loss": 1.0, **{f"{CLASS}c{number}": number / 100 for number in range(50)}}
+    ).splitlines()
     assert shown[0].startswith("the 20 worst of 50 classes")
     assert [line.split()[0] for line in shown[1:]] == [f"c{number}" for number in range(20)]
 

@@ -28,7 +28,7 @@ from slipway.train.loop.sampler import Sampler
 from slipway.train.models.cnn import build
 from slipway.train.pictures import cifar10
 from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_arrays
-from slipway.train.pictures.augmentation import Variation, choose, cut_out, vary, windows
+from slipway.train.pictures.augmentation import Variation, cut_out, draw_number, shifted_windows, vary
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.distortion import Recipe, distort
@@ -95,14 +95,14 @@ def test_without_distortions_a_glyph_is_what_its_label_says() -> None:
 def test_every_position_occurs_and_none_but_those() -> None:
     keys = torch.from_numpy(Sampler(5000, 0).keys(0, np.arange(5000)))
     for field in range(5):
-        assert choose(keys, field, 7).unique(return_counts=True)[1].min() > 600
-    first, second = choose(keys, 0, 7), choose(keys, 1, 7)
+        assert draw_number(keys, field, 7).unique(return_counts=True)[1].min() > 600
+    first, second = draw_number(keys, 0, 7), draw_number(keys, 1, 7)
     assert len((first * 7 + second).unique()) == 49
 
 
 def test_a_moved_picture_is_a_part_of_it_on_black() -> None:
     pictures = torch.from_numpy(some_pictures(4).train_pictures)
-    moved = windows(pictures, 2)
+    moved = shifted_windows(pictures, 2)
     assert torch.equal(moved[:, 2, 2], pictures)
     assert torch.equal(moved[1, 0, 4][2:, :-2], pictures[1][:-2, 2:])  # down by two, left by two
     assert not moved[1, 0, 4][:2].any()

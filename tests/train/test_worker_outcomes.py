@@ -22,7 +22,7 @@ from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
 from slipway.train.text.sample import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.worker.context import STOPS, open_context
-from slipway.train.worker.outcome import NoProgressError, PeerError, classify
+from slipway.train.worker.outcome import NoProgressError, PeerError, outcome_word
 from slipway.train.worker.stop import StopFlag, read_stop_flag
 
 pytestmark = pytest.mark.core
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.core
     ],
 )
 def test_an_exception_is_classified(error: BaseException, word: str) -> None:
-    assert classify(error) == word
+    assert outcome_word(error) == word
 
 
 @pytest.mark.parametrize(

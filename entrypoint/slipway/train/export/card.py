@@ -106,11 +106,11 @@ def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
         parameters=f"{parameters:,}",
         usage=about.usage.format(name=name),
         data=f"`{trained.options.get('dataset', trained.data)}`; as the run knew it: `{trained.data}`",
-        metrics=results(trained),
+        metrics=evaluation_metrics(trained),
         step=int(trained.evaluation.get("step", 0)),
         units=UNITS,
         where=f"On {trained.nodes} {plural(trained.nodes, 'node')}, {processes} {plural(processes, 'process')} in all",
-        command=command(trained),
+        command=training_command(trained),
         settings=[
             [cell(name), cell(as_typed(value)), cell(trained.sources.get(name, DEFAULT))]
             for name, value in trained.options.items()
@@ -119,7 +119,7 @@ def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
     card.save(folder / "README.md")
 
 
-def results(trained: Trained) -> dict[str, float]:
+def evaluation_metrics(trained: Trained) -> dict[str, float]:
     """The metrics of the last evaluation."""
     return {name: value for name, value in trained.evaluation.items() if name != "step"}
 
@@ -142,24 +142,24 @@ def card_data(trained: Trained, name: str, about: About) -> ModelCardData:
         base_model=base[0] if base else None,
         eval_results=[
             EvalResult(about.task, repo or dataset, dataset, metric, value)
-            for metric, value in results(trained).items()
+            for metric, value in evaluation_metrics(trained).items()
             if "/" not in metric  # of the whole, not of a class
         ]
         or None,
     )
 
 
-def command(trained: Trained) -> str:
+def training_command(trained: Trained) -> str:
     """The command that trains such a model again: the options that were given, wherever they came from."""
     words = ["slipway", "run", *(["--nnodes", str(trained.nodes)] if trained.nodes > 1 else [])]
     words += ["--nproc-per-node", str(trained.processes_per_node), trained.workload]
     for name, value in trained.options.items():
         if is_given(trained.sources.get(name, DEFAULT)) and value is not None:
-            words += typed(name.replace("_", "-"), value)
+            words += option_words(name.replace("_", "-"), value)
     return shlex.join(words)
 
 
-def typed(name: str, value: Any) -> list[str]:
+def option_words(name: str, value: Any) -> list[str]:
     """An option as it is typed."""
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]

@@ -27,7 +27,7 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
-from slipway.train.export.trained import Trained, publishable, read_run
+from slipway.train.export.trained import Trained, publishable, read_trained
 from slipway.train.loop.fit import Result
 from slipway.train.text.language import LANGUAGE
 from slipway.train.worker.context import Context
@@ -60,7 +60,7 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
     snapshot, OSError where the folder cannot be written.
     """
     require_target(folder)
-    trained, there = publishable(read_run(run, step)), read_export_record(folder)
+    trained, there = publishable(read_trained(run, step)), read_export_record(folder)
     if there is not None and there["snapshot"] == trained.snapshot:
         return False
     if there is not None and not aside:
@@ -77,25 +77,25 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
         form = FORMS[trained.workload]
         form.write(trained, run, temporary)
         write_card(trained, temporary, name or folder.absolute().name, form.about)
-        (temporary / RECORD).write_text(json.dumps(describe(trained), indent=1) + "\n")
+        (temporary / RECORD).write_text(json.dumps(export_record(trained), indent=1) + "\n")
         for file in temporary.iterdir():  # the library that writes the weights hides them from the group
             file.chmod((temporary / RECORD).stat().st_mode)
         sync_tree(temporary)
         if there is not None:
-            folder.rename(unused(folder, int(there.get("step", 0))))
+            folder.rename(free_name(folder, int(there.get("step", 0))))
         temporary.rename(folder.absolute())
         sync_folder(folder.absolute().parent)
     return True
 
 
-def unused(folder: Path, step: int) -> Path:
+def free_name(folder: Path, step: int) -> Path:
     """A name beside `folder` that is free, for the export of an earlier `step`."""
     first = folder.with_name(f"{folder.name}.step-{step:08d}")
     numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([first], numbered) if not path.exists())
 
 
-def describe(trained: Trained) -> dict[str, Any]:
+def export_record(trained: Trained) -> dict[str, Any]:
     """All but the tensors, as JSON."""
     values = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
     del values["tensors"]

@@ -38,10 +38,10 @@ def write_files(trained: Trained, run: Path, folder: Path) -> None:
     ends = {"bos_token_id": end, "eos_token_id": end}  # it stands between documents
     # transformers refuses files that do not say whose they are.
     save_file(to_gpt2(trained.tensors), folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / "config.json", {**gpt2_config(config), **ends, "dtype": "float32"})
+    write_config(folder / "config.json", {**gpt2_config(config), **ends, "dtype": "float32"})
     temperature = float(trained.options.get("temperature", 0.0))
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    write_json(folder / "generation_config.json", {**ends, **sampling})
+    write_config(folder / "generation_config.json", {**ends, **sampling})
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> int | None:
@@ -56,7 +56,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> int | N
         "clean_up_tokenization_spaces": False,  # it would change the text
     }
     settings.pop("auto_map", None)  # names other people's code
-    write_json(folder / SETTINGS, {**usual, **settings})
+    write_config(folder / SETTINGS, {**usual, **settings})
     return tokenizer.end
 
 
@@ -83,6 +83,6 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return from_gpt2(load_file(folder / WEIGHTS))
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_config(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     path.write_text(json.dumps(value, indent=2) + "\n")

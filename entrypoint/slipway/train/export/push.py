@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.causes import chain, explain
+from slipway.train.hub.causes import chain, explain_failure
 
 
 def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
@@ -35,5 +35,5 @@ def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
                     f"Type a name of your own account's, and use a token that may write: "
                     f"{constants.ENDPOINT}/settings/tokens"
                 ) from None
-        raise explain(error, repo, None, "model") from error
+        raise explain_failure(error, repo, None, "model") from error
     return str(made)

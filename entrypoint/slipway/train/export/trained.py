@@ -45,7 +45,7 @@ class Trained:
     tensors: Mapping[str, torch.Tensor]
 
 
-def read_run(run: Path, step: int | None = None) -> Trained:
+def read_trained(run: Path, step: int | None = None) -> Trained:
     """The model of a run directory, by default its newest snapshot that verifies.
 
     Raises ConfigurationError where there is none, or not one of `fit`'s, SnapshotError where that of `step` is damaged.

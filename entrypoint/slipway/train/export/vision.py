@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.train.export.card import About
-from slipway.train.export.gpt import WEIGHTS, write_json
+from slipway.train.export.gpt import WEIGHTS, write_config
 from slipway.train.export.trained import Trained
 
 PREFIX = "network."  # the attribute of Classifier
@@ -27,7 +27,7 @@ print([model.names[place] for place in model(pictures).argmax(1)])""",
 
 def write_files(trained: Trained, run: Path, folder: Path) -> None:
     """Write all but the model card into `folder`."""
-    write_json(folder / "config.json", {name: trained.model[name] for name in CONFIG})
+    write_config(folder / "config.json", {name: trained.model[name] for name in CONFIG})
     tensors = {PREFIX + name: tensor.contiguous() for name, tensor in trained.tensors.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 

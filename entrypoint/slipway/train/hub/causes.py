@@ -26,7 +26,7 @@ class HubError(ExplainedError):
     """The Hub, or the way to it, fails; it may not when tried again."""
 
 
-def explain(error: Exception, repo: str, revision: str | None, kind: str) -> Exception:
+def explain_failure(error: Exception, repo: str, revision: str | None, kind: str) -> Exception:
     """The real cause: ConfigurationError for what the user can mend, HubError for what may pass, OSError of the disk.
 
     An error that says nothing about the Hub comes back as it is.
@@ -176,8 +176,3 @@ def missing_offline(repo: str, revision: str | None, kind: str, include: Sequenc
         f"{repo} at {revision or 'its main revision'}. Unset it, or type where there is a network: slipway data fetch "
         f"{' '.join(words)}"
     )
-
-
-def nothing_matches(repo: str, include: Sequence[str], files: Collection[str]) -> NoReturn:
-    """Raise ConfigurationError: no file has one of the names asked for."""
-    raise ConfigurationError(f"{repo} has no file {' or '.join(include)}. It holds {listed(files) or 'none at all'}.")

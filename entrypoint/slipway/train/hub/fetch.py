@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.causes import HubError, explain, missing_offline, nothing_matches
-from slipway.train.hub.files import ByteProgress, Listed, download, verify
+from slipway.train.hub.causes import HubError, explain_failure, listed, missing_offline
+from slipway.train.hub.files import ByteProgress, Listed, download_repo, verify
 
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context
@@ -54,20 +54,24 @@ def fetch(
     try:
         commit, files = look_up(repo, revision, kind)
     except Exception as error:
-        explained = explain(error, repo, revision, kind)
+        explained = explain_failure(error, repo, revision, kind)
         cached = find_cached(repo, revision, kind, include) if isinstance(explained, HubError) else None
         if cached is None:
             raise explained from error
         say(f"{explained} Going on with commit {cached.name}, which is in the cache.")
         return cached
-    wanted = choose(files, include) or nothing_matches(repo, include, files)
+    wanted = select_files(files, include)
+    if not wanted:
+        raise ConfigurationError(
+            f"{repo} has no file {' or '.join(include)}. It holds {listed(files) or 'none at all'}."
+        )
     if commit != revision:
         say(f"{repo} at {revision or 'its main revision'} is commit {commit}")
     progress = ByteProgress(repo, sum(file.size for file in wanted.values()), say)
     try:
-        folder = download(repo, revision, kind, include, tick, progress)
+        folder = download_repo(repo, revision, kind, include, tick, progress)
     except Exception as error:
-        raise explain(error, repo, revision, kind) from error
+        raise explain_failure(error, repo, revision, kind) from error
     if folder.name != commit:
         raise HubError(f"{repo} changed from commit {commit} to {folder.name} while it was fetched; try again.")
     verify(repo, folder, wanted, tick)
@@ -109,7 +113,7 @@ def look_up(repo: str, revision: str | None, kind: str) -> tuple[str, dict[str, 
     return info.sha, files
 
 
-def choose(files: Mapping[str, Listed], include: Sequence[str]) -> dict[str, Listed]:
+def select_files(files: Mapping[str, Listed], include: Sequence[str]) -> dict[str, Listed]:
     """The files whose names match one of the globs `include`, as the library reads them; all where there are none."""
     globs = [f"{glob}*" if glob.endswith("/") else glob for glob in include or ["*"]]
     return {name: file for name, file in files.items() if any(fnmatchcase(name, glob) for glob in globs)}
@@ -132,5 +136,5 @@ def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[st
     except LocalEntryNotFoundError:
         return None
     except HFValidationError as error:
-        raise explain(error, repo, revision, kind) from None
+        raise explain_failure(error, repo, revision, kind) from None
     return folder if any(folder.iterdir()) else None

@@ -31,7 +31,7 @@ class Listed:
     checksum: str
 
 
-def download(
+def download_repo(
     repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: ByteProgress
 ) -> Path:
     """Fetch what is not in the cache yet. Raises what the library raises."""
@@ -99,7 +99,7 @@ def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[
         stamp = f"{state.st_size} {state.st_mtime_ns}"
         if not listed.checksum or (note.is_file() and note.read_text() == stamp):
             return True
-        if checksum(path, git=len(listed.checksum) == 40, tick=tick) != listed.checksum:
+        if hash_file(path, tick, git=len(listed.checksum) == 40) != listed.checksum:
             return False
         with suppress(OSError):  # a cache that is only read: the file is compared again next time
             notes.mkdir(exist_ok=True)
@@ -119,10 +119,10 @@ def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[
         )
 
 
-def checksum(path: Path, git: bool, tick: Callable[[], None]) -> str:
-    """A file's sha256 or, for `git`, the sha1 of it as a git object, in hexadecimal."""
+def hash_file(path: Path, tick: Callable[[], None] = lambda: None, git: bool = False) -> str:
+    """A file's sha256 or, for `git`, the sha1 of it as a git object, in hexadecimal. Raises OSError."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False) if git else hashlib.sha256()
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         while piece := file.read(PIECE):
             digest.update(piece)
             tick()

@@ -13,7 +13,7 @@ from slipway.train.loop.task import Validation
 
 
 @torch.no_grad()
-def judge(
+def evaluate_model(
     validation: Validation,
     model: nn.Module,
     precision: Precision,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,18 +9,17 @@ from dataclasses import dataclass
 import torch
 
 from slipway.options import Common
-from slipway.protocol.durable import replace_file
-from slipway.protocol.files import CHARTS, METRICS_FILE, OPTIONS_FILE
+from slipway.protocol.files import CHARTS, METRICS_FILE
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
-from slipway.train.loop.evaluation import judge
-from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation
+from slipway.train.loop.evaluation import evaluate_model
+from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation, write_options
 from slipway.train.loop.nonfinite import NonFiniteError
 from slipway.train.loop.saving import resume, save, wait_for_writers
 from slipway.train.loop.step import take_step
 from slipway.train.loop.task import Task
-from slipway.train.loop.training import Training, prepare
+from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
 from slipway.train.worker.context import Context
 
@@ -44,7 +42,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
     Raises ConfigurationError for a batch that cannot be divided, NoProgressError for too many steps that are not finite,
     SnapshotError and OSError where a snapshot cannot be read or written.
     """
-    training = prepare(task, options, context)
+    training = begin_training(task, options, context)
     try:
         resumed = resume(training, context.place.resume)
         if resumed and training.step >= training.total and is_evaluated(training):
@@ -54,7 +52,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
             return Result(Word.FINISHED, training.step, {})
         outcome = train_through(training)
         context.beat(Phase.FINISH)
-        conclude(training, outcome)
+        note_outcome(training, outcome)
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.loader.close()
@@ -66,19 +64,19 @@ def fit(task: Task, options: Common, context: Context) -> Result:
 def train_through(training: Training) -> str:
     """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
     try:
-        return run(training, Phase.FIRST_STEP)
+        return train_from_here(training, Phase.FIRST_STEP)
     except NonFiniteError as error:
         training.context.warn(f"{error}; going back to the newest snapshot, once")
         wait_for_writers(training)
         if not resume(training, "auto"):
             raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
     try:
-        return run(training, Phase.TRAIN)
+        return train_from_here(training, Phase.TRAIN)
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
 
 
-def run(training: Training, phase: Phase) -> str:
+def train_from_here(training: Training, phase: Phase) -> str:
     """Train from where the training stands, with files and progress that begin there. Returns the outcome.
 
     `phase` is what the first step is called to the launcher.
@@ -87,20 +85,20 @@ def run(training: Training, phase: Phase) -> str:
     first, file = context.place.rank == 0, context.place.run_dir / METRICS_FILE
     if first:
         keep_metrics(file, training.step)
-        write_options(training)
+        write_options(context.place.run_dir, task.name, training.options, batch_size=training.batch_size)
     charts = Charts(file.with_name(CHARTS), training.step, context.warn) if first else None
     metrics = MetricsFile(file if first else None, charts)
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     training.loader.start(training.position)
     try:
-        return train(training, metrics, progress, phase)
+        return take_steps(training, metrics, progress, phase)
     finally:
         progress.close()
         metrics.close()
 
 
-def train(training: Training, metrics: MetricsFile, progress: Progress, phase: Phase) -> str:
+def take_steps(training: Training, metrics: MetricsFile, progress: Progress, phase: Phase) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
     word, _ = context.agree()  # before the first step, which may compile for minutes
@@ -122,7 +120,7 @@ def train(training: Training, metrics: MetricsFile, progress: Progress, phase: P
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
-            report(training, rate, metrics, progress, ended_epoch)
+            report_step(training, rate, metrics, progress, ended_epoch)
         if last or (options.save_every and training.step % options.save_every == 0):
             enforce_budget(training, int(training.numbers.in_row))
             save(training, live=last)
@@ -157,7 +155,7 @@ def enforce_budget(training: Training, left_out: int) -> None:
         raise NonFiniteError(f"loss or gradient were not finite in {steps}, up to step {training.step}")
 
 
-def report(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
+def report_step(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
     """Show this process's own mean loss since the last report, and write down the mean of all processes."""
     task, numbers, context = training.task, training.numbers, training.context
     skipped = int(numbers.skipped)
@@ -219,7 +217,9 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
 
     parallel, precision = training.parallel, training.precision
     parallel.align()
-    results = judge(task.validation, parallel.judged, precision, context.device, parallel.share, context.sum, turn)
+    results = evaluate_model(
+        task.validation, parallel.judged, precision, context.device, parallel.share, context.sum, turn
+    )
     if results is None:
         return word
     training.evaluation = results
@@ -242,14 +242,7 @@ def headline(evaluation: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
 
 
-def write_options(training: Training) -> None:
-    """Write the options, as they were resolved, to `options.json`."""
-    values = training.options.values() | {"batch_size": training.batch_size}
-    values = {"workload": training.task.name, **values, "sources": dict(training.options.sources)}
-    replace_file(training.context.place.run_dir / OPTIONS_FILE, json.dumps(values, indent=1))
-
-
-def conclude(training: Training, outcome: str) -> None:
+def note_outcome(training: Training, outcome: str) -> None:
     """Note the outcome, once every rank is here."""
     context = training.context
     context.wait_for_all()

@@ -55,7 +55,7 @@ class Loader:
         self._upcoming = self._jobs_from(position)
         self._jobs = queue.SimpleQueue()
         # Daemons: a thread that hangs on dead storage must not keep the process from ending.
-        self._threads = [Thread(target=work, args=(self._jobs,), daemon=True) for _ in range(self._workers)]
+        self._threads = [Thread(target=make_batches, args=(self._jobs,), daemon=True) for _ in range(self._workers)]
         for thread in self._threads:
             thread.start()
         if self._workers:
@@ -119,7 +119,7 @@ class Loader:
         return self._make(indices, keys)
 
 
-def work(jobs: queue.SimpleQueue[tuple[Future[Batch], Callable[[], Batch]] | None]) -> None:
+def make_batches(jobs: queue.SimpleQueue[tuple[Future[Batch], Callable[[], Batch]] | None]) -> None:
     """Make batches until there is no more to do."""
     while (job := jobs.get()) is not None:
         future, make = job

@@ -7,13 +7,21 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
 
+from slipway.options import Options
 from slipway.protocol.durable import replace_file
+from slipway.protocol.files import OPTIONS_FILE
 from slipway.train.loop.charts import Charts
+
+
+def write_options(run: Path, workload: str, options: Options, **decided: Any) -> None:
+    """Write to `options.json` the options as they were resolved, or `decided` since. Raises OSError."""
+    values = {"workload": workload, **options.values(), **decided, "sources": dict(options.sources)}
+    replace_file(run / OPTIONS_FILE, json.dumps(values, indent=1))
 
 
 def keep_metrics(path: Path, step: int) -> None:

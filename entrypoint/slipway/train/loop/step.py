@@ -25,15 +25,15 @@ def take_step(training: Training, phase: Phase) -> float:
     for group in optimizer.param_groups:
         group["lr"] = rate
     buffers = Buffers(training.buffers)
-    loss = training.parallel.backward(parts(training, phase), lambda part: poison(part) / options.accumulate)
-    buffers.restore(update(training, loss))
+    loss = training.parallel.backward(batch_parts(training, phase), lambda part: poison(part) / options.accumulate)
+    buffers.restore(update_weights(training, loss))
     training.step += 1
     training.position += training.batch_size
     context.progress(training.step)
     return rate
 
 
-def parts(training: Training, phase: Phase) -> Iterator[Batch]:
+def batch_parts(training: Training, phase: Phase) -> Iterator[Batch]:
     """The parts of the next step, with what happens before each."""
     for number, batch in enumerate(training.loader.step(), start=1):
         training.context.beat(phase)
@@ -42,7 +42,7 @@ def parts(training: Training, phase: Phase) -> Iterator[Batch]:
         yield batch
 
 
-def update(training: Training, loss: torch.Tensor) -> torch.Tensor:
+def update_weights(training: Training, loss: torch.Tensor) -> torch.Tensor:
     """Change the weights by the gradients, unless those are not finite. Returns 1.0 where they are not, else 0.0."""
     optimizer, scaler = training.task.optimizer, training.scaler
     gradients = {name: part.grad for name, part in training.parameters.items() if part.grad is not None}

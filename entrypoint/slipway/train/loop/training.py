@@ -53,7 +53,7 @@ class Training:
     sample: str = ""
 
 
-def prepare(task: Task, options: Common, context: Context) -> Training:
+def begin_training(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
     agree_on_data(task, context)
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
@@ -100,7 +100,7 @@ def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
 def agree_on_data(task: Task, context: Context) -> None:
     """Raise ConfigurationError, on all ranks, where they do not train on the same data."""
     first = context.share_text(task.data)
-    different = [rank for rank, [odd] in enumerate(context.gather(torch.tensor([task.data != first]))) if odd]
+    different = [rank for rank, odd in enumerate(context.gather_number(task.data != first)) if odd]
     if different:
         raise ConfigurationError(
             f"Rank {different[0]} has other data than rank 0, which has: {first}. Give all nodes the same files and the "

@@ -1,4 +1,4 @@
-"""How fast collectives are, from their times: pure arithmetic, with the definitions of nccl-tests.
+"""How fast collectives are, from their times with the definitions of nccl-tests, and how that is shown.
 
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: algorithm bandwidth is size / time; bus bandwidth
 multiplies it by what each collective has to send over the slowest link per byte of its size, so that it can be compared
@@ -8,12 +8,13 @@ an all-gather and at the beginning of a reduce-scatter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
+from slipway.train.measure.plots import Axis, Curve, draw
 
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
     {
@@ -24,6 +25,7 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
     }
 )
 
+COLUMNS = ("collective", "size", "latency", "min", "max", "algorithm", "bus")
 PREFIXES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -33,20 +35,11 @@ class Measurement:
 
     collective: str
     size: int  # bytes
-    ranks: int
     mean: float
     least: float
     largest: float
-
-    @property
-    def algorithm(self) -> float:
-        """Algorithm bandwidth, bytes per second."""
-        return self.size / self.mean
-
-    @property
-    def bus(self) -> float:
-        """Bus bandwidth, bytes per second."""
-        return self.algorithm * BUS_FACTORS[self.collective](self.ranks)
+    algorithm: float  # bandwidth, bytes per second
+    bus: float  # likewise
 
     def values(self) -> dict[str, Any]:
         """As it stands in allreduce.json."""
@@ -61,10 +54,19 @@ class Measurement:
             "bus_gb_per_second": round(self.bus / 1e9, 6),
         }
 
+    @property
+    def cells(self) -> list[str]:
+        """A row of a table, for people."""
+        times = [time_text(seconds) for seconds in (self.mean, self.least, self.largest)]
+        return [self.collective, size_text(self.size), *times, rate_text(self.algorithm), rate_text(self.bus)]
+
 
 def measure(collective: str, size: int, seconds: Sequence[float]) -> Measurement:
     """The measurement that each rank's seconds per call make."""
-    return Measurement(collective, size, len(seconds), sum(seconds) / len(seconds), min(seconds), max(seconds))
+    ranks, mean = len(seconds), sum(seconds) / len(seconds)
+    algorithm = size / mean
+    bus = algorithm * BUS_FACTORS[collective](ranks)
+    return Measurement(collective, size, mean, min(seconds), max(seconds), algorithm, bus)
 
 
 def message_sizes(least: int, largest: int, factor: int) -> list[int]:
@@ -84,26 +86,26 @@ def count_elements(collective: str, size: int, item: int, ranks: int) -> int:
     return max(1, size // item // parts) * parts
 
 
-HEADER = f"{'collective':<14}  {'size':>10}  {'latency':>10}  {'min':>10}  {'max':>10}  {'algorithm':>10}  {'bus':>10}"
+def line(cells: Sequence[str]) -> str:
+    """A row of the table that grows while it is measured, or its header."""
+    return "  ".join([f"{cells[0]:<14}", *(f"{cell:>10}" for cell in cells[1:])])
 
 
-def line(measurement: Measurement) -> str:
-    """A row of the table under HEADER."""
-    times = (measurement.mean, measurement.least, measurement.largest)
-    return (
-        f"{measurement.collective:<14}  {size_text(measurement.size):>10}  "
-        f"{'  '.join(f'{time_text(seconds):>10}' for seconds in times)}  "
-        f"{rate_text(measurement.algorithm):>10}  {rate_text(measurement.bus):>10}"
-    )
+def by_collective(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """The rows of each collective."""
+    groups: dict[str, list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault(row.collective, []).append(row)
+    return groups
 
 
-def summary(measurements: Sequence[Measurement]) -> str:
+def bandwidth_summary(rows: Sequence[Measurement], processes: int) -> str:
     """The result in a line: the highest bus bandwidth of the first collective, and its latency at the smallest size."""
-    first = [row for row in measurements if row.collective == measurements[0].collective]
+    first = by_collective(rows)[rows[0].collective]
     best, smallest = max(first, key=lambda row: row.bus), min(first, key=lambda row: row.size)
     return (
         f"{best.collective}: up to {rate_text(best.bus)} bus bandwidth (at {size_text(best.size)}), "
-        f"{time_text(smallest.mean)} at {size_text(smallest.size)}, {best.ranks} processes"
+        f"{time_text(smallest.mean)} at {size_text(smallest.size)}, {processes} processes"
     )
 
 
@@ -129,3 +131,17 @@ def rate_text(rate: float) -> str:
         if rate >= factor:
             return f"{rate / factor:.3g} {unit}"
     return f"{rate / 1e3:.3g} kB/s"
+
+
+SIZE, RATE, TIME = Axis("message", size_text, base=2), Axis("", rate_text), Axis("", time_text, base=10)
+
+
+def draw_by_size(
+    title: str,
+    groups: Iterable[tuple[str, int, Sequence[Measurement]]],
+    value: Callable[[Measurement], float],
+    axis: Axis,
+) -> str:
+    """A value over message sizes, as an SVG element: a curve for each group, given by name, colour and rows."""
+    curves = [Curve(name, tuple((row.size, value(row)) for row in rows), colour) for name, colour, rows in groups]
+    return draw(title, curves, SIZE, axis, legend=True)

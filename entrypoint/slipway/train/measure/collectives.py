@@ -14,7 +14,7 @@ from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.straggler import rounds
 from slipway.train.worker.context import Context
-from slipway.train.worker.outcome import classify
+from slipway.train.worker.outcome import outcome_word
 
 # What only travels is (place + rank) modulo a prime, which tells 251 ranks apart and is exact in every type.
 MOVED = 251
@@ -114,7 +114,7 @@ def why_lacking(collective: str, dtype: torch.dtype, context: Context) -> str:
         buffers.run()
         buffers.check()  # not for what it says: what a device is slow at the first time shall not be measured
     except (RuntimeError, ValueError) as error:
-        if classify(error) != Word.FAILED or isinstance(error, torch.OutOfMemoryError):
+        if outcome_word(error) != Word.FAILED or isinstance(error, torch.OutOfMemoryError):
             raise
         reason = str(error).strip().splitlines()[0]
     [lacking] = context.total(bool(reason))
@@ -145,11 +145,15 @@ def time_calls(call: Callable[[], None], calls: int, device: torch.device) -> fl
     return (time.perf_counter() - begin) / calls
 
 
+def first_of_nodes(context: Context) -> list[int]:
+    """The first rank of each node; by every rank."""
+    return [rank for rank, local_rank in enumerate(context.gather_number(context.place.local_rank)) if local_rank == 0]
+
+
 def time_links(context: Context) -> dict[tuple[int, int], float]:
     """Seconds that each link of the ring takes for LINK_BYTES both ways at once, the best of some calls. By every rank."""
     place = context.place
-    first = [int(local_rank) == 0 for local_rank in context.gather(torch.tensor(place.local_rank))]
-    members = [rank for rank, is_first in enumerate(first) if is_first]
+    members = first_of_nodes(context)
     if len(members) == 1:  # one node
         members = list(range(place.world_size))
     ring = rounds(members)

@@ -10,9 +10,10 @@ import torch
 
 from slipway.options import AllreduceOptions
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import ALLREDUCE_FILE, OPTIONS_FILE
-from slipway.train.measure.bandwidth import Measurement, rate_text, size_text
-from slipway.train.measure.plots import Axis, Curve, draw, standalone
+from slipway.protocol.files import ALLREDUCE_FILE
+from slipway.train.loop.metrics import write_options
+from slipway.train.measure.bandwidth import RATE, Measurement, by_collective, draw_by_size
+from slipway.train.measure.plots import svg_file
 from slipway.train.measure.straggler import Straggler
 from slipway.train.worker.context import Context
 
@@ -50,22 +51,16 @@ def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> 
     }  # fmt: skip
 
 
-def picture(rows: list[Measurement]) -> str:
+def bandwidth_picture(rows: list[Measurement]) -> str:
     """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
-    names = list(dict.fromkeys(row.collective for row in rows))
-    curves = [
-        Curve(name, tuple((row.size, row.bus) for row in rows if row.collective == name), number)
-        for number, name in enumerate(names)
-    ]
-    axes = Axis("message", size_text, base=2), Axis("", rate_text)
-    return standalone(draw("Bus bandwidth", curves, *axes, legend=True))
+    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
+    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
 
 
-def write(options: AllreduceOptions, context: Context, findings: Findings) -> None:
+def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
     """Leave what was found in the run directory: for machines, for people, and with which options."""
     folder = context.place.run_dir
-    asked = {"workload": options.workload, **options.values(), "sources": dict(options.sources)}
-    replace_file(folder / OPTIONS_FILE, json.dumps(asked, indent=1))
+    write_options(folder, options.workload, options)
     replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
-        replace_file(folder / "allreduce.svg", picture(findings.rows))
+        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))

@@ -30,7 +30,7 @@ def make_square(seed: int) -> Square:
     return [[numbers.randint(-LARGEST, LARGEST) for _ in range(SIDE)] for _ in range(SIDE)]
 
 
-def multiply(a: Square, b: Square, times: int) -> Square:
+def multiply_squares(a: Square, b: Square, times: int) -> Square:
     """What the product of matrices that repeat `a` and `b` so many times repeats; plain Python."""
     return [[times * sum(a[i][k] * b[k][j] for k in range(SIDE)) for j in range(SIDE)] for i in range(SIDE)]
 
@@ -47,7 +47,7 @@ def kinds(device: torch.device) -> dict[str, tuple[torch.dtype, bool]]:
     return {"fp32": (torch.float32, False), "tf32": (torch.float32, True), "bf16": (torch.bfloat16, False)}
 
 
-def examine(device: torch.device) -> dict[str, str]:
+def check_products(device: torch.device) -> dict[str, str]:
     """`right` with what was computed and how fast, or `wrong` with the first wrong number."""
     # Sums of parts in bf16 would be rounded, which is fine for training and no fault of the device.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -58,13 +58,13 @@ def examine(device: torch.device) -> dict[str, str]:
         for seed in range(SQUARES):
             a, b = make_square(2 * seed), make_square(2 * seed + 1)
             factors = [repeat(square, times, dtype, device) for square in (a, b)]
-            right = repeat(multiply(a, b, times), times, dtype, device)
+            right = repeat(multiply_squares(a, b, times), times, dtype, device)
             result = torch.empty_like(right)
             for call in range(calls):
                 result.fill_(-1)
                 seconds = take_time(factors, result)
                 best = min(best, seconds)
-                if wrong := compare(result, right):
+                if wrong := find_wrong(result, right):
                     return {"wrong": f"{name}, product {seed * calls + call + 1}: {wrong}"}
         rate = 2 * (SIDE * times) ** 3 / best / 1e9
         told.append(f"{name} {rate / 1e3:.3g} TFLOP/s" if rate >= 1e3 else f"{name} {rate:.3g} GFLOP/s")
@@ -82,7 +82,7 @@ def take_time(factors: list[torch.Tensor], result: torch.Tensor) -> float:
     return time.perf_counter() - begin
 
 
-def compare(result: torch.Tensor, right: torch.Tensor) -> str:
+def find_wrong(result: torch.Tensor, right: torch.Tensor) -> str:
     """How many numbers are wrong and which is the first; empty where none is."""
     if torch.equal(result, right):
         return ""
@@ -95,7 +95,7 @@ def compare(result: torch.Tensor, right: torch.Tensor) -> str:
 def main(kind: str) -> None:
     """Examine one device and print what was found; exits 1 where it is wrong or fails."""
     try:
-        report = examine(torch.device(kind, 0) if kind == "cuda" else torch.device(kind))
+        report = check_products(torch.device(kind, 0) if kind == "cuda" else torch.device(kind))
     except Exception as error:  # CUDA's messages end with lines that say nothing
         report = {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     print(json.dumps(report), flush=True)

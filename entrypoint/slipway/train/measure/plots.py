@@ -1,7 +1,7 @@
 """Curves as SVG: static pictures whose values show under the pointer, without any script or font from elsewhere.
 
 The pictures carry no style of their own: a page that holds several has PLOT_CSS once and says with variables (--text,
---faint, --c0 …) whether it is light or dark. `standalone` makes a file of one.
+--faint, --c0 …) whether it is light or dark. `svg_file` makes a file of one.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ def draw(title: str, curves: Sequence[Curve], x: Axis, y: Axis, legend: bool = F
         if labels := axis.labels([point[name] for _, points in shown for point in points]):
             setattr(chart, f"{'xy'[name]}_labels", labels)
     for curve, points in shown:
-        marks = [mark(curve.name, place, value, x, y) for place, value in points]
+        marks: list[dict[str, object]] = [
+            {"value": (x.place(at), y.place(value)), "tooltip": f"{curve.name}\n{x.text(at)}: {y.text(value)}"}
+            for at, value in points
+        ]
         chart.add(curve.name, [marks[0] | {"node": {"style": "fill-opacity: 1"}}] if len(marks) == 1 else marks)
-    return clean(chart, [curve.colour for curve in curves])
+    return strip_chart(chart, [curve.colour for curve in curves])
 
 
 def load_pygal() -> Any:
@@ -114,19 +117,13 @@ def load_pygal() -> Any:
     return pygal
 
 
-def mark(name: str, place: float, value: float, x: Axis, y: Axis) -> dict[str, object]:
-    """A point as pygal takes it, with what shows under the pointer."""
-    text = f"{name}\n{x.text(place)}: {y.text(value)}"
-    return {"value": (x.place(place), y.place(value)), "tooltip": text}
-
-
-def standalone(svg: str) -> str:
+def svg_file(svg: str) -> str:
     """The element as a file of its own: with its style, on white."""
     head, bracket, rest = svg.partition(">")
     return f'{head} style="background: white"{bracket}<style>{PLOT_CSS}</style>{rest}\n'
 
 
-def clean(chart: Any, colours: Sequence[int]) -> str:
+def strip_chart(chart: Any, colours: Sequence[int]) -> str:
     """The chart without what pygal brings for its own script: that script, its settings, comments, exact coordinates."""
     from pygal.etree import etree  # type: ignore[import-untyped]
 

@@ -26,16 +26,16 @@ def from_gpt2(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in tensors.items():
         short = name.removeprefix(PREFIX)
         if not LEFT_OUT.fullmatch(short):
-            ours[short] = turn(short, tensor)
+            ours[short] = transpose_matrix(short, tensor)
     return ours
 
 
 def to_gpt2(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Our Gpt's tensors as `GPT2LMHeadModel.save_pretrained` writes them: with prefix, without the tied output layer."""
-    return {PREFIX + name: turn(name, tensor) for name, tensor in tensors.items()}
+    return {PREFIX + name: transpose_matrix(name, tensor) for name, tensor in tensors.items()}
 
 
-def turn(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def transpose_matrix(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the other layout: its transpose where it belongs to a Conv1D there and to a Linear here."""
     return tensor.t().contiguous() if TRANSPOSED.fullmatch(name) else tensor
 

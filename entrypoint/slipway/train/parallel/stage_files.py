@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from slipway.protocol.phases import Phase
 from slipway.train.parallel.split import Split
-from slipway.train.snapshots.resume import describe, make_empty
+from slipway.train.snapshots.resume import describe_tensors, make_empty
 from slipway.train.worker.context import Context, pieces_of
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
@@ -25,7 +25,7 @@ def collect_shards(
     Each stage sends to those in its own pipeline, which are on the same node where it fits there. Elsewhere nothing is
     returned but this rank's own.
     """
-    keepers = [bool(keeps) for [keeps] in context.gather(torch.tensor([context.place.keeps_snapshots]))]
+    keepers = context.gather_number(context.place.keeps_snapshots)
     shards = {shard_name(stem, split.stage, split): dict(tensors) for stem, tensors in own.items()}
     merged = dict(values)
     for keeper in (split.rank(stage) for stage in range(split.stages)):
@@ -49,36 +49,36 @@ def shard_name(stem: str, stage: int, split: Split) -> str:
 
 def send_shard(own: Tensors, values: Mapping[str, Any], target: int, context: Context) -> None:
     """Send what `receive_shard` expects."""
-    header = {"values": values, "tensors": {stem: describe(tensors) for stem, tensors in own.items()}}
+    header = {"values": values, "tensors": {stem: describe_tensors(tensors) for stem, tensors in own.items()}}
     data = torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8)
-    send(torch.tensor([data.numel()]), target, context)
-    send(data, target, context)
+    send_tensor(torch.tensor([data.numel()]), target, context)
+    send_tensor(data, target, context)
     for tensors in own.values():
         for tensor in tensors.values():
-            send(tensor, target, context)
+            send_tensor(tensor, target, context)
 
 
 def receive_shard(source: int, context: Context) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
     """The tensors and values of another rank, on the CPU."""
-    size = receive(torch.empty(1, dtype=torch.int64), source, context)
-    data = receive(torch.empty(int(size), dtype=torch.uint8), source, context)
+    size = receive_tensor(torch.empty(1, dtype=torch.int64), source, context)
+    data = receive_tensor(torch.empty(int(size), dtype=torch.uint8), source, context)
     header = json.loads(bytes(data.numpy()))
     tensors = {
-        stem: {name: receive(make_empty(shape, dtype), source, context) for name, shape, dtype in described}
+        stem: {name: receive_tensor(make_empty(shape, dtype), source, context) for name, shape, dtype in described}
         for stem, described in header["tensors"].items()
     }
     return tensors, header["values"]
 
 
-def send(tensor: torch.Tensor, target: int, context: Context) -> None:
+def send_tensor(tensor: torch.Tensor, target: int, context: Context) -> None:
     """Send a tensor over the side group."""
     for piece in pieces_of(tensor.detach().cpu().contiguous()):
         dist.send(piece, target, group=context.side)
         context.beat(Phase.SAVE)
 
 
-def receive(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
-    """Overwrite a contiguous CPU tensor by what `send` sends."""
+def receive_tensor(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
+    """Overwrite a contiguous CPU tensor by what `send_tensor` sends."""
     for piece in pieces_of(tensor):
         dist.recv(piece, source, group=context.side)
         context.beat(Phase.SAVE)

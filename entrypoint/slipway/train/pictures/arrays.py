@@ -16,7 +16,7 @@ import torch
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.task import Batch
-from slipway.train.pictures.augmentation import Variation, cut_out, vary, windows
+from slipway.train.pictures.augmentation import Variation, cut_out, shifted_windows, vary
 from slipway.train.pictures.collection import Pictures
 from slipway.train.snapshots.tensor_files import write_file
 
@@ -74,7 +74,7 @@ def on_device(
 ) -> Pictures:
     """The first so many (`limits`; None: all) of the pictures, on `device`, as fields of Pictures; `about` has the rest."""
     train, evaluation = limits
-    positions = windows(torch.from_numpy(arrays.train_pictures[:train]).to(device), variation.shift)
+    positions = shifted_windows(torch.from_numpy(arrays.train_pictures[:train]).to(device), variation.shift)
     judged = torch.from_numpy(arrays.evaluation_pictures[:evaluation]).to(device)
     train_labels, judged_labels = (
         torch.from_numpy(labels.astype(np.int64)).to(device)

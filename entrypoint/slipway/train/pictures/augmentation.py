@@ -21,13 +21,13 @@ class Variation:
     cutout: int  # side of a square that is painted over, 0 for none
 
 
-def choose(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:
+def draw_number(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:
     """A number from 0 to `choices` - 1 for each key; `field` (0 … 4) tells decisions about the same picture apart."""
     share: torch.Tensor = keys >> (FIELD * field) & (2**FIELD - 1)
     return share * choices >> FIELD
 
 
-def windows(pictures: torch.Tensor, shift: int) -> torch.Tensor:
+def shifted_windows(pictures: torch.Tensor, shift: int) -> torch.Tensor:
     """All positions of uint8 pictures (n, size, size, 3) that are moved by up to `shift` pixels, without copying them each.
 
     Shape (n, 2 shift + 1, 2 shift + 1, size, size, 3); what comes in at the border is black.
@@ -40,11 +40,13 @@ def windows(pictures: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def vary(positions: torch.Tensor, indices: torch.Tensor, keys: torch.Tensor, how: Variation) -> torch.Tensor:
-    """The pictures `indices` of `windows`, moved and mirrored as their keys decide: uint8 (n, size, size, 3)."""
+    """The pictures `indices` of `shifted_windows`, moved and mirrored as their keys decide: uint8 (n, size, size, 3)."""
     span = 2 * how.shift + 1
-    moved = positions[indices, choose(keys, 0, span), choose(keys, 1, span)]
+    moved = positions[indices, draw_number(keys, 0, span), draw_number(keys, 1, span)]
     if how.flip:
-        moved = torch.stack([moved, moved.flip(2)])[choose(keys, 2, 2), torch.arange(len(moved), device=moved.device)]
+        moved = torch.stack([moved, moved.flip(2)])[
+            draw_number(keys, 2, 2), torch.arange(len(moved), device=moved.device)
+        ]
     return moved
 
 
@@ -57,6 +59,6 @@ def cut_out(pictures: torch.Tensor, keys: torch.Tensor, side: int, colour: torch
         return pictures
     across = torch.arange(pictures.shape[1], device=pictures.device)
     # From the square's first row or column on, which may lie outside.
-    offsets = [across - choose(keys, field, len(across)).unsqueeze(1) + side // 2 for field in (3, 4)]
+    offsets = [across - draw_number(keys, field, len(across)).unsqueeze(1) + side // 2 for field in (3, 4)]
     rows, columns = ((offset >= 0) & (offset < side) for offset in offsets)
     return torch.where((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(3), colour, pictures)

@@ -61,7 +61,7 @@ def make_cifar10(archive: Path, folder: Path, tick: Callable[[], None]) -> None:
         elif constants.is_offline_mode():
             raise OSError("HF_HUB_OFFLINE is set")
         else:
-            download(binary_url(), folder / ARCHIVE, tick)
+            download_archive(binary_url(), folder / ARCHIVE, tick)
             arrays = read_archive(folder / ARCHIVE, tick)
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -69,7 +69,7 @@ def make_cifar10(archive: Path, folder: Path, tick: Callable[[], None]) -> None:
         if archive.is_file():
             raise ConfigurationError(f"{archive}: {error}. Delete it, or put the right one there.") from None
         print(f"{ARCHIVE}: {error}; asking the Hub", flush=True)
-        arrays = read_hub(tick, f"{ARCHIVE}: {error}", archive)
+        arrays = read_parquet(tick, f"{ARCHIVE}: {error}", archive)
     (folder / ARCHIVE).unlink(missing_ok=True)
     write_arrays(folder, arrays, tick)
 
@@ -82,7 +82,7 @@ def binary_url() -> str:
     return f"{url.rpartition('/')[0]}/{ARCHIVE}"
 
 
-def download(url: str, path: Path, tick: Callable[[], None]) -> None:
+def download_archive(url: str, path: Path, tick: Callable[[], None]) -> None:
     """Fetch a file. Raises OSError where it cannot be had, or stands still for PATIENCE seconds.
 
     torchvision's own function would wait for ever, and cannot say that it goes on.
@@ -120,7 +120,7 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def read_hub(tick: Callable[[], None], before: str, archive: Path) -> Arrays:
+def read_parquet(tick: Callable[[], None], before: str, archive: Path) -> Arrays:
     """The pictures from the Hub's parquet files; `before` says what failed before.
 
     Raises ConfigurationError, or HubError where it may not fail again, with what to type.
@@ -139,12 +139,12 @@ def read_hub(tick: Callable[[], None], before: str, archive: Path) -> Arrays:
     for name in names:
         table = parquet.read_table(folder / name)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            parts.append(np.stack(list(ticking(pool.map(decode, table["img"].to_pylist()), tick))))
+            parts.append(np.stack(list(ticking(pool.map(decode_png, table["img"].to_pylist()), tick))))
         parts.append(table["label"].to_numpy().astype(np.uint8))
     return Arrays(*parts)
 
 
-def decode(cell: dict[str, Any]) -> Bytes:
+def decode_png(cell: dict[str, Any]) -> Bytes:
     """A PNG in a cell of the table: uint8 (32, 32, 3)."""
     from PIL import Image
 

@@ -71,14 +71,14 @@ def distort(
     """
     chance, ink = Chance(count, seed), glyphs.float() / 255
     labels, others = chance.below(glyphs.shape[1]), chance.below(glyphs.shape[1])
-    glyph = place(ink, labels, recipe.offset, recipe, size, chance)
-    distractor = place(ink, others, recipe.beside, recipe, size, chance)
+    glyph = place_glyphs(ink, labels, recipe.offset, recipe, size, chance)
+    distractor = place_glyphs(ink, others, recipe.beside, recipe, size, chance)
     ground = chance.between((0.0, 1.0), 3, 1, 1)
     pictures = ground + chance.between(recipe.gradient, 3, 1, 1) * ramp(size, chance)
     for mask, colour in (
         (distractor, contrasting(ground, recipe, chance)),
         (glyph, contrasting(ground, recipe, chance)),
-        (line(size, recipe, chance), chance.between((0.0, 1.0), 3, 1, 1)),
+        (draw_lines(size, recipe, chance), chance.between((0.0, 1.0), 3, 1, 1)),
     ):
         pictures = torch.lerp(pictures, colour.expand_as(pictures), mask.expand_as(pictures))
     pictures += chance.normal(3, size, size) * chance.between(recipe.noise, 1, 1, 1)
@@ -86,7 +86,7 @@ def distort(
     return pixels.permute(0, 2, 3, 1).contiguous(), labels.to(torch.uint8)
 
 
-def place(
+def place_glyphs(
     ink: torch.Tensor, labels: torch.Tensor, offset: Range, recipe: Recipe, size: int, chance: Chance
 ) -> torch.Tensor:
     """Glyphs turned, sheared, bent and blurred, `offset` away from the middle: how much ink, (count, 1, size, size)."""
@@ -116,7 +116,7 @@ def ramp(size: int, chance: Chance) -> torch.Tensor:
     return x * axis + y * axis.unsqueeze(1)
 
 
-def line(size: int, recipe: Recipe, chance: Chance) -> torch.Tensor:
+def draw_lines(size: int, recipe: Recipe, chance: Chance) -> torch.Tensor:
     """A line across some of the pictures: how much of it, (count, 1, size, size)."""
     distance = (ramp(size, chance) - chance.between((-0.6, 0.6), 1, 1, 1)).abs()
     drawn = ((chance.between(recipe.line_width, 1, 1, 1) - distance) * size / 2 + 0.5).clamp(0, 1)

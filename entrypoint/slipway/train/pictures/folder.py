@@ -92,7 +92,7 @@ def open_folder(
     """
     files = list_files(root, lambda: context.beat(Phase.PREPARE))
     train, evaluation = (
-        spread(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
+        spread_evenly(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
     )
     reader = Reader(train, evaluation, size, variation, threads, context.device)
     names = hashlib.sha256("\0".join(str(path.relative_to(root)) for path, _ in (*train, *evaluation)).encode())
@@ -154,7 +154,7 @@ class Reader:
         return tuple(part.pin_memory().to(self.device, non_blocking=True) for part in (pictures, labels))
 
 
-def spread(files: Sequence[tuple[Path, int]], limit: int | None) -> Sequence[tuple[Path, int]]:
+def spread_evenly(files: Sequence[tuple[Path, int]], limit: int | None) -> Sequence[tuple[Path, int]]:
     """At most `limit` of the files, from all classes alike."""
     if limit is None or limit >= len(files):
         return files

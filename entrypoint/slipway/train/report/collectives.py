@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from slipway.train.measure.bandwidth import rate_text, size_text, time_text
-from slipway.train.measure.plots import Axis, Curve, draw
+from slipway.train.measure.bandwidth import RATE, TIME, Measurement, by_collective, draw_by_size
 from slipway.train.report.run import Record, is_number
 
-SIZE = Axis("message", size_text, base=2)
-RATE, TIME = Axis("", rate_text), Axis("", time_text, base=10)
 
-
-@dataclass(frozen=True)
-class Point:
-    """One measured collective and size: bytes, seconds, bytes per second."""
-
-    collective: str
-    size: float
-    mean: float
-    least: float
-    largest: float
-    algorithm: float
-    bus: float
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table."""
-        times = [time_text(seconds) for seconds in (self.mean, self.least, self.largest)]
-        return [self.collective, size_text(self.size), *times, rate_text(self.algorithm), rate_text(self.bus)]
-
-
-def points(run: Record) -> list[Point]:
+def measurements(run: Record) -> list[Measurement]:
     """What a run measured; rows that make no sense are left out."""
     rows = run.allreduce.get("results")
-    return [point for row in (rows if isinstance(rows, list) else []) if (point := read_point(row))]
+    return [found for row in (rows if isinstance(rows, list) else []) if (found := read_measurement(row))]
 
 
-def read_point(row: Any) -> Point | None:
+def read_measurement(row: Any) -> Measurement | None:
     """A row of allreduce.json."""
     try:
         latency: Mapping[str, float] = row["latency_us"]
@@ -47,34 +23,27 @@ def read_point(row: Any) -> Point | None:
         numbers += [row[f"{kind}_gb_per_second"] * 1e9 for kind in ("algorithm", "bus")]
     except (KeyError, TypeError):
         return None
-    return Point(str(row.get("collective")), *numbers) if all(map(is_number, numbers)) else None
+    return Measurement(str(row.get("collective")), *numbers) if all(map(is_number, numbers)) else None
 
 
 def plots(runs: Sequence[Record]) -> list[str]:
     """Bandwidth and latency: of one run with a curve for each collective, else for each collective one for each run."""
-    found = {number: points(run) for number, run in enumerate(runs)}
-    found = {number: rows for number, rows in found.items() if rows}
-    names = list(dict.fromkeys(row.collective for rows in found.values() for row in rows))
+    found = {number: by_collective(measurements(run)) for number, run in enumerate(runs)}
+    found = {number: measured for number, measured in found.items() if measured}
+    names = list(dict.fromkeys(name for measured in found.values() for name in measured))
     if len(found) == 1:
-        [rows] = found.values()
-        groups = {"": [(name, colour, pick(rows, name)) for colour, name in enumerate(names)]}
+        [measured] = found.values()
+        groups = {"": [(name, colour, measured[name]) for colour, name in enumerate(names)]}
     else:
         groups = {
-            f"{name}: ": [(runs[number].name, number, pick(rows, name)) for number, rows in found.items()]
+            f"{name}: ": [(runs[number].name, number, measured.get(name, [])) for number, measured in found.items()]
             for name in names
         }
     pictures = []
     for title, curves in groups.items():
-        buses = [Curve(name, tuple((row.size, row.bus) for row in rows), colour) for name, colour, rows in curves]
-        times = [Curve(name, tuple((row.size, row.mean) for row in rows), colour) for name, colour, rows in curves]
-        pictures.append(draw(f"{title}bus bandwidth", buses, SIZE, RATE, legend=True))
-        pictures.append(draw(f"{title}latency", times, SIZE, TIME, legend=True))
+        pictures.append(draw_by_size(f"{title}bus bandwidth", curves, lambda row: row.bus, RATE))
+        pictures.append(draw_by_size(f"{title}latency", curves, lambda row: row.mean, TIME))
     return pictures
-
-
-def pick(rows: Sequence[Point], name: str) -> list[Point]:
-    """The rows of one collective."""
-    return [row for row in rows if row.collective == name]
 
 
 def remarks(run: Record) -> list[str]:

@@ -6,16 +6,15 @@ import base64
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from slipway import __version__
 from slipway.protocol.durable import replace_file
 from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, draw
 from slipway.train.report import tables
-from slipway.train.report.collectives import plots, points, remarks
+from slipway.train.report.collectives import measurements, plots, remarks
 from slipway.train.report.run import Record
-from slipway.train.report.side_by_side import comparison_rows
 from slipway.train.report.template import STYLE, TEMPLATE
 
 GENERATOR = "slipway report"
@@ -36,7 +35,7 @@ def make_page(runs: Sequence[Record]) -> str:
 
     runs = tell_apart(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    measured = [run for run in runs if points(run)]
+    measured = [run for run in runs if measurements(run)]
     return environment.from_string(TEMPLATE).render(
         runs=runs,
         generator=f"{GENERATOR} {__version__}",
@@ -45,13 +44,14 @@ def make_page(runs: Sequence[Record]) -> str:
         colours=[f"var(--c{number}, {colour})" for number, colour in enumerate(COLOURS)],
         overview=tables.overview(runs),
         curves=[Markup(picture) for picture in curves(runs)],  # noqa: S704  # made by an XML library, which escapes
-        results=tables.results(runs),
+        results=tables.last_values(runs),
         throughput=tables.throughput(runs),
-        comparison=comparison_rows,
+        comparison=tables.comparison_rows,
         measured=measured,
         bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
         remarks=remarks,
-        rows=lambda run: [point.cells for point in points(run)],
+        rows=lambda run: [row.cells for row in measurements(run)],
+        attempts=lambda run: [astuple(tried) for tried in run.ending.tries],
         settings=tables.settings(runs),
         data=lambda picture: f"data:image/png;base64,{base64.b64encode(picture).decode()}",
     )

@@ -1,11 +1,11 @@
-"""What a page says in rows and columns: about each run, its results, its throughput, its settings."""
+"""What stands in rows and columns, on a page or on a terminal: each run, its results, its throughput, its settings."""
 
 from __future__ import annotations
 
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,11 @@ def overview(runs: Sequence[Record]) -> list[Row]:
         *((label, pick_fact(label)) for label in dict.fromkeys(fact for run in runs for fact, _ in run.ending.facts)),
         ("started", lambda run: clock_text(run.about.get("started"))),
         ("topology", topology),
-        ("attempts", lambda run: text_of(run.about.get("attempt"))),
+        ("attempts", lambda run: scalar_text(run.about.get("attempt"))),
         ("steps", lambda run: f"{run.metrics.steps:,}" if run.metrics.curves else NONE),
         ("from first to last report", duration),
         ("arguments", arguments),
-        ("slipway", lambda run: text_of(run.about.get("version"))),
+        ("slipway", lambda run: scalar_text(run.about.get("version"))),
         ("directory", lambda run: str(run.path)),
         ("damaged lines", lambda run: str(run.metrics.damaged or "")),
     ]
@@ -95,7 +95,7 @@ def clock_text(seconds: object) -> str:
         return NONE
 
 
-def results(runs: Sequence[Record]) -> list[Row]:
+def last_values(runs: Sequence[Record]) -> list[Row]:
     """The last value of each metric, with its step where that is not the run's last."""
     rows = []
     for name in metric_names(runs):
@@ -128,18 +128,40 @@ def settings(runs: Sequence[Record]) -> list[Row]:
     names = dict.fromkeys(name for run in runs for name in run.options if name not in ("workload", "sources"))
     rows = []
     for name in names:
-        values = [run.options.get(name, NONE) for run in runs]
-        cells = tuple(value if value == NONE else value_text(value) for value in values)
+        values = [run.options.get(name) for run in runs]
+        cells = tuple(NONE if value is None else as_typed(value) for value in values)
         notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
         rows.append(Row(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
     return rows
 
 
-def value_text(value: Any) -> str:
-    """A setting as it would be typed."""
-    return NONE if value is None else as_typed(value)
-
-
-def text_of(value: object) -> str:
+def scalar_text(value: object) -> str:
     """What a file says, where it says a word or a number."""
     return str(value) if isinstance(value, str | int | float) else NONE
+
+
+def comparison_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a comparison with and without DDP; empty where the file makes no sense."""
+    try:
+        processes, steps, seconds = int(found["processes"]), int(found["steps"]), found["seconds"]
+        rows = [
+            [str(name), f"{one:.8f}", f"{other:.8f}", f"{abs(one - other):.1e}"]
+            for name, one, other in found["weights"]
+        ]
+        if found["others"][0]:
+            rows.append([f"… and {found['others'][0]:,} more", "", "", f"≤ {found['others'][1]:.1e}"])
+        rows.append(["largest difference", "", "", f"{found['difference']:.1e}"])
+        rows.append([f"seconds for {steps:,} steps", *(f"{value:.2f}" for value in seconds), ""])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return [], []
+    with_ddp = f"{processes} processes, DDP" if processes > 1 else "1 process"
+    return ["weight", with_ddp, "1 process, no DDP", "difference"], rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines for a terminal: the first column to the left, all others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        "  ".join([name.ljust(first), *(text.rjust(width) for text, width in zip(texts, others, strict=True))]).rstrip()
+        for name, *texts in rows
+    ]

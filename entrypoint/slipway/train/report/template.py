@@ -33,18 +33,18 @@ footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem }
 """
 
 TEMPLATE = """
-{%- macro head(first) -%}
-<thead><tr><th>{{ first }}</th>{% for run in runs %}<th>{{ run.name }}</th>{% endfor %}</tr></thead>
+{%- macro head(names) -%}
+<thead><tr>{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 {%- endmacro -%}
 {%- macro table(first, rows) -%}
-<div class="wide"><table>{{ head(first) }}<tbody>
+<div class="wide"><table>{{ head([first] + runs|map(attribute="name")|list) }}<tbody>
 {% for row in rows %}<tr{% if row.differs %} class="differs"{% endif %}><th>{{ row.label }}</th>
 {%- for cell in row.cells %}<td>{{ cell }}{% if row.notes and row.notes[loop.index0] %}<small>{{ row.notes[loop.index0] }}</small>{% endif %}</td>
 {%- endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {%- endmacro -%}
 {%- macro grid(names, rows) -%}
-<div class="wide"><table><thead><tr>{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+<div class="wide"><table>{{ head(names) }}<tbody>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {%- endmacro -%}
@@ -99,9 +99,7 @@ TEMPLATE = """
 {% endif %}
 {%- for run in runs if run.ending.tries %}
 <section class="attempts"><h2>Attempts{% if runs|length > 1 %}: {{ run.name }}{% endif %}</h2>
-<div class="wide"><table><thead><tr><th>attempt</th><th>where</th><th>how it ended</th><th>when</th><th>snapshot</th></tr></thead><tbody>
-{% for tried in run.ending.tries %}<tr><td>{{ tried.number }}</td><td>{{ tried.place }}</td><td>{{ tried.evidence }}</td><td>{{ tried.when }}</td><td>{{ tried.snapshot }}</td></tr>
-{% endfor %}</tbody></table></div></section>
+{{ grid(["attempt", "where", "how it ended", "when", "snapshot"], attempts(run)) }}</section>
 {% endfor %}
 {%- for run in runs if run.texts or run.pictures %}
 <section class="samples"><h2>Samples{% if runs|length > 1 %}: {{ run.name }}{% endif %}</h2>

@@ -83,7 +83,7 @@ def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
     return (path, load_snapshot(path)) if number_in(path.name, STEP) is not None and path.is_dir() else None
 
 
-def choose(reports: Sequence[tuple[int, int]]) -> int | None:
+def choose_source(reports: Sequence[tuple[int, int]]) -> int | None:
     """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
     for finding in (Found.REFUSED, Found.SNAPSHOT, Found.DAMAGED):
         ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
@@ -102,7 +102,7 @@ def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bo
     context.beat(Phase.LOAD)
     own = search_together(resume, context)
     reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
-    source = choose(reports)
+    source = choose_source(reports)
     if source is None:
         if resume in ("none", "auto"):
             return None, False
@@ -115,7 +115,7 @@ def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bo
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
     context.say(f"going on from {layout['path']}")
     snapshot = own.snapshot if place.rank == source else None
-    snapshot = receive(context, layout, snapshot, source, wants)
+    snapshot = receive_snapshot(context, layout, snapshot, source, wants)
     if resume == "auto":
         context.progress(snapshot.step, Path(layout["path"]).name)
     return snapshot, resume == "auto" and own.snapshot is not None and own.snapshot.step == snapshot.step
@@ -131,7 +131,7 @@ def search_together(resume: str, context: Context) -> Search:
     return own[0].result() if own else Search()
 
 
-def receive(
+def receive_snapshot(
     context: Context,
     layout: Mapping[str, Any],
     own: Snapshot | None,
@@ -158,12 +158,12 @@ def describe_layout(own: Search) -> dict[str, Any]:
         return {"failure": ["configuration" if wrong else "snapshot", str(own.failure)]}
     if own.snapshot is None:
         return {"failure": None}
-    tensors = {stem: describe(tensors) for stem, tensors in own.snapshot.tensors.items()}
+    tensors = {stem: describe_tensors(tensors) for stem, tensors in own.snapshot.tensors.items()}
     described = {"step": own.snapshot.step, "state": own.snapshot.state, "tensors": tensors}
     return {"failure": None, "path": str(own.path), **described}
 
 
-def describe(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, list[int], str]]:
+def describe_tensors(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, list[int], str]]:
     """Name, shape and type of each tensor, as JSON can carry them."""
     return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
 

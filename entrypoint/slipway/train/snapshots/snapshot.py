@@ -67,7 +67,7 @@ def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[i
     temporary = folder / f".{final.name}.writing"
     try:
         temporary.mkdir()
-        write_files(temporary, snapshot, note)
+        write_contents(temporary, snapshot, note)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
         raise
@@ -93,7 +93,7 @@ def prune(folder: Path, newest: Path, keep: int) -> None:
             shutil.rmtree(path.rename(folder / f".{path.name}.deleting"))
 
 
-def write_files(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:
+def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:
     """Write all files of a snapshot, the manifest last, and fsync each."""
     state = json.dumps(snapshot.state, indent=1, sort_keys=True).encode()
     files = {STATE: write_file(folder / STATE, [state], note)}
@@ -136,29 +136,29 @@ def verify_snapshot(path: Path) -> None:
 
 def verify_file(path: Path, size: int, sha256: str) -> None:
     """Raise SnapshotError unless the file has this size and checksum."""
-    with told(path):
-        check(path, path.stat().st_size, size, "bytes")
+    with as_snapshot_errors(path):
+        require_match(path, path.stat().st_size, size, "bytes")
         with path.open("rb") as file:
-            check(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
+            require_match(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
 
 
 def read_file(path: Path, size: int, sha256: str) -> bytes:
     """The content of a file, which is what was verified. Raises SnapshotError unless it has this size and checksum."""
-    with told(path):
-        check(path, path.stat().st_size, size, "bytes")
+    with as_snapshot_errors(path):
+        require_match(path, path.stat().st_size, size, "bytes")
         content = path.read_bytes()
-        check(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
+        require_match(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
     return content
 
 
-def check(path: Path, found: object, expected: object, what: str) -> None:
+def require_match(path: Path, found: object, expected: object, what: str) -> None:
     """Raise SnapshotError where a file is not as the manifest says."""
     if found != expected:
         raise SnapshotError(f"{path} has {found} {what} instead of {expected}")
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def as_snapshot_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a SnapshotError that names the file."""
     try:
         yield

@@ -71,15 +71,9 @@ def set_random_states(device: torch.device, states: Mapping[str, torch.Tensor]) 
 
 def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, Any]) -> None:
     """Copy the snapshot's weights into `model`. Raises ConfigurationError where it describes another model."""
-    other = {
-        name: value for name, value in snapshot.state["model"].items() if json_value(description.get(name)) != value
-    }
+    stored, own = snapshot.state["model"], json.loads(json.dumps(dict(description)))  # as JSON gives it back
+    other = {name: value for name, value in stored.items() if own.get(name) != value}
     if other:
         wanted = ", ".join(f"{name} {value}, not {description.get(name)}" for name, value in other.items())
         raise ConfigurationError(f"The snapshot at step {snapshot.step} holds another model: {wanted}.")
     model.load_state_dict(snapshot.tensors["model"])
-
-
-def json_value(value: object) -> object:
-    """A value as it comes back from JSON."""
-    return json.loads(json.dumps(value))

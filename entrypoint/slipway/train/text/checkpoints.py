@@ -56,7 +56,7 @@ def find_checkpoint(name: str, context: Context) -> Path:
     return Path(name) if here else fetch_together(context, name, include=INCLUDE)
 
 
-def read_config(folder: Path, dropout: float) -> GptConfig:
+def read_checkpoint_config(folder: Path, dropout: float) -> GptConfig:
     """The dimensions in a checkpoint's config.json. Raises ConfigurationError where it is not one that our Gpt can be."""
     file = folder / CONFIG
     try:
@@ -116,7 +116,7 @@ def read_index(file: Path) -> Mapping[str, str]:
         raise ConfigurationError(f"{file} cannot be read: {error!r}") from None
 
 
-def load_weights(model: Gpt, folder: Path) -> None:
+def load_checkpoint(model: Gpt, folder: Path) -> None:
     """Copy a checkpoint's weights into `model`. Raises ConfigurationError where they are of another shape."""
     given, wanted = read_weights(folder), model.state_dict()
     odd = [f"{name} is missing" for name in wanted if name not in given]

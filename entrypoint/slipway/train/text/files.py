@@ -32,10 +32,9 @@ class Text:
     sha256: str
 
 
-def is_validation(relative_path: str) -> bool:
-    """Whether a file belongs to the validation part; depends on nothing but its path inside the library."""
-    digest = hashlib.sha256(relative_path.encode()).digest()
-    return int.from_bytes(digest[:4]) < VALIDATION_SHARE * 2**32
+def is_validation(text: str, share: float = VALIDATION_SHARE) -> bool:
+    """Whether a document, or the file with this path, is for validation: copies of it are, too."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) < share * 2**32
 
 
 def stdlib_files(root: Path) -> list[Path]:

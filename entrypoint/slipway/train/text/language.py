@@ -18,11 +18,11 @@ from torch.nn import functional
 from slipway.options.gpt import GptOptions
 from slipway.protocol.files import SNAPSHOTS, list_snapshots
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import hash_file
 from slipway.train.loop.task import Batch, Validation
 from slipway.train.models.gpt import GptConfig
 from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
-from slipway.train.text.tokens.streams import hash_file
 from slipway.train.worker.context import Context
 
 # Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.
@@ -59,7 +59,7 @@ def add_up(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.stack([losses.sum(), losses.new_tensor(len(targets))])
 
 
-def cut(tokens: Tokens, indices: torch.Tensor, length: int, stride: int) -> Batch:
+def cut_windows(tokens: Tokens, indices: torch.Tensor, length: int, stride: int) -> Batch:
     """Samples `indices` of a text: inputs (n, length) and the tokens that follow each, same shape, both int64."""
     windows = tokens.windows(indices * stride, length + 1)
     return windows[:, :-1], windows[:, 1:]
@@ -80,19 +80,19 @@ def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
     judged = min(available, eval_samples)
     return Samples(
         count=(len(train) - 1) // length,
-        batch=lambda indices, keys: cut(train, indices, length, length),
+        batch=lambda indices, keys: cut_windows(train, indices, length, length),
         validation=Validation(
             samples=judged,
             batch_size=max(1, JUDGED_TOKENS // length),
-            batch=lambda indices: cut(validation, indices, length, length * (available // judged)),
+            batch=lambda indices: cut_windows(validation, indices, length, length * (available // judged)),
             sums=sums,
-            results=lambda means: results(means[0], corpus),
+            results=lambda means: loss_results(means[0], corpus),
         ),
         on_host=train.on_host,
     )
 
 
-def results(nats: float, corpus: Corpus) -> dict[str, float]:
+def loss_results(nats: float, corpus: Corpus) -> dict[str, float]:
     """What a mean loss in nats per token says: also as bits per byte of text, whatever the tokenizer."""
     judged = {"val_loss": nats, "bits_per_byte": nats / math.log(2) / corpus.bytes_per_token}
     if corpus.tokenizer.identity == BYTES:
@@ -115,14 +115,14 @@ def choose_vocab_size(options: GptOptions, tokenizer: Tokenizer) -> int:
     return options.vocab_size
 
 
-def describe(config: GptConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def describe_model(config: GptConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """What tells a model from others, for `Task.description`. Not the dropout: it may change with each start."""
     sizes = {name: value for name, value in asdict(config).items() if name != "dropout"}
     return {**sizes, "tokenizer": tokenizer.identity}
 
 
 def described_config(description: Mapping[str, Any], dropout: float = 0.0) -> GptConfig:
-    """The dimensions of the model that `describe` described, whatever else is said about it."""
+    """The dimensions of the model that `describe_model` described, whatever else is said about it."""
     sizes = {field.name: description[field.name] for field in fields(GptConfig) if field.name != "dropout"}
     return GptConfig(**sizes, dropout=dropout)
 
@@ -148,7 +148,7 @@ def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
 
 
 def kept_tokenizer(run: Path, description: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of the model that `describe` described, from where `keep_tokenizer` stored it.
+    """The tokenizer of the model that `describe_model` described, from where `keep_tokenizer` stored it.
 
     Raises ConfigurationError where it is not there, or another.
     """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from slipway.options.gpt import TextOptions
 from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt
@@ -41,6 +43,14 @@ def continue_prompt(
     )
     model.train(was_training)
     return read_until_end(tokenizer, written[0].tolist(), len(given))
+
+
+def sample_writer(model: Gpt | StagedGpt, tokenizer: Tokenizer, options: TextOptions) -> Callable[[], str] | None:
+    """What writes the text that the options of a training ask for; None where they ask for none."""
+    if not options.sample_tokens:
+        return None
+    prompt, tokens = options.sample_prompt, options.sample_tokens
+    return partial(continue_prompt, model, tokenizer, prompt, tokens, options.temperature, options.seed)
 
 
 def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:

@@ -103,6 +103,10 @@ class Context:
         dist.all_gather(parts, tensor, group=self.side)
         return parts
 
+    def gather_number(self, number: float) -> list[float]:
+        """A number of each rank, on every rank."""
+        return [part.item() for part in self.gather(torch.tensor(number, dtype=torch.float64))]
+
     def total(self, *numbers: int) -> list[int]:
         """The sum over all ranks of each number."""
         totals = torch.tensor(numbers, dtype=torch.int64)

@@ -54,7 +54,7 @@ class WorkerOutcome:
     where: str | None = None
 
 
-def classify(error: BaseException) -> str:
+def outcome_word(error: BaseException) -> str:
     """The outcome word for an exception."""
     text = str(error).lower()
     if isinstance(error, ConfigurationError | click.UsageError):
@@ -82,7 +82,7 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> W
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     line = (text.strip().splitlines() or [type(error).__name__])[0]
-    word = classify(error)
+    word = outcome_word(error)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
     return WorkerOutcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
 

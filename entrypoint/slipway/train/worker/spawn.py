@@ -33,12 +33,13 @@ from slipway.train.worker.context import open_context
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def work(rank: int, world_size: int, workload: str, args: Sequence[str]) -> None:
+def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -> None:
     """Be one worker. mp.spawn calls this in a new Python process, with the number of the process as first argument."""
     os.environ["RANK"] = str(rank)
     os.environ["LOCAL_RANK"] = str(rank)  # which GPU is ours; on a single machine the same number
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    die_with_parent()
+    # Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     write_to_launcher(rank)
     # It calls init_process_group in train/worker/group.py, and when all are done destroy_process_group.
     with open_context() as context:
@@ -51,16 +52,16 @@ def main() -> int:
     world_size = int(os.environ["WORLD_SIZE"])
     # Each worker is a new interpreter that imports this file again, hence the last lines of it. A fork would be faster,
     # but CUDA does not work in it, and neither do threads that the parent had.
-    workers = mp.spawn(work, (world_size, workload, args), nprocs=world_size, join=False)  # type: ignore[attr-defined, no-untyped-call]
-    tell(event="started", pids=dict(enumerate(workers.pids())))
+    workers = mp.spawn(run_worker, (world_size, workload, args), nprocs=world_size, join=False)  # type: ignore[attr-defined, no-untyped-call]
+    send_event(event="started", pids=dict(enumerate(workers.pids())))
     # With join=True mp.spawn would wait itself, and kill all others once one fails: but they may be saving. Here the
     # launcher is told, and gives them time.
     failed = False
     for ranks in as_they_end(workers.processes):
-        failures = [describe(rank, workers.processes[rank]) for rank in ranks if workers.processes[rank].exitcode]
+        failures = [describe_exit(rank, workers.processes[rank]) for rank in ranks if workers.processes[rank].exitcode]
         if failures and not failed:
             failed = True
-            tell(event="failed", failures=failures)
+            send_event(event="failed", failures=failures)
     return int(failed)
 
 
@@ -74,12 +75,12 @@ def as_they_end(processes: Sequence[BaseProcess]) -> Iterator[list[int]]:
         yield ended
 
 
-def describe(rank: int, process: BaseProcess) -> dict[str, Any]:
+def describe_exit(rank: int, process: BaseProcess) -> dict[str, Any]:
     """A failure as the launcher wants it told; the exit code is negative for a signal."""
     return {"rank": rank, "local_rank": rank, "pid": process.pid, "exitcode": process.exitcode, "time": time.time()}
 
 
-def tell(**event: Any) -> None:
+def send_event(**event: Any) -> None:
     """Tell the launcher, which holds the other end of this pipe."""
     os.write(int(os.environ["SLIPWAY_EVENTS"]), (json.dumps(event) + "\n").encode())
 
@@ -91,11 +92,6 @@ def write_to_launcher(rank: int) -> None:
         there = os.open(f"/proc/{parent.pid if parent else 'self'}/fd/{pipe}", os.O_WRONLY)
         os.dup2(there, own)
         os.close(there)
-
-
-def die_with_parent() -> None:
-    """Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

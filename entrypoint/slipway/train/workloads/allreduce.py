@@ -17,14 +17,14 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.measure.bandwidth import (
-    HEADER,
+    COLUMNS,
     Measurement,
+    bandwidth_summary,
     count_elements,
     line,
     measure,
     message_sizes,
     size_text,
-    summary,
 )
 from slipway.train.measure.collectives import (
     CollectiveBuffers,
@@ -35,7 +35,7 @@ from slipway.train.measure.collectives import (
     time_links,
     why_lacking,
 )
-from slipway.train.measure.findings import Findings, write
+from slipway.train.measure.findings import Findings, write_findings
 from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.outcome import PeerError
@@ -52,7 +52,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
     sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
     dtype = DTYPES[options.dtype]
     context.steps = len(options.names) * len(sizes)
-    context.say(HEADER)
+    context.say(line(COLUMNS))
     for number, name in enumerate(options.names):
         word, _ = context.agree()
         if word is not None:
@@ -69,7 +69,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
             elements = count_elements(name, size, dtype.itemsize, context.place.world_size)
             row = measure_one(make_buffers(name, elements, dtype, context), options, context, findings)
             findings.rows.append(row)
-            context.say(line(row))
+            context.say(line(row.cells))
             context.progress(number * len(sizes) + index + 1)
             if charts:
                 charts.write(row.size, {f"{name}_bus_gb_per_second": row.bus / 1e9})
@@ -91,22 +91,21 @@ def measure_one(
     arrived = time.perf_counter()
     wrong = buffers.check()
     findings.own += filled - begin + time.perf_counter() - arrived
-    settle(f"{buffers.collective} of {size_text(whole)}", wrong, context)
+    require_right(f"{buffers.collective} of {size_text(whole)}", wrong, context)
     context.beat(Phase.MEASURE)
     for _ in range(options.warmup_iterations):
         buffers.run()
     synchronize(context.device)
     context.wait_for_all()
     context.beat(Phase.MEASURE)
-    own = time_calls(buffers.run, options.iterations, context.device)
-    seconds = [float(rank) for rank in context.gather(torch.tensor(own, dtype=torch.float64))]
-    return measure(buffers.collective, whole, seconds)
+    seconds = time_calls(buffers.run, options.iterations, context.device)
+    return measure(buffers.collective, whole, context.gather_number(seconds))
 
 
-def settle(what: str, wrong: str, context: Context) -> None:
+def require_right(what: str, wrong: str, context: Context) -> None:
     """Raise where any rank got something `wrong`, on all ranks."""
     rank = context.place.rank
-    bad = [rank for rank, odd in enumerate(context.gather(torch.tensor(bool(wrong)))) if odd]
+    bad = [rank for rank, odd in enumerate(context.gather_number(bool(wrong))) if odd]
     if wrong:
         raise WrongResultError(f"{what}: rank {rank} got a wrong result: {wrong}")
     if bad:
@@ -116,8 +115,7 @@ def settle(what: str, wrong: str, context: Context) -> None:
 def look_for_straggler(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
     context.beat(Phase.MEASURE)
-    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
-    findings.straggler = find_straggler(own, time_links(context))
+    findings.straggler = find_straggler(context.gather_number(findings.own), time_links(context))
     findings.stragglers_host = context.share_text(socket.gethostname(), findings.straggler.rank)
     context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 
@@ -142,18 +140,18 @@ def train(context: Context, args: list[str]) -> None:
         if charts:
             charts.close()
         if first:
-            write(options, context, findings)
-    conclude(context, findings, word)
+            write_findings(options, context, findings)
+    note_result(context, findings, word)
 
 
-def conclude(context: Context, findings: Findings, word: str | None) -> None:
+def note_result(context: Context, findings: Findings, word: str | None) -> None:
     """Say the result in a line, and note it as the outcome."""
     context.wait_for_all()
     if word is not None:
         done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
         context.conclude(word, f"{word}; {done}; another start measures all of them again")
         return
-    text = summary(findings.rows) if findings.rows else ALONE
+    text = bandwidth_summary(findings.rows, context.place.world_size) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
         text = "the backend has none of these collectives"
     context.conclude(Word.FINISHED, text)

@@ -14,7 +14,7 @@ from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
-from slipway.train.measure.collectives import LINK_BYTES, make_buffers, time_links
+from slipway.train.measure.collectives import LINK_BYTES, first_of_nodes, make_buffers, time_links
 from slipway.train.measure.findings import Findings
 from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
@@ -24,7 +24,7 @@ BYTES = {"cuda": "256M", "cpu": "8M"}  # large enough for bandwidth to count, an
 CALLS = ("--iterations", "10", "--warmup-iterations", "2")
 
 
-def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
+def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     """The all-reduce in words, what each node's link carries, and who stands out as slow: the index of its node.
 
     `leaders` are the first ranks of all nodes.
@@ -35,7 +35,7 @@ def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
     elements = count_elements(ALL_REDUCE, options.min_bytes, torch.float32.itemsize, ranks)
     row = measure_one(make_buffers(ALL_REDUCE, elements, torch.float32, context), options, context, findings)
     links = time_links(context)
-    own = [float(seconds) for seconds in context.gather(torch.tensor(findings.own, dtype=torch.float64))]
+    own = context.gather_number(findings.own)
     straggler = find_straggler(own, links)
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
     node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
@@ -49,9 +49,7 @@ def measure(context: Context, leaders: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Run as a worker."""
     with open_context() as context:
-        first = context.gather(torch.tensor(context.place.local_rank))
-        leaders = [rank for rank, local_rank in enumerate(first) if int(local_rank) == 0]
-        exchange = measure(context, leaders)
+        exchange = measure_exchange(context, first_of_nodes(context))
         if context.speaks:
             write_json(context.place.run_dir / CHECK_FILE, exchange)
         context.conclude(Word.FINISHED, exchange["text"])

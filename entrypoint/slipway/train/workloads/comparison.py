@@ -17,7 +17,7 @@ from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Task
 from slipway.train.loop.training import divide_batch
-from slipway.train.report.side_by_side import comparison_rows
+from slipway.train.report.tables import aligned, comparison_rows
 from slipway.train.worker.context import Context
 
 ALONE = "without-ddp"  # there as well: the run of the training without DDP
@@ -69,7 +69,9 @@ def begins_anew(context: Context) -> bool:
     return bool(context.share(torch.tensor([anew])))
 
 
-def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kind, context: Context) -> None:
+def compare_without_ddp(
+    task: Task, make_task: Callable[[Kind, Context], Task], options: Kind, context: Context
+) -> None:
     """Once `task` is trained, train another in rank 0 alone, without DDP; show and write down the difference.
 
     The other ranks wait for it. Raises DifferenceError, on all ranks.
@@ -78,7 +80,8 @@ def compare(task: Task, make_task: Callable[[Kind, Context], Task], options: Kin
     if context.place.rank == 0 and (made := train_alone(task, make_task, options, context)):
         record = asdict(made) | {"tolerance": made.tolerance, "equal": made.equal}
         replace_file(context.place.run_dir / COMPARISON_FILE, json.dumps(record, indent=1))
-        context.say("\n".join(["", *table(made), "", *explanation(made)]))
+        head, rows = comparison_rows(record)
+        context.say("\n".join(["", *aligned([head, *rows]), "", *explanation(made)]))
     context.wait_for_all()
     require_equal(record, context)
 
@@ -141,17 +144,6 @@ def lay_side_by_side(task: Task, other: Task, processes: int, steps: int, second
         if len(left) > SHOWN:
             others, rest = others + len(left) - SHOWN, max(rest, float(apart[SHOWN:].max()))
     return Comparison(processes, steps, seconds, tuple(weights), (others, rest), largest, difference)
-
-
-def table(made: Comparison) -> list[str]:
-    """The comparison as aligned lines."""
-    head, body = comparison_rows(asdict(made))
-    rows = [head, *body]
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return [
-        "  ".join([name.ljust(first), *(text.rjust(width) for text, width in zip(texts, others, strict=True))]).rstrip()
-        for name, *texts in rows
-    ]
 
 
 def explanation(made: Comparison) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,18 +18,25 @@ from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR
 from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.export import export_result
-from slipway.train.loop.fit import fit
+from slipway.train.loop.fit import Result
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.train.text.checkpoints import TINY, find_checkpoint, load_weights, make_tiny, read_config, read_tokenizer
+from slipway.train.text.checkpoints import (
+    TINY,
+    find_checkpoint,
+    load_checkpoint,
+    make_tiny,
+    read_checkpoint_config,
+    read_tokenizer,
+)
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.language import LARGEST, cut_samples, describe, keep_tokenizer, loss
-from slipway.train.text.sample import continue_prompt
+from slipway.train.text.language import LARGEST, cut_samples, describe_model, keep_tokenizer, loss
+from slipway.train.text.sample import sample_writer
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.prepared import cache_folder, make_together
+from slipway.train.workloads.gpt import train_text
 
 
 def open_checkpoint(options: FinetuneOptions, context: Context) -> Path:
@@ -73,23 +80,19 @@ def add_perplexity(results: Callable[[list[float]], dict[str, float]], means: li
 def make_task(options: FinetuneOptions, context: Context) -> Task:
     """The task on the context's device; by every rank. Raises ConfigurationError, and what fetching raises."""
     folder = open_checkpoint(options, context)
-    config = read_config(folder, options.dropout)
+    config = read_checkpoint_config(folder, options.dropout)
     length = choose_length(options, config)
     corpus = open_corpus(options.dataset, read_tokenizer(folder, config), context, options.column)
     samples = cut_samples(corpus, length, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)
     model = Gpt(config)
-    load_weights(model, folder)
+    load_checkpoint(model, folder)
     model.to(context.device)
     freeze(model, options.train_blocks)
-    write = partial(
-        continue_prompt, model, corpus.tokenizer, options.sample_prompt, options.sample_tokens, options.temperature,
-        options.seed,
-    )  # fmt: skip
     return Task(
         name="finetune",
         model=model,
-        description={**describe(config, corpus.tokenizer), "train_blocks": options.train_blocks},
+        description={**describe_model(config, corpus.tokenizer), "train_blocks": options.train_blocks},
         samples=samples.count,
         batch=samples.batch,
         loss=loss,
@@ -101,12 +104,12 @@ def make_task(options: FinetuneOptions, context: Context) -> Task:
         # The formula counts samples as long as the model sees, and every parameter.
         flops_per_unit=flops_per_token(model) if length == config.context and not options.train_blocks else 0.0,
         on_host=samples.on_host,
-        sample=write if options.sample_tokens else None,
+        sample=sample_writer(model, corpus.tokenizer, options),
         judged_before=True,
     )
 
 
-def settle_rate(options: FinetuneOptions) -> FinetuneOptions:
+def choose_rate(options: FinetuneOptions) -> FinetuneOptions:
     """The options, with a rate for random weights where none was typed and the tiny checkpoint is trained."""
     if options.model is not None or "lr" in options.given:
         return options
@@ -115,21 +118,16 @@ def settle_rate(options: FinetuneOptions) -> FinetuneOptions:
 
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the perplexity before and after."""
-    options = settle_rate(parse(FinetuneOptions, args))
-    result = fit(make_task(options, context), options, context)
-    export_result(result, options, context)
-    if not result.evaluation or context.place.rank != 0:
-        return
-    if result.sample:
-        context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    before = read_evaluation(context.place.run_dir / METRICS_FILE, 0)
-    context.say(tell(before, result.evaluation, result.step))
+    options = choose_rate(parse(FinetuneOptions, args))
+    metrics = context.place.run_dir / METRICS_FILE
+    train_text(make_task(options, context), options, context, partial(perplexity_line, metrics))
 
 
-def tell(before: Mapping[str, float], after: Mapping[str, float], step: int) -> str:
-    """The line that compares both evaluations."""
+def perplexity_line(metrics: Path, result: Result) -> str:
+    """The first evaluation, from the file of metrics, beside the last one."""
+    before, after = read_evaluation(metrics, 0), result.evaluation["perplexity"]
     first = f"{before['perplexity']:.2f} before, " if "perplexity" in before else ""
-    return f"perplexity on held-out text: {first}{after['perplexity']:.2f} after {step} steps"
+    return f"perplexity on held-out text: {first}{after:.2f} after {result.step} steps"
 
 
 def main() -> None:

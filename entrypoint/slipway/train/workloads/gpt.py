@@ -7,26 +7,26 @@ slipway gpt --preset gpt2 --dataset hub:OWNER/NAME --tokenizer gpt2
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 
 import torch
 
 from slipway.options import GptOptions, parse
+from slipway.options.gpt import TextOptions
 from slipway.train.export import export_result
-from slipway.train.loop.fit import fit
+from slipway.train.loop.fit import Result, fit
 from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.models.stages import StagedGpt
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.language import choose_vocab_size, cut_samples, describe, keep_tokenizer, loss
-from slipway.train.text.sample import continue_prompt
+from slipway.train.text.language import choose_vocab_size, cut_samples, describe_model, keep_tokenizer, loss
+from slipway.train.text.sample import sample_writer
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 
 
-def read_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:
+def model_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:
     """The model's dimensions. Raises ConfigurationError where the vocabulary is smaller than the tokenizer's."""
     vocab_size = choose_vocab_size(options, tokenizer)
     return GptConfig(options.layers, options.heads, options.embed, options.context, vocab_size, options.dropout)
@@ -43,7 +43,7 @@ def make_task(
     """The task on the context's device; by every rank. Raises ConfigurationError."""
     tokenizer = open_tokenizer(options.tokenizer, context) if options.tokenizer else None
     corpus = open_corpus(options.dataset, tokenizer, context, options.column)
-    config = read_config(options, corpus.tokenizer)
+    config = model_config(options, corpus.tokenizer)
     samples = cut_samples(corpus, options.context, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)
     torch.manual_seed(options.seed)
@@ -51,14 +51,10 @@ def make_task(
     whole.checkpoint_activations = options.checkpoint_activations
     model, writer = divide(whole)
     model.to(context.device)
-    write = partial(
-        continue_prompt, writer, corpus.tokenizer, options.sample_prompt, options.sample_tokens, options.temperature,
-        options.seed,
-    )  # fmt: skip
     return Task(
         name=options.workload,
         model=model,
-        description=describe(config, corpus.tokenizer),
+        description=describe_model(config, corpus.tokenizer),
         samples=samples.count,
         batch=samples.batch,
         loss=loss,
@@ -69,7 +65,7 @@ def make_task(
         units_per_sample=options.context,
         flops_per_unit=flops_per_token(whole),
         on_host=samples.on_host,
-        sample=write if options.sample_tokens else None,
+        sample=sample_writer(writer, corpus.tokenizer, options),
     )
 
 
@@ -79,22 +75,22 @@ def train(context: Context, args: list[str]) -> None:
     train_text(make_task(options, context), options, context)
 
 
-def train_text(task: Task, options: GptOptions, context: Context) -> None:
-    """Train, export where asked, and tell how well the model predicts."""
+def loss_line(result: Result) -> str:
+    """How well the model predicts."""
+    unit = "byte" if "perplexity" not in result.evaluation else "token"
+    loss, bits = result.evaluation["val_loss"], result.evaluation["bits_per_byte"]
+    return f"validation loss {loss:.4f} nats per {unit} ({bits:.4f} bits per byte)"
+
+
+def train_text(task: Task, options: TextOptions, context: Context, tell: Callable[[Result], str] = loss_line) -> None:
+    """Train, export where asked, show a sample, and `tell` in a line how well the model predicts."""
     result = fit(task, options, context)
     export_result(result, options, context)
     if not result.evaluation or context.place.rank != 0:
         return
     if result.sample:
         context.say(f"\na sample of what it writes:\n{result.sample}\n")
-    context.say(tell(result.evaluation))
-
-
-def tell(evaluation: Mapping[str, float]) -> str:
-    """The line that says how well the model predicts."""
-    unit = "byte" if "perplexity" not in evaluation else "token"
-    loss, bits = evaluation["val_loss"], evaluation["bits_per_byte"]
-    return f"validation loss {loss:.4f} nats per {unit} ({bits:.4f} bits per byte)"
+    context.say(tell(result))
 
 
 def main() -> None:

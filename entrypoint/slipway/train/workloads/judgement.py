@@ -21,8 +21,8 @@ from slipway.options.gpt import TextOptions
 from slipway.protocol.files import OPTIONS_FILE, SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import read_export
-from slipway.train.export.trained import ELSEWHERE, Trained, read_run, without_folders
-from slipway.train.loop.evaluation import judge
+from slipway.train.export.trained import ELSEWHERE, Trained, read_trained, without_folders
+from slipway.train.loop.evaluation import evaluate_model
 from slipway.train.loop.precision import read_precision
 from slipway.train.loop.task import Validation
 from slipway.train.models.gpt import Gpt
@@ -54,13 +54,13 @@ def judge_trained(source: Path, context: Context, dataset: str | None = None, st
     is_run = any((source / name).exists() for name in (SNAPSHOTS, OPTIONS_FILE))
     if step is not None and not is_run:
         raise ConfigurationError(f"{source} is no run directory: it holds one step only. Leave out --step.")
-    trained = read_run(source, step) if is_run else read_export(source)
+    trained = read_trained(source, step) if is_run else read_export(source)
     if trained.workload not in WORKLOADS:
         raise ConfigurationError(
             f"{source} was trained by {trained.workload}; these can be evaluated: {', '.join(WORKLOADS)}."
         )
     options = read_options(trained, source, dataset)
-    find = language if trained.workload in LANGUAGE else task
+    find = open_language_model if trained.workload in LANGUAGE else open_task
     validation, model, data = find(trained, source, options, context)
     wanted = str(trained.options.get("precision", "auto"))
     if wanted == "fp16" and context.device.type == "cpu":
@@ -72,7 +72,7 @@ def judge_trained(source: Path, context: Context, dataset: str | None = None, st
             bar.update()
             return True
 
-        results = judge(validation, model, read_precision(wanted, context.device), context.device, turn=turn)
+        results = evaluate_model(validation, model, read_precision(wanted, context.device), context.device, turn=turn)
     named = str(getattr(options, "dataset", data))
     same = without_folders(data) == without_folders(trained.data)
     return Judgement(trained, named, same, validation.samples, results or {})
@@ -94,7 +94,9 @@ def read_options(trained: Trained, source: Path, dataset: str | None) -> Options
     return kind(**values, sources=trained.sources)
 
 
-def language(trained: Trained, source: Path, options: Options, context: Context) -> tuple[Validation, nn.Module, str]:
+def open_language_model(
+    trained: Trained, source: Path, options: Options, context: Context
+) -> tuple[Validation, nn.Module, str]:
     """How a language model is judged, the model on the context's device, and which data these are.
 
     It needs nothing that the training began with, nor as many processes.
@@ -102,7 +104,7 @@ def language(trained: Trained, source: Path, options: Options, context: Context)
     assert isinstance(options, TextOptions)
     corpus = open_corpus(options.dataset, kept_tokenizer(source, trained.model), context, options.column)
     model = Gpt(described_config(trained.model))
-    load_weights(model, trained, source, trained.model)
+    load_trained(model, trained, source, trained.model)
     length = getattr(options, "context", None) or model.config.context
     validation = cut_samples(corpus, length, options.eval_samples).validation
     if trained.workload == FinetuneOptions.workload:
@@ -110,14 +112,14 @@ def language(trained: Trained, source: Path, options: Options, context: Context)
     return validation, model.to(context.device), corpus.identity
 
 
-def task(trained: Trained, source: Path, options: Options, context: Context) -> tuple[Validation, nn.Module, str]:
+def open_task(trained: Trained, source: Path, options: Options, context: Context) -> tuple[Validation, nn.Module, str]:
     """The same for a workload whose task is made from its options alone."""
     made = import_module(f"slipway.train.workloads.{trained.workload}").make_task(options, context)
-    load_weights(made.model, trained, source, made.description)
+    load_trained(made.model, trained, source, made.description)
     return made.validation, made.model, made.data
 
 
-def load_weights(model: nn.Module, trained: Trained, source: Path, description: Mapping[str, Any]) -> None:
+def load_trained(model: nn.Module, trained: Trained, source: Path, description: Mapping[str, Any]) -> None:
     """Copy the trained weights into `model`. Raises ConfigurationError where they are another model's."""
     try:
         load_model(model, Snapshot(trained.step, {"model": trained.model}, {MODEL: trained.tensors}), description)

@@ -17,7 +17,7 @@ from slipway.train.loop.fit import fit
 from slipway.train.loop.task import Batch, Task, Validation
 from slipway.train.models.linear import Linear
 from slipway.train.worker.context import Context, open_context
-from slipway.train.workloads.comparison import begins_anew, compare, recall
+from slipway.train.workloads.comparison import begins_anew, compare_without_ddp, recall
 
 
 def make_data(options: LinearOptions) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def train(context: Context, args: list[str]) -> None:
         context.say(f"accuracy {result.evaluation['accuracy']:.2%} on samples that were not trained on")
     if options.compare and result.outcome == Word.FINISHED:
         if comparable:
-            compare(task, make_task, options, context)
+            compare_without_ddp(task, make_task, options, context)
         else:
             recall(context)
 

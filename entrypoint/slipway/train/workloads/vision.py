@@ -27,6 +27,7 @@ from slipway.train.pictures.arrays import on_device
 from slipway.train.pictures.augmentation import Variation
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.mistakes import draw_grid, find_mistakes
+from slipway.train.report.tables import aligned
 from slipway.train.worker.context import Context, open_context
 
 CLASS = "class/"  # before a class's name in the results
@@ -124,16 +125,14 @@ def save_weights(model: nn.Module, name: str, context: Context) -> None:
         replace_file(context.place.run_dir / name, content.getvalue())
 
 
-def table(evaluation: Mapping[str, float]) -> str:
+def accuracy_table(evaluation: Mapping[str, float]) -> str:
     """The accuracy of each class, aligned; of many classes only of those that do worst."""
     shares = {name.removeprefix(CLASS): share for name, share in evaluation.items() if name.startswith(CLASS)}
     shown, title = shares, "class"
     if len(shares) > SHOWN:
         shown = dict(sorted(shares.items(), key=lambda item: item[1])[:SHOWN])
         title = f"the {SHOWN} worst of {len(shares)} classes"
-    width = max(map(len, (title, *shown)))
-    lines = [f"{name:<{width}}  {share:8.2%}" for name, share in shown.items()]
-    return "\n".join([f"{title:<{width}}  accuracy", *lines])
+    return "\n".join(aligned([[title, "accuracy"], *([name, f"{share:.2%}"] for name, share in shown.items())]))
 
 
 def train(context: Context, args: list[str]) -> None:
@@ -146,7 +145,7 @@ def train(context: Context, args: list[str]) -> None:
         save_weights(task.model, name, context)
     export_result(result, options, context)
     if result.evaluation:
-        context.say(f"\n{table(result.evaluation)}\n")
+        context.say(f"\n{accuracy_table(result.evaluation)}\n")
         context.say(f"accuracy {result.evaluation['accuracy']:.2%} on pictures that were not trained on")
 
 

@@ -15,16 +15,16 @@ import numpy.typing as npt
 from slipway.options.dataset import MANIFEST
 from slipway.protocol.durable import replace_file, sync_folder
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import hash_file
 from slipway.train.snapshots.tensor_files import write_file
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
 from slipway.train.text.tokens.piece import PiecePlan, Written, piece_file, record_file
-from slipway.train.text.tokens.streams import hash_file
 
 WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
 
 
-def read_record(work: Path, plan: PiecePlan, number: int) -> dict[str, Written]:
+def read_piece(work: Path, plan: PiecePlan, number: int) -> dict[str, Written]:
     """What a finished piece gave to each part. Raises OSError, ValueError and others where it is not finished."""
     record = json.loads(record_file(work, plan, number).read_bytes())
     return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}
@@ -33,20 +33,20 @@ def read_record(work: Path, plan: PiecePlan, number: int) -> dict[str, Written]:
 def is_finished(work: Path, plan: PiecePlan, number: int, tick: Callable[[], None]) -> bool:
     """Whether a piece is there as it was written."""
     try:
-        record = read_record(work, plan, number)
+        record = read_piece(work, plan, number)
         return all(hash_file(piece_file(work, plan, number, part), tick) == record[part].sha256 for part in record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def finish(
+def join_pieces(
     out: Path, plan: PiecePlan, described: Mapping[str, Any], shard_tokens: int, tick: Callable[[], None]
 ) -> TokenFolder:
     """String the pieces together, write the manifest, remove the pieces. Raises ConfigurationError where there is no text.
 
     `described` is what the manifest says about how the tokens were made.
     """
-    records = [read_record(out / WORK, plan, number) for number in range(len(plan.pieces))]
+    records = [read_piece(out / WORK, plan, number) for number in range(len(plan.pieces))]
     if not sum(record[part].documents for record in records for part in (TRAIN, VALIDATION)):
         raise ConfigurationError("The input is empty; there is no text in it.")
     parts = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.files import is_validation
 from slipway.train.text.tokens.borders import border
 from slipway.train.text.tokens.inputs import LINES, TEXT, TRAIN, VALIDATION, Source, Span, unknown_column
 
@@ -33,21 +33,15 @@ def read_chunks(sources: Sequence[Source], span: Span, column: str, share: float
     """
     source = sources[span.source]
     if source.kind == TEXT:
-        yield from read_text(source, span)
+        yield from read_text_file(source, span)
         return
-    read = read_lines if source.kind == LINES else read_rows
+    read = read_json_lines if source.kind == LINES else read_rows
     for text in read(source, span, column):
         if text:
-            yield Chunk(text, span.part or part_of(text, share))
+            yield Chunk(text, span.part or (VALIDATION if is_validation(text, share) else TRAIN))
 
 
-def part_of(text: str, share: float) -> str:
-    """The part that a document belongs to: it depends on nothing but its text, so that copies stay together."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return VALIDATION if int.from_bytes(digest[:4]) < share * 2**32 else TRAIN
-
-
-def read_text(source: Source, span: Span) -> Iterator[Chunk]:
+def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
     """A text file's bytes between two borders, in chunks that end at borders. The last one ends the document."""
     path, size = Path(source.path), source.size
     places = [*range(span.start, span.stop, CHUNK), span.stop]
@@ -66,7 +60,7 @@ def read_text(source: Source, span: Span) -> Iterator[Chunk]:
                 yield Chunk(text, str(span.part), span.ends and stop == span.stop)
 
 
-def read_lines(source: Source, span: Span, column: str) -> Iterator[str | None]:
+def read_json_lines(source: Source, span: Span, column: str) -> Iterator[str | None]:
     """The texts of the JSON lines that begin in a stretch of a file."""
     path = Path(source.path)
     with path.open("rb") as file:
@@ -76,12 +70,12 @@ def read_lines(source: Source, span: Span, column: str) -> Iterator[str | None]:
         while (place := file.tell()) < span.stop and (line := file.readline()):
             if line.strip():
                 try:
-                    yield text_of(line, column)
+                    yield text_in_line(line, column)
                 except ValueError as error:
                     raise ConfigurationError(f"{path}:{number_of(path, place)} {error}") from None
 
 
-def text_of(line: bytes, column: str) -> str | None:
+def text_in_line(line: bytes, column: str) -> str | None:
     """The text in a JSON line. Raises ValueError with what is wrong with it."""
     try:
         value = json.loads(line)

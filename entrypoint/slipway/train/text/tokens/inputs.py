@@ -149,15 +149,15 @@ def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) ->
     for number in sorted(texts, key=lambda number: hashlib.sha256(sources[number].name.encode()).digest()):
         source = sources[number]
         if source.part is not None:
-            yield from cut(number, 0, source.size, source.part)
+            yield from cut_spans(number, 0, source.size, source.part)
             continue
         middle = border(Path(source.path), max(0, min(train, source.size)), source.size)
         train -= source.size
-        yield from cut(number, 0, middle, TRAIN)
-        yield from cut(number, middle, source.size, VALIDATION)
+        yield from cut_spans(number, 0, middle, TRAIN)
+        yield from cut_spans(number, middle, source.size, VALIDATION)
 
 
-def cut(source: int, start: int, stop: int, part: str) -> Iterator[Span]:
+def cut_spans(source: int, start: int, stop: int, part: str) -> Iterator[Span]:
     """A stretch of text as spans of at most PIECE bytes, the last of which ends the document."""
     for begin in range(start, stop, PIECE):
         end = min(begin + PIECE, stop)

@@ -62,11 +62,6 @@ def read_plan(folder: Path) -> PiecePlan:
     return PiecePlan(sources, pieces, **stored)
 
 
-def plan_text(plan: PiecePlan) -> str:
-    """The plan as it is written."""
-    return json.dumps(asdict(plan))
-
-
 class Output:
     """The file of one part of a piece: nobody sees it before `finish`."""
 

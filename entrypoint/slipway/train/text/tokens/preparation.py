@@ -19,11 +19,11 @@ from slipway.protocol.durable import make_folder, replace_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.files import ByteProgress
 from slipway.train.text.tokenizer import BYTES, Tokenizer
-from slipway.train.text.tokens.assembly import WORK, finish, is_finished
+from slipway.train.text.tokens.assembly import WORK, is_finished, join_pieces
 from slipway.train.text.tokens.crew import work_through
 from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
 from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
-from slipway.train.text.tokens.piece import PLAN, PiecePlan, plan_text
+from slipway.train.text.tokens.piece import PLAN, PiecePlan
 
 SHARE = 0.01  # of the text that is for validation
 
@@ -58,10 +58,10 @@ def prepare(
         sources = read_parts(sources)
     say(described_sources(sources))
     if (out / MANIFEST).exists():
-        folder = finished_before(out, describe(settings, tokenizer, sources))
+        folder = finished_before(out, describe_origin(settings, tokenizer, sources))
         say(f"{out} was finished before")
         return folder
-    plan = begin(out, tokenizer, settings, sources)
+    plan = begin_plan(out, tokenizer, settings, sources)
     work, sizes = out / WORK, [sum(span.size for span in spans) for spans in plan.pieces]
     todo = [number for number in range(len(plan.pieces)) if not is_finished(work, plan, number, tick)]
     with closing(ByteProgress("tokenising", sum(sizes), say)) as progress:
@@ -69,7 +69,7 @@ def prepare(
             say(f"going on: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
             progress.add(sum(sizes) - sum(sizes[number] for number in todo))
         work_through(work, todo, processes, lambda number: progress.add(sizes[number]), tick)
-    return finish(out, plan, describe(settings, tokenizer, sources), settings.shard_tokens, tick)
+    return join_pieces(out, plan, describe_origin(settings, tokenizer, sources), settings.shard_tokens, tick)
 
 
 def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
@@ -83,7 +83,7 @@ def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
     return smallest if wanted == "auto" else wanted
 
 
-def describe(settings: Settings, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
+def describe_origin(settings: Settings, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
     """What the manifest says about how its tokens were made, and what must be the same to go on."""
     return {
         "tokenizer": {
@@ -129,7 +129,7 @@ def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
     return folder
 
 
-def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> PiecePlan:
+def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> PiecePlan:
     """The plan, which is on the disk afterwards. Raises ConfigurationError where `out` holds anything else."""
     work = out / WORK
     if out.exists() and not work.exists() and any(out.iterdir()):
@@ -143,5 +143,5 @@ def begin(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence
     make_folder(out)
     make_folder(work)
     tokenizer.save(out)
-    replace_file(work / PLAN, plan_text(plan))
+    replace_file(work / PLAN, json.dumps(asdict(plan)))
     return plan

@@ -7,17 +7,15 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.hub.files import hash_file
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder
 from slipway.train.worker.prepared import cache_folder
-
-BLOCK = 2**24  # bytes that are hashed at once
 
 
 class Stream:
@@ -81,13 +79,3 @@ def verify_shards(folder: TokenFolder, tick: Callable[[], None]) -> None:
             f"{', '.join(wrong)} in {folder.path} changed since they were made: the sha256 is not the manifest's. Copy the "
             "folder again, or prepare it anew."
         )
-
-
-def hash_file(path: Path, tick: Callable[[], None] = lambda: None) -> str:
-    """The sha256 of a file. Raises OSError."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            tick()
-    return digest.hexdigest()
