@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +131,60 @@ def test_a_manifest_that_names_another_file_is_damaged(tmp_path: Path, name: str
     path.write_text(path.read_text().replace(f'"{right}"', f'"{name}"'))  # by a single bit
     with pytest.raises(SnapshotError, match=r"manifest\.json.* name"):
         load_snapshot(path.parent)
+
+
+def forge(path: Path, name: str, content: bytes, **manifest: object) -> None:
+    """Put a file with checksums that fit into a snapshot, and other things into its manifest."""
+    (path / name).write_bytes(content)
+    told = json.loads((path / "manifest.json").read_text()) | manifest
+    told["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(told))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "content", "manifest", "says"),
+    [
+        ("model.safetensors", b"\xff" * 100, {}, r"model\.safetensors holds no tensors"),
+        ("model.safetensors", b"", {}, r"model\.safetensors holds no tensors"),
+        ("state.json", b"{", {}, r"state\.json cannot be read"),
+        ("state.json", b"[" * 100_000, {}, r"state\.json cannot be read"),
+        ("state.json", b"[1]", {}, r"state\.json holds no object"),
+        ("state.json", b"{}", {"format": float("nan")}, "impossible format None"),
+        ("state.json", b"{}", {"format": 0.5}, r"impossible format 0\.5"),
+        ("state.json", b"{}", {"format": True}, "impossible format True"),
+        ("../x.safetensors", b"", {}, r"names \.\./x\.safetensors"),
+        ("/tmp/x.safetensors", b"", {}, "names /tmp/x"),  # it is never opened
+    ],
+)
+def test_a_snapshot_whose_checksums_fit_and_whose_content_does_not_is_passed_over(
+    tmp_path: Path, name: str, content: bytes, manifest: dict[str, object], says: str
+) -> None:
+    for step in (1, 2):
+        path = save_snapshot(tmp_path / "snapshots", make_snapshot(step), keep=2)
+    if name.startswith("/"):
+        told = json.loads((path / "manifest.json").read_text())
+        told["files"][name] = {"size": 0, "sha256": ""}
+        (path / "manifest.json").write_text(json.dumps(told))
+    else:
+        forge(path, name, content, **manifest)
+    warnings: list[str] = []
+    found = load_newest(tmp_path / "snapshots", warnings.append)
+    assert found is not None
+    assert found[1].step == 1
+    assert re.search(says, warnings[0]), warnings
+    shutil.rmtree(tmp_path / "snapshots/step-00000001")
+    assert load_newest(tmp_path / "snapshots", warnings.append) is None
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("file", FILES)
+def test_a_pipe_in_place_of_a_file_holds_nobody(tmp_path: Path, file: str) -> None:
+    path = save_snapshot(tmp_path, make_snapshot(1), keep=1)
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    with pytest.raises(SnapshotError, match=file):
+        load_snapshot(path)
 
 
 @pytest.mark.core

@@ -238,6 +238,12 @@ def test_the_attempt_only_grows() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("attempt", [2**53, -1, 1e300, "7", None])
+def test_a_number_of_attempts_that_nobody_made_counts_as_none(attempt: Any) -> None:
+    record("mine", attempt=attempt)
+    assert choose(resume="auto", run_dir="runs/mine").attempt == 1
+
+
 def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
     plan, _ = ask()
     run = Run(Path("mine").absolute(), "auto", 2)

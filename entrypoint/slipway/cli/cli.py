@@ -21,6 +21,7 @@ from slipway.launch.resolve.container_checks import require_writable, results_fo
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import EXITS, FAILED, LaunchError
+from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -178,7 +179,7 @@ def main() -> None:
     except click.Abort:
         code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)
     except LaunchError as error:
-        code, said, show = error.code, str(error), partial(click.echo, f"slipway: {error}", err=True)
+        code, said, show = error.code, str(error), partial(click.echo, f"slipway: {printable(str(error))}", err=True)
     except Exception as error:
         _tell_pod(FAILED, f"{type(error).__name__}: {error}")
         raise

@@ -21,6 +21,7 @@ from slipway.launch.run_directory.status import find_run, read_status, status_js
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of
 from slipway.protocol.files import RUN_FILE
 from slipway.protocol.outcomes import GOOD
+from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,7 +69,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 def status(run: str, runs: str | None, as_json: bool) -> None:
     """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
     found = read_status(named_run(run, runs))
-    click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(status_lines(found)))
+    click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(map(printable, status_lines(found))))
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
@@ -104,7 +105,7 @@ def _wait_for_end(path: Path) -> int:
     """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code."""
     while (found := read_status(path)).alive:
         time.sleep(TICK)
-    click.echo("\n".join(status_lines(found)))
+    click.echo("\n".join(map(printable, status_lines(found))))
     if found.outcome.get("word") in GOOD:
         return FINISHED
     return int(found.outcome.get("code", FAILED))

@@ -3,8 +3,14 @@
 `runs/NAME/` holds what is the job's: the files named here, and `snapshots/`. `node-RANK/` in it holds what is one node's.
 """
 
+import errno
 import json
+import math
+import os
+import re
+import stat
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,8 @@ LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
 
 NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
+# More than any job has: what a damaged or forged file says beyond is nobody's.
+ATTEMPTS, NODES = 1_000_000, 65_536
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
 
@@ -47,7 +55,7 @@ def rank_log(rank: int | str) -> str:
 def number_in(name: str, before: str) -> int | None:
     """The number in a name, behind NODE, RANK or STEP; None where the name is another one."""
     digits = name.removeprefix(before)
-    return int(digits) if digits != name and digits.isdecimal() and digits.isascii() else None
+    return int(digits) if digits != name and re.fullmatch("[0-9]{1,15}", digits) else None
 
 
 def snapshot_name(step: int) -> str:
@@ -75,15 +83,39 @@ def newest_step(run: Path) -> int | None:
     return snapshot_step(newest) if newest else None
 
 
+def open_run_file(path: Path) -> BufferedReader:
+    """Open a file of a run for reading. OSError unless it is a regular one: in a folder that others may write to there may be a
+    pipe, which would hold whoever reads it for ever, a device, or a link to somebody else's file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(number, "rb")
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run; an empty one where there is none that can be read."""
+    """The object in a JSON file of a run; an empty one where there is none that can be read. Numbers in it are finite."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:
-            return {}
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_run_file(path) as file:
+            text = file.read(LARGEST + 1)
+        value = parse_json(text) if len(text) <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def parse_json(text: bytes) -> Any:
+    """What JSON says, with None for numbers that nobody can count with: NaN, Infinity, 1e999, integers of 64 bits and more.
+
+    Raises ValueError where it is not JSON, RecursionError where it is too deep.
+    """
+    return json.loads(
+        text,
+        parse_constant=lambda _: None,
+        parse_float=lambda digits: number if math.isfinite(number := float(digits)) else None,
+        parse_int=lambda digits: int(digits) if len(digits) < 19 else None,
+    )
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.protocol.files import rank_log
+from slipway.protocol.printable import printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
@@ -75,7 +76,7 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
 
 def say(line: str) -> None:
     """Print a line of the launcher's own."""
-    write_out(f"slipway: {line}\n".encode(errors="replace"), sys.stderr.fileno())
+    write_out(f"slipway: {printable(line)}\n".encode(errors="replace"), sys.stderr.fileno())
 
 
 def short_path(path: Path) -> str:

@@ -17,7 +17,7 @@ def assemble(
 ) -> tuple[NodeReport, ...]:
     """All nodes' reports, by node rank, with what the exchange showed; `trouble` goes to our own.
 
-    `peers` are the launchers that met, this one among them, and `exchange` is the content of `exchange.json`: empty where the
+    `peers` are the launchers that met, this one among them, and `exchange` is the content of `check.json`: empty where the
     processes did not get that far.
     """
     reports = []

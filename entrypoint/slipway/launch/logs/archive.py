@@ -21,6 +21,7 @@ from slipway.protocol.files import (
     OUTCOMES,
     PLAN_FILE,
     RUN_FILE,
+    open_run_file,
 )
 
 NAME_ENDS = ".tar.gz"
@@ -85,7 +86,7 @@ def find_files(run: Path) -> list[Path]:
 def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
     """A file, and how many bytes of it are missing: of a large one only whole lines of its head and tail are taken."""
     try:
-        with path.open("rb") as file:
+        with open_run_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= most:
                 return ArchivePart(name, (file.read(most).decode(errors="replace"),)), 0

@@ -17,7 +17,19 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
 from slipway.launch.rank_ranges import rank_ranges
-from slipway.protocol.files import LOGS, NODE, PLAN_FILE, RANK, RUN_FILE, read_json
+from slipway.protocol.files import (
+    ATTEMPTS,
+    LOGS,
+    NODE,
+    NODES,
+    PLAN_FILE,
+    RANK,
+    RUN_FILE,
+    number_in,
+    open_run_file,
+    read_json,
+)
+from slipway.protocol.printable import printable
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
@@ -29,8 +41,6 @@ PARENTS = MappingProxyType(
 
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 _HEADER = re.compile(rb"--- attempt (\d{1,9})(?:, (.*))? ---")
-# Colours go, the rest is shown as odd.
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f])")
 
 
 class Line(NamedTuple):
@@ -70,7 +80,7 @@ class LogFile:
             yield from self._understand(whole)
 
     def _read(self) -> bytes:
-        with suppress(OSError), self.path.open("rb") as file:  # it may be gone meanwhile
+        with suppress(OSError), open_run_file(self.path) as file:  # it may be gone meanwhile
             file.seek(self._offset)
             piece = file.read(PIECE)
             self._offset += len(piece)
@@ -115,17 +125,16 @@ def readable(raw: bytes) -> str:
     text = raw.decode(errors="replace")
     if text.isprintable():
         return text
-    text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar the newest state
-    return _CONTROL.sub(lambda found: "\ufffd" if found["odd"] else "", text)
+    return printable(text.rstrip("\r").rpartition("\r")[2])  # of a progress bar the newest state
 
 
 def find_logs(run: Path) -> list[LogFile]:
     """All logs of ranks, and of what started them, in a run directory."""
     found = []
     for path in run.glob(f"{NODE}*/{LOGS}/*.log"):
-        node, rank = path.parent.parent.name.removeprefix(NODE), path.stem.removeprefix(RANK)
-        if node.isdecimal() and (rank.isdecimal() or rank in PARENTS):
-            found.append(LogFile(path, int(node), PARENTS[rank] if rank in PARENTS else int(rank)))
+        node, rank = number_in(path.parent.parent.name, NODE), PARENTS.get(path.stem, number_in(path.stem, RANK))
+        if node is not None and rank is not None:
+            found.append(LogFile(path, node, rank))
     return sorted(found, key=lambda log: (log.node, log.rank))
 
 
@@ -137,7 +146,8 @@ def tell_elsewhere(run: Path) -> str:
     plans = [read_json(file).get("topology") for file in run.glob(f"{NODE}*/{PLAN_FILE}")]
     records = [read_json(run / RUN_FILE), *(plan for plan in plans if isinstance(plan, dict))]
     counts = [record.get("nodes") for record in records]
-    missing = set(range(max((count for count in counts if isinstance(count, int)), default=0))) - here
+    nodes = max((count for count in counts if isinstance(count, int) and count <= NODES), default=0)
+    missing = set(range(nodes)) - here
     if not missing:
         return ""
     return (
@@ -150,7 +160,8 @@ def tell_extent(run: Path) -> str:
     """What there is to choose from: `ranks 0-7 and attempts 1, 2`."""
     ranks = {log.rank for log in find_logs(run) if log.rank >= 0}
     newest = read_json(run / RUN_FILE).get("attempt")
-    extents = {"rank": ranks, "attempt": range(1, newest + 1) if isinstance(newest, int) else ()}
+    attempts = range(1, newest + 1) if isinstance(newest, int) and newest <= ATTEMPTS else range(0)
+    extents = {"rank": ranks, "attempt": attempts}
     return " and ".join(
         f"{what}{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)}"
         for what, numbers in extents.items()

@@ -4,13 +4,13 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.protocol.files import ATTEMPTS
 
 TEXT = 250  # characters of any one text on a card
 PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
 DEVICES = 128  # names of GPUs on a card
 FINDINGS = 12_000  # characters of all findings on a card
-COUNTS = 1_000_000  # of attempts, and of processes: more are nobody's
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 
@@ -73,7 +73,7 @@ class Card:
     def __post_init__(self) -> None:
         """Keep what travels, and what node 0 holds for thousands of nodes, bounded. ValueError for impossible numbers."""
         for name in ("processes", "attempt", "tries", "failures"):
-            if not 0 <= getattr(self, name) <= COUNTS:
+            if not 0 <= getattr(self, name) <= ATTEMPTS:
                 raise ValueError(f"impossible {name}: {getattr(self, name)}")
         for name, value in vars(self).items():
             if isinstance(value, str):

@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
 def _number(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()):
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
             raise ValueError("a whole number is needed")
         number = int(text)
         if not low <= number <= high:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,10 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 
 from slipway.protocol.durable import make_folder, sync_folder
-from slipway.protocol.files import STEP, list_snapshots, snapshot_name, snapshot_step
+from slipway.protocol.files import (
+    LARGEST,
+    STEP,
+    list_snapshots,
+    open_run_file,
+    parse_json,
+    snapshot_name,
+    snapshot_step,
+)
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
 from slipway.train.worker.outcome import NoProgressError
@@ -33,6 +43,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = ".safetensors"
 MODEL = "model"  # the stem of the files with the weights
+FILE = r"[a-z][a-z0-9-]*\.safetensors"  # all on one level: no name leads out of the folder
 PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
 
 
@@ -108,7 +119,10 @@ def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]
 def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     """Size and sha256 of each file of a snapshot. Raises SnapshotError, and NewerFormatError for a later version's."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        with open_run_file(path / MANIFEST) as file:
+            manifest = parse_json(file.read(LARGEST))
+        if type(manifest["format"]) is not int or manifest["format"] < 1:
+            raise SnapshotError(f"{path / MANIFEST} has the impossible format {manifest['format']!r}")
         if manifest["format"] > FORMAT:
             raise NewerFormatError(
                 f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
@@ -119,11 +133,11 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
         files = {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
     except FileNotFoundError:
         raise SnapshotError(f"{path / MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotError(f"{path / MANIFEST} cannot be read ({error!r})") from error
     if STATE not in files:
         raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
-    if odd := [name for name in files if name != STATE and not name.endswith(TENSORS)]:
+    if odd := [name for name in files if name != STATE and not re.fullmatch(FILE, name)]:
         raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is no file of a snapshot")
     return files
 
@@ -136,17 +150,17 @@ def verify_snapshot(path: Path) -> None:
 
 def verify_file(path: Path, size: int, sha256: str) -> None:
     """Raise SnapshotError unless the file has this size and checksum."""
-    with as_snapshot_errors(path):
-        require_match(path, path.stat().st_size, size, "bytes")
-        with path.open("rb") as file:
-            require_match(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
+    with as_snapshot_errors(path), open_run_file(path) as file:
+        require_match(path, os.fstat(file.fileno()).st_size, size, "bytes")
+        require_match(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
 
 
 def read_file(path: Path, size: int, sha256: str) -> bytes:
     """The content of a file, which is what was verified. Raises SnapshotError unless it has this size and checksum."""
     with as_snapshot_errors(path):
-        require_match(path, path.stat().st_size, size, "bytes")
-        content = path.read_bytes()
+        with open_run_file(path) as file:
+            require_match(path, os.fstat(file.fileno()).st_size, size, "bytes")
+            content = file.read()
         require_match(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
     return content
 
@@ -177,9 +191,27 @@ def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
         if stems and stem not in stems:
             verify_file(path / name, size, sha256)
         elif name != STATE:
-            tensors.setdefault(stem, {}).update(load(read_file(path / name, size, sha256)))
-    state = json.loads(read_file(path / STATE, *manifest[STATE]))
-    return Snapshot(snapshot_step(path), state, tensors)
+            tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, size, sha256)))
+    return Snapshot(snapshot_step(path), parse_state(path, read_file(path / STATE, *manifest[STATE])), tensors)
+
+
+def parse_tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors in a file whose checksum fits, which says nothing of who wrote it. Raises SnapshotError."""
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise SnapshotError(f"{path} holds no tensors ({error})") from error
+
+
+def parse_state(path: Path, content: bytes) -> dict[str, Any]:
+    """What is not a tensor. Raises SnapshotError."""
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path / STATE} cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise SnapshotError(f"{path / STATE} holds no object")
+    return state
 
 
 def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()) -> tuple[Path, Snapshot] | None:

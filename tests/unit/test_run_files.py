@@ -1,0 +1,93 @@
+"""What others may have put into a folder of runs: pipes, devices, links, and JSON that nobody can count with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import Slipway
+
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.files import LARGEST, number_in, open_run_file, read_json
+from slipway.protocol.printable import printable
+
+pytestmark = pytest.mark.timeout(30)  # a pipe must not hold whoever reads it
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link_to_another(path: Path) -> None:
+    path.with_name("other.json").write_text("{}")
+    path.symlink_to("other.json")
+
+
+@pytest.mark.parametrize("make", [make_pipe, link_to_zeros, link_to_another, Path.mkdir])
+def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "run.json")
+    with pytest.raises(OSError, match=r"run\.json"):
+        open_run_file(tmp_path / "run.json")
+    assert read_json(tmp_path / "run.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[" * 100_000, {}),
+        ("[1]", {}),
+        ('{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1.5}', {"a": None, "b": None, "c": None, "d": 1.5}),
+        (f'{{"a": 1{"0" * 5000}, "b": 9007199254740993}}', {"a": None, "b": 9007199254740993}),
+        (f'{{"a": "{"x" * LARGEST}"}}', {}),
+        ("\x00\xff", {}),
+    ],
+)
+def test_json_that_makes_no_sense_is_passed_over(tmp_path: Path, text: str, value: dict[str, Any]) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert read_json(tmp_path / "run.json") == value
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("step-00000012", 12), ("step-²", None), ("step-٣", None), (f"step-{'9' * 5000}", None), ("step-", None)],
+)
+def test_numbers_in_names_are_of_ten_digits_alone(name: str, number: int | None) -> None:
+    assert number_in(name, "step-") == number
+
+
+def test_control_characters_do_nothing_to_a_terminal() -> None:
+    assert printable("plain\ttext\n") == "plain\ttext\n"
+    assert (
+        printable("\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil \x9b2J")
+        == "red \ufffd]0;title\ufffd \ufffdevil \ufffd2J"
+    )
+
+
+def test_commands_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(slipway: Slipway, tmp_path: Path) -> None:
+    run, odd = tmp_path / "runs/gpt-1", tmp_path / "runs/gpt-2"
+    for folder in (run / "node-0/logs", run / "node-²/logs", run / "snapshots/step-²", odd):
+        folder.mkdir(parents=True)
+    first = Outcome(0, "n\x1b[2J", "failed", 1000.0, evidence="\x1b]0;gone\x07 ValueError", advice="\x1b[31mlook")
+    verdict = judge((first,))
+    record = {"workload": "gpt", "started": 1.0, "attempt": 1, "nodes": 2_000_000_000}
+    (run / "run.json").write_text(json.dumps(record))
+    ended = {"code": 1, "word": "failed", "first": vars(verdict.first), "attempt": 1}
+    (run / "outcome.json").write_text(json.dumps(ended))
+    (run / "node-0/logs/rank-0.log").write_text("2026-01-01T00:00:00.000Z hello\n")
+    os.mkfifo(run / "node-0/logs/rank-1.log")
+    os.mkfifo(odd / "run.json")
+    told = slipway("status", "--runs", str(tmp_path / "runs"))
+    assert told.code == 0, told.err
+    assert "\x1b" not in told.out + told.err
+    assert "\ufffd]0;gone\ufffd ValueError" in told.out
+    shown = slipway("logs", "--runs", str(tmp_path / "runs"), "gpt-1")
+    assert shown.code == 0, shown.err
+    assert "hello" in shown.out
