@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict.block import TERMINATION_BYTES, block, outcome_json, termination_message
+from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
+from slipway.protocol.outcomes import Word
 
 
 def ended(*words: str | tuple[str, dict[str, Any]]) -> list[Outcome]:
@@ -145,3 +146,8 @@ def test_an_unknown_word_is_refused(word: str, said: str) -> None:
         make_outcome(0, word)
     with pytest.raises(ValueError, match=f"unknown outcome {said}"):
         Verdict(word, make_outcome(0), ())
+
+
+def test_every_word_that_a_verdict_may_have_reads_as_something() -> None:
+    assert CODES.keys() - {Word.FINISHED} <= ENDINGS.keys()
+    assert all(ENDINGS.values())
