@@ -101,6 +101,14 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),
         ({0: CRASH, 1: file("failed", 9.0)}, {"status": 1, "failures": [failure(1, 1, 2.0)]}, "failed", 0, "ValueError"),
         ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
+        # Killed a moment before or during a stop, with a snapshot of this attempt; a crash stays one.
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **STOP}, "stopped", 1, "snapshot of step 20"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **CANCEL}, "cancelled", 1, "SIGINT, while rank 1"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], **STOP}, "failed", 1, "SIGKILL"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20}, "failed", 1, "SIGKILL"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, "ooms": 1, **STOP}, "failed", 1, "memory"),
+        ({0: LOST}, {"status": 1, "failures": [failure(1, -signal.SIGSEGV)], "saved": 20, **STOP}, "failed", 1, "SIGSEGV"),
+        ({0: LOST, 1: CRASH}, {"status": 1, "saved": 20, **STOP}, "failed", 1, "ValueError"),
         # The grace was over.
         ({0: file("stopped")}, {"status": -9, "killed": True, **STOP}, "peer", 1, "SIGTERM: rank 1 had not ended"),
         ({}, {"status": -9, "killed": True, **STOP}, "peer", 0, "ranks 0, 1"),

@@ -40,8 +40,10 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
     except OSError as error:
         raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
+    after = newest_step(run.path)
+    facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
-    return Try(run.attempt, outcome, before, newest_step(run.path), facts.moved)
+    return Try(run.attempt, outcome, before, after, facts.moved)
 
 
 def not_started(job: Job, run: Run, error: LaunchError) -> Try:

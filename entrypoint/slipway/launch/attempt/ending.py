@@ -21,6 +21,7 @@ _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
+KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 # The line that a traceback ends with, and one that names a place; torch puts [rankN] in front.
 _EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
 _FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
@@ -45,6 +46,7 @@ class Facts:
     hang: str = ""  # that no rank moves any more, and whom the others wait for
     behind: int | None = None  # the first of those
     moved: bool | None = None  # past the first step; None where nobody can tell
+    saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
     lost: str = ""  # which other node failed first
     still: float = 0.0  # seconds for which this launcher was frozen before it found the others gone
     status: int = 0  # torchrun's return code, negative for a signal
@@ -123,6 +125,10 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     if not facts.own and all(order[0] for order, _ in causes):
         causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
     first = min(causes, key=lambda cause: cause[0])[1]
+    if facts.stop and facts.saved is not None and first["evidence"] == KILLED:
+        # Schedulers that take a machine back do not wait for a word of ours. A crash stays a crash.
+        rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
+        return outcome(facts.stop, f"{facts.signal}, while rank {rank} was killed (SIGKILL); {intact}", rank=rank)
     log = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log(first['rank'])}"
     return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
 
@@ -175,7 +181,7 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
     if exitcode == -signal.SIGKILL and facts.ooms:
         return OUT_OF_MEMORY
     if exitcode == -signal.SIGKILL:
-        return "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
+        return KILLED
     return f"{signal_name(-exitcode)}{said}"
 
 
