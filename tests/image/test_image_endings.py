@@ -41,6 +41,13 @@ def test_a_full_disk_is_an_unhealthy_node(container: Containers) -> None:
     assert "No space left on device" in job.text
 
 
+@pytest.mark.parametrize("most", [3, 8])
+def test_a_limit_of_processes_is_an_unhealthy_node_that_says_which_limit(container: Containers, most: int) -> None:
+    options = f"--user 4711:0 --ulimit nproc={most}:{most} {WELL}"  # of the user: no other test runs as this one
+    job = container(f"{options} IMG linear --steps 5", code=77)
+    assert "ulimit -u" in job.text
+
+
 @pytest.mark.core
 def test_docker_stop_leaves_a_snapshot_and_another_container_goes_on_from_it(
     container: Containers, undo: ExitStack

@@ -101,6 +101,16 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),
         ({0: CRASH, 1: file("failed", 9.0)}, {"status": 1, "failures": [failure(1, 1, 2.0)]}, "failed", 0, "ValueError"),
         ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
+        # No process or thread can be made any more.
+        (
+            {1: file("unhealthy", exception="RuntimeError: can't start new thread")}, {"status": 1},
+            "unhealthy", 1, "can't start new thread",
+        ),
+        (
+            {}, {"status": 1, "failures": [failure(0, 1)],
+                 "last": {0: ["libgomp: Thread creation failed: Resource temporarily unavailable"]}},
+            "unhealthy", 0, "libgomp",
+        ),
         # Killed a moment before or during a stop, with a snapshot of this attempt; a crash stays one.
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **STOP}, "stopped", 1, "snapshot of step 20"),
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **CANCEL}, "cancelled", 1, "SIGINT, while rank 1"),
@@ -148,6 +158,11 @@ def test_each_ending_has_its_word_and_evidence(
     assert (outcome.word, outcome.rank) == (word, rank)
     assert says in outcome.evidence
     assert (outcome.node_rank, outcome.host) == (0, "n0")
+
+
+def test_a_limit_of_processes_is_named(tmp_path: Path) -> None:
+    thread = file("unhealthy", exception="RuntimeError: Resource temporarily unavailable")
+    assert "ulimit -u" in end(tmp_path, {0: thread}, status=1).advice
 
 
 def test_an_abort_after_a_crash_is_its_consequence(tmp_path: Path) -> None:

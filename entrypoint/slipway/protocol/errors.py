@@ -4,6 +4,7 @@ Manifests, sbatch files and documents are tested against `EXITS`; nothing else i
 """
 
 import errno
+import re
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -53,6 +54,14 @@ CODE_OF = MappingProxyType({row.word: code for code, row in EXITS.items()})
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
+# What says that no process or thread can be made here any more (RLIMIT_NPROC, pids.max): EAGAIN of clone(2), and Python's words.
+NO_MORE_PROCESSES = re.compile("resource temporarily unavailable|can't start new thread", re.IGNORECASE)
+MORE_PROCESSES = (
+    "raise this node's limit of processes and threads: `ulimit -u`, --ulimit nproc and --pids-limit of docker run, podPidsLimit "
+    "of the kubelet; fewer threads: OMP_NUM_THREADS=1"
+)
+
+
 class LaunchError(Exception):
     """Something a person has to mend. `code` is the exit code; the message says what to type."""
 
@@ -62,5 +71,5 @@ class LaunchError(Exception):
 
 
 def code_of(error: OSError) -> int:
-    """The exit code for a file that cannot be written: a full or broken disk is the node's, all else the user's."""
-    return UNHEALTHY if error.errno in DISK_ERRORS else CONFIGURATION
+    """The exit code for what the system refuses: a full or broken disk and a limit of processes are the node's fault."""
+    return UNHEALTHY if error.errno in {*DISK_ERRORS, errno.EAGAIN} else CONFIGURATION

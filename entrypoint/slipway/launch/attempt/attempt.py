@@ -16,7 +16,7 @@ from slipway.launch.run_directory.plan_file import write_plan
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.errors import EXITS, LaunchError, code_of
+from slipway.protocol.errors import EXITS, MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import newest_step
 
 
@@ -39,7 +39,8 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     try:
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
     except OSError as error:
-        raise LaunchError(f"The workload cannot be started: {error}", code_of(error)) from None
+        advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
+        raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
     after = newest_step(run.path)
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())

@@ -13,7 +13,7 @@ from typing import Any
 from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
-from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word
 
@@ -157,8 +157,8 @@ def _cause(
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
         evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
-    if not record and facts.own and re.search(DISK_FULL, evidence):
-        word = Word.UNHEALTHY  # so full that the worker could not write down how it ended
+    if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
+        word = Word.UNHEALTHY  # the worker could not write down how it ended
     asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
     if not record and exitcode in asked:
         word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
@@ -217,6 +217,8 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
     if "shared memory" in evidence:
         return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+    if NO_MORE_PROCESSES.search(evidence):
+        return MORE_PROCESSES
     if "OutOfMemoryError" in evidence:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
     if re.search(DISK_FULL, evidence):

@@ -11,7 +11,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from slipway.protocol.errors import DISK_ERRORS
+from slipway.protocol.errors import DISK_ERRORS, NO_MORE_PROCESSES
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
@@ -62,6 +62,8 @@ def outcome_word(error: BaseException) -> str:
     if isinstance(error, NoProgressError):
         return Word.NO_PROGRESS
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return Word.UNHEALTHY
+    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(text):
         return Word.UNHEALTHY
     if isinstance(error, torch.OutOfMemoryError):
         return Word.FAILED
