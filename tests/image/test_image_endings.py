@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from containers import PATIENCE, WELL, Containers, command_line, docker, fresh_name
+from old_kernel import write_profile
 
 ENDLESS = "linear --epochs 100000"
 # A 3 MB model does not fit.
@@ -46,6 +47,18 @@ def test_a_limit_of_processes_is_an_unhealthy_node_that_says_which_limit(contain
     options = f"--user 4711:0 --ulimit nproc={most}:{most} {WELL}"  # of the user: no other test runs as this one
     job = container(f"{options} IMG linear --steps 5", code=77)
     assert "ulimit -u" in job.text
+
+
+@pytest.mark.parametrize("end", ["by itself", "stopped"])
+def test_the_oldest_kernel_will_do(container: Containers, tmp_path: Path, end: str) -> None:
+    options = f"--security-opt seccomp={write_profile(tmp_path / 'profile.json')} {WELL}"
+    if end == "by itself":
+        assert "finished on 1 node" in container(f"{options} IMG gpt --steps 3 --sample-tokens 0").text
+        return
+    job = container.start(f"{options} --stop-timeout 120 IMG {ENDLESS}")
+    job.wait_for("step 50/")
+    docker("stop", job.name)
+    job.wait(75)
 
 
 @pytest.mark.core

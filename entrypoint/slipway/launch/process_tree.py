@@ -55,6 +55,13 @@ def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
     return []
 
 
+def open_process(pid: int) -> int | None:
+    """A file descriptor that becomes readable when a child ends; None before Linux 5.3, and in sandboxes without it."""
+    with suppress(OSError):
+        return os.pidfd_open(pid)
+    return None
+
+
 def state_of(pid: int) -> str:
     """A process's state as one letter, empty where it is gone."""
     return next(iter(stat_fields(pid)), "")

@@ -18,7 +18,16 @@ from slipway.launch.attempt.ending import Facts, count_ooms
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
-from slipway.launch.process_tree import adopt_orphans, catches, descendants, end_all, ignores, send_signal, state_of
+from slipway.launch.process_tree import (
+    adopt_orphans,
+    catches,
+    descendants,
+    end_all,
+    ignores,
+    open_process,
+    send_signal,
+    state_of,
+)
 from slipway.launch.resolve.plan import Plan, flight_recorder
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
@@ -71,15 +80,17 @@ class Attempt:
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
         terminal = output.console.terminal
         child = Child(self.plan, self.node_dir, self._environment(environ, terminal), output, self.selector, header)
-        ended = os.pidfd_open(child.process.pid)
-        self.selector.register(ended, selectors.EVENT_READ)
+        ended = open_process(child.process.pid)
+        if ended is not None:  # else its end is noticed at the next look
+            self.selector.register(ended, selectors.EVENT_READ)
         self.detector = HangDetector(self.ranks, self._hang, time.monotonic())
         while child.process.poll() is None:
             self._wait(TICK)
             self._look(child, lost)
             self._end_when_due(child)
-        self.selector.unregister(ended)
-        os.close(ended)
+        if ended is not None:
+            self.selector.unregister(ended)
+            os.close(ended)
         self._finish(child, output)
         # Its workers may have ended before it woke up, and so before it looked.
         if self.facts.still and not self.facts.lost and (news := lost()):
