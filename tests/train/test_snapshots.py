@@ -255,3 +255,22 @@ def test_a_damaged_snapshot_that_was_named_is_an_error(
     second = train("linear", "--steps", 3, folder="second", resume=named)
     assert second.outcomes[0]["outcome"] == "no-progress"
     assert "model.safetensors has 0 bytes" in second.outcomes[0]["message"]
+
+
+def test_another_runs_snapshots_behind_a_link_are_not_touched(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_snapshot(tmp_path / "theirs", make_snapshot(step), keep=3)
+    (tmp_path / "snapshots").symlink_to("theirs")
+    with pytest.raises(OSError, match="is a link"):
+        save_snapshot(tmp_path / "snapshots", make_snapshot(4), keep=1)
+    assert len(list_snapshots(tmp_path / "theirs")) == 3
+
+
+def test_a_link_among_the_snapshots_is_pruned_as_a_link(tmp_path: Path) -> None:
+    theirs = save_snapshot(tmp_path / "theirs", make_snapshot(1), keep=1)
+    (tmp_path / "snapshots").mkdir()
+    for name in ("step-00000001", ".step-00000001.deleting"):
+        (tmp_path / "snapshots" / name).symlink_to(theirs)
+    save_snapshot(tmp_path / "snapshots", make_snapshot(4), keep=1)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["step-00000004"]
+    verify_snapshot(theirs)

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
+from slipway.launch.run_directory.run import refuse_links
 from slipway.launch.verdict.verdict import Outcome, judge
-from slipway.protocol.files import LARGEST, number_in, open_run_file, read_json
+from slipway.protocol.durable import remove_tree
+from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.protocol.files import LARGEST, append_to_run_file, number_in, open_run_file, read_json, write_json
 from slipway.protocol.printable import printable
 
 pytestmark = pytest.mark.timeout(30)  # a pipe must not hold whoever reads it
@@ -91,3 +94,45 @@ def test_commands_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(sl
     shown = slipway("logs", "--runs", str(tmp_path / "runs"), "gpt-1")
     assert shown.code == 0, shown.err
     assert "hello" in shown.out
+
+
+@pytest.mark.parametrize("make", [make_pipe, link_to_zeros, link_to_another])
+def test_nothing_is_added_to_what_is_no_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "rank-0.log")
+    with pytest.raises(OSError, match=r"rank-0\.log"):
+        append_to_run_file(tmp_path / "rank-0.log")
+
+
+@pytest.mark.parametrize(
+    "name", ["snapshots", "tensorboard", "node-1", "node-1/logs", "node-1/outcome", "node-1/heartbeat"]
+)
+def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    theirs, run = tmp_path / "theirs", tmp_path / "scratch/run"
+    theirs.mkdir()
+    run.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to("scratch")
+    refuse_links(tmp_path / "runs/run", 1)  # links on the way there are followed
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(theirs)
+    with pytest.raises(LaunchError, match=f"{name} is a link") as refused:
+        refuse_links(tmp_path / "runs/run", 1)
+    assert refused.value.code == CONFIGURATION
+
+
+def test_a_link_with_the_name_of_a_file_that_is_being_written_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / f".run.json.{os.getpid()}.new").symlink_to("theirs")
+    (tmp_path / "run.json").symlink_to("theirs")
+    write_json(tmp_path / "run.json", {"a": 1})
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert read_json(tmp_path / "run.json") == {"a": 1}
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/file").touch()
+    (tmp_path / "link").symlink_to("theirs")
+    remove_tree(tmp_path / "link")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+    remove_tree(tmp_path / "theirs")
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.schedulers import SLURM
-from slipway.launch.run_directory.run import AlreadyFinishedError
+from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
@@ -88,6 +88,7 @@ def was_stopped(stops: Stops) -> bool:
 
 def take_lock(job: Job, node: Node, stops: Stops, stack: ExitStack) -> RunLock:
     """Lock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
+    refuse_links(node.run.path, job.plan.topology.node_rank)
     stops.watch(node.run.path)
     lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops))
     if not node.tries and not node.missed and job.plan.topology.rank == 0:

@@ -1,6 +1,7 @@
 """Files that are on the disk once their function returns."""
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -15,7 +16,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     # A hidden file of the plain name may be the user's own, and another process may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # a link that somebody put there is not followed
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -23,6 +25,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder and everything in it, of a link only the link. Raises OSError."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def sync_tree(folder: Path) -> None:

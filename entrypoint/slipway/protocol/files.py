@@ -87,11 +87,20 @@ def open_run_file(path: Path) -> BufferedReader:
     """Open a file of a run for reading. OSError unless it is a regular one: in a folder that others may write to there may be a
     pipe, which would hold whoever reads it for ever, a device, or a link to somebody else's file.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
+
+
+def append_to_run_file(path: Path) -> int:
+    """A descriptor to add to a file of a run, made where there is none. OSError unless it is a regular one."""
+    return _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def _open_regular(path: Path, how: int) -> int:
+    number = os.open(path, how | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(number, "rb")
+    return number
 
 
 def read_json(path: Path) -> dict[str, Any]:

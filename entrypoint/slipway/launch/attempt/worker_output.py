@@ -14,10 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
-from slipway.protocol.files import rank_log
+from slipway.protocol.files import append_to_run_file, rank_log
 from slipway.protocol.printable import printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
@@ -89,7 +89,7 @@ def short_path(path: Path) -> str:
 class OutputStream:
     """One worker's stdout or stderr: a pipe, split into lines."""
 
-    def __init__(self, prefix: bytes, console: Console, out: int, log: BinaryIO, last: deque[str]) -> None:
+    def __init__(self, prefix: bytes, console: Console, out: int, log: FileIO, last: deque[str]) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self._prefix, self._console, self._out, self._log, self._last = prefix, console, out, log, last
@@ -133,9 +133,9 @@ def stamp(seconds: float) -> bytes:
     return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z".encode()
 
 
-def open_log(file: Path, header: str) -> BinaryIO:
+def open_log(file: Path, header: str) -> FileIO:
     """Open a log file to add to; a line without a time tells which attempt's lines follow. Raises OSError."""
-    log = file.open("ab", buffering=0)
+    log = FileIO(append_to_run_file(file), "ab")
     with suppress(OSError):  # a full disk is not the log's to tell
         log.write(f"--- {header} ---\n".encode())
     return log
@@ -160,7 +160,7 @@ class WorkerOutput:
     ) -> None:
         self._selector = selector
         self._streams: list[OutputStream] = []
-        self._logs: list[BinaryIO] = []
+        self._logs: list[FileIO] = []
         self.console = Console(sys.stderr.isatty(), give_up)
         self.last: dict[int, deque[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)

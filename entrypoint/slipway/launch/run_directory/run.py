@@ -14,11 +14,14 @@ from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     ATTEMPTS,
+    CHARTS,
     HEARTBEATS,
     HONOURS_STOP,
+    LOGS,
     OUTCOME_FILE,
     OUTCOMES,
     RUN_FILE,
+    SNAPSHOTS,
     STOP_FILE,
     WAITING_FILE,
     newest_step,
@@ -171,9 +174,23 @@ def _unused(path: Path) -> Path:
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
+def refuse_links(run: Path, node_rank: int) -> None:
+    """Refuse a run directory in which a folder that is written to is a link: it may lead to what others made, and snapshots there
+    would be deleted with ours. On the way to the run directory links are followed. Raises LaunchError (78).
+    """
+    node = node_folder(run, node_rank)
+    for folder in (run / SNAPSHOTS, run / CHARTS, node, *(node / name for name in (LOGS, OUTCOMES, HEARTBEATS))):
+        if folder.is_symlink():
+            raise LaunchError(
+                f"{folder} is a link, and within a run directory links are not followed. Put a folder in its place, or keep the "
+                "whole run elsewhere: --run-dir or --runs."
+            )
+
+
 def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
     node = run.node(plan.topology.node_rank)
+    refuse_links(run.path, plan.topology.node_rank)
     try:
         for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from slipway.options import Options
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import OPTIONS_FILE
+from slipway.protocol.files import OPTIONS_FILE, append_to_run_file
 from slipway.train.loop.charts import Charts
 
 
@@ -56,7 +57,7 @@ class MetricsFile:
 
     def __init__(self, path: Path | None, charts: Charts | None) -> None:
         """Append to `path`. Raises OSError."""
-        self._file: TextIO | None = path.open("a", buffering=1) if path else None
+        self._file = os.fdopen(append_to_run_file(path), "a", buffering=1) if path else None
         self._charts = charts
 
     def write(self, step: int, **values: float) -> None:

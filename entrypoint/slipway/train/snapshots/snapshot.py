@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from slipway.protocol.durable import make_folder, sync_folder
+from slipway.protocol.durable import make_folder, remove_tree, sync_folder
 from slipway.protocol.files import (
     LARGEST,
     STEP,
@@ -72,8 +72,10 @@ def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[i
     does not give back what was written.
     """
     make_folder(folder)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "is a link, which is not followed within a run directory", str(folder))
     for leftover in folder.glob(f".{STEP}*"):
-        shutil.rmtree(leftover)
+        remove_tree(leftover)
     final = folder / snapshot_name(snapshot.step)
     temporary = folder / f".{final.name}.writing"
     try:
@@ -101,7 +103,7 @@ def prune(folder: Path, newest: Path, keep: int) -> None:
     for path in snapshots:
         if path not in wanted:
             # A half-deleted snapshot must not look like a damaged one.
-            shutil.rmtree(path.rename(folder / f".{path.name}.deleting"))
+            remove_tree(path.rename(folder / f".{path.name}.deleting"))
 
 
 def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:
