@@ -1,5 +1,6 @@
 """One start of the workload on this node, and how it ended."""
 
+import dataclasses
 import socket
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import EXITS, MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import newest_step
+from slipway.protocol.outcomes import Word
 
 
 def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None]) -> Try:
@@ -33,7 +35,7 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     number = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
-    before = newest_step(run.path)
+    before, folder = newest_step(run.path), run.identity
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
     try:
@@ -44,7 +46,18 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     after = newest_step(run.path)
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
+    if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
+        outcome = snapshots_gone(outcome, run, now=time.time())
     return Try(run.attempt, outcome, before, after, facts.moved)
+
+
+def snapshots_gone(outcome: Outcome, run: Run, now: float) -> Outcome:
+    """What becomes of an attempt's end where the run directory went away meanwhile: the next one would begin at step 0."""
+    evidence = (
+        f"{run.path} was deleted or renamed while the job ran, and its snapshots with it; then: {outcome.evidence}"
+    )
+    advice = "where it was renamed, go on with --run-dir NEW-NAME --resume auto; else look at its disk"
+    return dataclasses.replace(outcome, word=Word.UNHEALTHY, time=now, evidence=evidence, advice=advice)
 
 
 def not_started(job: Job, run: Run, error: LaunchError) -> Try:

@@ -50,6 +50,15 @@ class Run:
         """The folder with what belongs to one node: logs, outcomes, the stop flag."""
         return node_folder(self.path, node_rank)
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this folder from another that has its name later; None where there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
 
 class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
