@@ -7,7 +7,6 @@ many of torchrun's arguments are the command of workers that begin early (0: the
 many there are on all nodes. The only file that knows both the launcher and torch.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -21,22 +20,15 @@ from typing import Any
 
 from slipway import warm_workers
 from slipway.protocol.files import STOP_FILE
+from slipway.reaper import stand_between
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
-
-
-def die_with_launcher(launcher: int) -> None:
-    """Never outlive the launcher, which started us with the stop signals ignored. It may be process 1 of a container."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
-        sys.exit(1)  # the launcher died before the line above
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed."""
     launcher, events, logs, errors, early, *arguments = argv
-    die_with_launcher(int(launcher))
+    stand_between(int(launcher))
     numbers = [int(number) for number in logs.split(",")]
     length, rank, world_size = map(int, early.split(","))
     begun = warm_workers.begin(arguments[-length:], rank, world_size, numbers) if length else []

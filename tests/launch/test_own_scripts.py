@@ -1,6 +1,7 @@
 """A user's own program runs unchanged, and the end of it is told truly."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -125,6 +126,24 @@ def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, script: 
     assert job.end() == 1, job.text
     assert _gone(_pids(job))
     assert any("torchrun was ended by SIGKILL" in line for line in job.closing), job.closing
+
+
+@pytest.mark.core
+def test_what_a_script_started_in_a_session_of_its_own_ends_with_a_launcher_that_is_killed(
+    start: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "starts.py").write_text(
+        "import subprocess, time\n"
+        'child = subprocess.Popen(["sleep", "1000"], start_new_session=True)\n'
+        'print(f"child {child.pid} is there", flush=True)\ntime.sleep(1000)\n'
+    )
+    job = start("starts.py", NPROC_PER_NODE="2")
+    job.wait_for("[0:0] child")
+    job.wait_for("[0:1] child")
+    children = [int(pid) for pid in re.findall(r"child (\d+) is there", job.text)]
+    job.process.kill()
+    assert job.end() == -signal.SIGKILL
+    assert _gone(children)
 
 
 def test_a_reader_that_goes_away_changes_neither_the_job_nor_its_exit_code(start: Run, script: Path) -> None:

@@ -1,0 +1,64 @@
+"""A process between launcher and torchrun that ends everything below it when the launcher is gone, whatever sessions it has.
+
+A launcher ends all its descendants itself. One that is killed with SIGKILL cannot: torchrun and the workers end with it
+(PR_SET_PDEATHSIG), but what a user's script started in sessions of its own would go on. It costs a fork of a Python process that
+has imported next to nothing.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from slipway.launch.process_tree import adopt_orphans, end_all
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+GONE = signal.SIGRTMIN + 1  # from the kernel: the launcher is gone
+
+
+def end_with(parent: int, number: int) -> None:
+    """Have the kernel send a signal to this process when its `parent` ends (prctl(2)); exit where it has ended already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def stand_between(launcher: int) -> None:
+    """Go on in a child of this process, which stays behind as the reaper and ends as the child does.
+
+    `launcher` is the process id of the parent. It may be process 1 of a container.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {GONE, signal.SIGCHLD})
+    end_with(launcher, GONE)
+    adopt_orphans()
+    own, child = os.getpid(), os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        end_with(own, signal.SIGKILL)
+        return
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number > 2:
+            with suppress(OSError):  # the listing's own
+                os.close(number)  # the launcher reads the workers' pipes until nobody has them open
+    while True:
+        if signal.sigwait({GONE, signal.SIGCHLD}) == GONE:
+            end_all(own)
+            os._exit(1)
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    end_as(ended[1])
+
+
+def end_as(status: int) -> None:
+    """End as another process did, by its wait status: with its exit code, or by the same signal."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    sys.stdout.flush()
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
