@@ -167,6 +167,27 @@ def test_a_firewall_that_drops_packets_is_a_time_out(net: Net, hosts: list[str])
     assert "missing node rank 1" in crew[0].log
 
 
+@pytest.mark.parametrize(
+    ("most", "says"), [(1400, "node 1 (host1) cannot connect to node 0"), (400, "takes connections, and then")]
+)
+def test_a_link_that_drops_large_packets_is_named_with_its_mtu(
+    net: Net, hosts: list[str], most: int, says: str
+) -> None:
+    """The interfaces say 12000, a link between them carries less, and nobody says so."""
+    for host in hosts[:2]:
+        ip(
+            f"-n {host} link set fabric0 mtu 12000"
+        )  # one packet per message: the kernel passes on what it cut up itself
+    hub = hosts[0].removesuffix("h0") + "hub"
+    for link in ("v1", "v2"):
+        ip(f"-n {hub} link set {link} mtu {most}")
+    crew = [net.launch(hosts[rank], rank, 2, address="10.77.0.2", timeout=15) for rank in range(2)]
+    codes = [process.finish(60) for process in crew]
+    assert set(codes) <= {76, 78}, crew[1].log
+    assert says in crew[1].log, crew[1].log
+    assert "MTU" in crew[1].log
+
+
 def test_a_host_that_is_cut_off_is_lost_on_all_after_the_silence_that_node_0_allows(net: Net, hosts: list[str]) -> None:
     more = [{"heartbeat": 3}, {"heartbeat": 900}, {"heartbeat": 900}]
     crew = [net.launch(host, rank, 3, address="10.77.0.2", seconds=90, **more[rank]) for rank, host in enumerate(hosts)]

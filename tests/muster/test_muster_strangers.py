@@ -175,7 +175,7 @@ def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: in
     with mustering(launcher) as node0, Client(node0.port) as insider:
         insider.introduce(make_card(1, 2))
         probe = insider.wait_for(wire.Probe)
-        for line in (encode(wire.Knock("wrong")), b"x" * 9_999, b"", encode(wire.Ping())):
+        for line in (encode(wire.Knock("wrong")), b"x" * 99_999, b"", encode(wire.Ping())):
             with Client(probe.port) as visitor:
                 visitor.socket.sendall(line)
                 visitor.socket.shutdown(socket.SHUT_WR)

@@ -9,7 +9,13 @@ import time
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
-from slipway.launch.muster.connection_errors import OtherJobError, TryLaterError, connection_failure, explain_connection
+from slipway.launch.muster.connection_errors import (
+    OtherJobError,
+    StalledError,
+    TryLaterError,
+    connection_failure,
+    explain_connection,
+)
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
@@ -97,21 +103,28 @@ class Client:
                 + explain_connection(*self._trouble, self._terms.address, self._terms.port, card.runtime),
                 PEER,
             )
-        async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-            link = await dial(self._terms.address, self._terms.port)
-            try:
-                refuse_link_local(link.peer, self._terms.address)
-                welcome = await self._shake_hands(link, card, ring)
-            except OtherProtocolError as error:
-                link.cut()
-                raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
-            except BaseException:
-                link.cut()
-                raise
+        greeted = False
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
+                link = await dial(self._terms.address, self._terms.port)
+                try:
+                    refuse_link_local(link.peer, self._terms.address)
+                    greeting = await link.receive()
+                    greeted = True
+                    welcome = await self._shake_hands(link, greeting, card, ring)
+                except OtherProtocolError as error:
+                    link.cut()
+                    raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
+                except BaseException:
+                    link.cut()
+                    raise
+        except TimeoutError:
+            if greeted:
+                raise StalledError from None
+            raise
         return link, welcome
 
-    async def _shake_hands(self, link: Link, card: Card, ring: Ring) -> wire.Welcome:
-        greeting = await link.receive()
+    async def _shake_hands(self, link: Link, greeting: object, card: Card, ring: Ring) -> wire.Welcome:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         proof = hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()

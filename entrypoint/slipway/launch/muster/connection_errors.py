@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
+STALLED = (
+    "packets of full size may be lost on the way, where the MTU of a link is smaller than that of the interfaces (jumbo frames, "
+    "VPN, overlay network); `ping -M do -s 1472 HOST` shows it for 1500 bytes"
+)
 # By kind and by what runs us; {service} and {get_service} are what `name_service` makes of MASTER_ADDR.
 CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -48,6 +52,7 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             ("docker", "kubernetes", "slurm", "host"),
             "something else listens there, node 0 is just ending, or a proxy stands in between",
         ),
+        "stalled": dict.fromkeys(("docker", "kubernetes", "slurm", "host"), STALLED),
         "another job": dict.fromkeys(
             ("docker", "kubernetes", "slurm", "host"),
             "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own",
@@ -70,6 +75,10 @@ class OtherJobError(ConnectionError):
     """Node 0 of another job answered."""
 
 
+class StalledError(ConnectionError):
+    """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
+
+
 class SilentError(ConnectionError):
     """A peer gave no heartbeat for too long: it is frozen or cut off."""
 
@@ -80,6 +89,8 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
         return "no DNS" if error.errno == socket.EAI_AGAIN else "does not resolve", error.strerror or "unknown name"
     if isinstance(error, TryLaterError):
         return "not now", str(error)
+    if isinstance(error, StalledError):
+        return "stalled", "it greets, and then no answer comes"
     if isinstance(error, OtherJobError):
         return "another job", str(error)
     if isinstance(error, SilentError):
@@ -104,6 +115,7 @@ def explain_connection(kind: str, words: str, address: str, port: int, runtime: 
         "refused": f"nothing listens at {address}:{port} (connection refused)",
         "unreachable": f"{address}:{port} cannot be reached ({words})",
         "timed out": f"{address}:{port} does not answer",
+        "stalled": f"{address}:{port} takes connections, and {words.removeprefix('it greets, and ')}",
         "another job": f"{address}:{port} leads to {words}",
         "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
     }

@@ -12,6 +12,8 @@ from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
+FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
+
 
 @dataclass(frozen=True)
 class Greeting:
@@ -91,9 +93,10 @@ class Probed:
 
 @dataclass(frozen=True)
 class Knock:
-    """First line on a connection to a ring neighbour."""
+    """First line on a connection to a ring neighbour. It fills packets of every size in use, as does the answer."""
 
     key: str
+    fill: str = FILL
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Here:
     """The neighbour's answer."""
 
     node_rank: int
+    fill: str = FILL
 
 
 @dataclass(frozen=True)

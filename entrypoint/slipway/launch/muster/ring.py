@@ -9,7 +9,7 @@ from typing import Self
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
-from slipway.launch.muster.connection_errors import connection_failure
+from slipway.launch.muster.connection_errors import STALLED, connection_failure
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.resolve.connectivity import is_loopback, listen
 
@@ -17,7 +17,7 @@ PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of y
 RETRY_SECONDS = 0.5
 KNOCK_SECONDS = 5.0  # for whoever connects to say the key
 VISITORS = 16  # connections at a time; only one neighbour has any business here
-KNOCK_BYTES = 512
+KNOCK_BYTES = 16_384
 
 
 class Ring:
@@ -32,6 +32,7 @@ class Ring:
         self._master = master
         self._folder = folder
         self._visitors = 0
+        self._connected = False  # to the neighbour, which has not answered so far
 
     async def __aenter__(self) -> Self:
         """Listen on a free port; on loopback alone where the whole job is."""
@@ -58,14 +59,14 @@ class Ring:
 
     async def _visit(self, probe: wire.Probe) -> str:
         """What kept this node from its neighbour within PROBE_SECONDS; empty where nothing did."""
-        trouble = "no answer"
+        trouble, self._connected = "no answer", False
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 while trouble:
                     trouble = await self._knock(probe)
                     await asyncio.sleep(RETRY_SECONDS if trouble else 0)
         except TimeoutError:
-            return trouble
+            return f"it accepts the connection and does not answer: {STALLED}" if self._connected else trouble
         return ""
 
     async def _knock(self, probe: wire.Probe) -> str:
@@ -73,13 +74,16 @@ class Ring:
             link = await dial(self.neighbour, probe.port)
         except OSError as error:
             return connection_failure(error)[1]
+        self._connected = True
         try:
             link.send(wire.Knock(probe.key))
             answer = await link.receive()
         except (OSError, MalformedError) as error:
+            self._connected = False
             return connection_failure(error)[1]
         finally:
             link.cut()
+        self._connected = False
         return "" if answer == wire.Here(probe.node_rank) else "another machine answers there"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
