@@ -2,12 +2,15 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launchers import Launcher
+
+from slipway.launch.process_tree import state_of
 
 Run = Callable[..., Launcher]
 ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1", "--run-dir", "runs/mine")
@@ -73,6 +76,36 @@ def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_take
     second = slipway(*words, "--resume", "auto", "wait.py")
     assert second.end() == 0, second.text
     assert any("ended without a word" in line for line in second.closing)
+
+
+@pytest.mark.needs("process namespaces")
+def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_the_run(
+    start: Run, tmp_path: Path
+) -> None:
+    words = (*ENDLESS, "--save-every", "5")
+    frozen = start(*words, NPROC_PER_NODE="1", SLIPWAY_MAX_RESTARTS="0")
+    frozen.wait_for("step 12/")
+    worker = json.loads((tmp_path / "runs/mine/node-0/heartbeat/rank-0.json").read_text())["pid"]
+    frozen.signal(signal.SIGSTOP)
+    try:
+        elsewhere = (
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        )  # from where the first cannot be seen
+        other = start(*words, "--resume", "auto", before=elsewhere, NPROC_PER_NODE="1")
+        other.wait_for("/100000")
+        until = time.monotonic() + 20
+        while state_of(worker) not in ("", "Z"):
+            assert time.monotonic() < until, "the frozen launcher's worker goes on"
+            time.sleep(0.2)
+        (tmp_path / "runs/mine/stop").touch()
+        assert other.end() == 75, other.text
+    finally:
+        frozen.signal(signal.SIGCONT)
+    assert frozen.end() != 0, frozen.text
 
 
 @pytest.mark.needs("process namespaces")

@@ -29,6 +29,7 @@ from slipway.train.snapshots.snapshot import (
     save_snapshot,
     verify_snapshot,
 )
+from slipway.train.worker.outcome import SupersededError
 
 
 def make_snapshot(step: int) -> Snapshot:
@@ -274,3 +275,12 @@ def test_a_link_among_the_snapshots_is_pruned_as_a_link(tmp_path: Path) -> None:
     save_snapshot(tmp_path / "snapshots", make_snapshot(4), keep=1)
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["step-00000004"]
     verify_snapshot(theirs)
+
+
+def test_a_writer_whose_run_somebody_else_went_on_with_changes_nothing(tmp_path: Path) -> None:
+    for step in (1, 2, 9):
+        save_snapshot(tmp_path, make_snapshot(step), keep=9)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SupersededError):
+        save_snapshot(tmp_path, make_snapshot(2), keep=1, superseded=lambda: True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

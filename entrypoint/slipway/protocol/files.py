@@ -83,6 +83,17 @@ def newest_step(run: Path) -> int | None:
     return snapshot_step(newest) if newest else None
 
 
+def attempt_in(record: Mapping[str, Any]) -> int:
+    """The number of the newest attempt that the content of run.json tells of; 0 where it makes no sense."""
+    number = record.get("attempt")
+    return number if type(number) is int and 0 < number <= ATTEMPTS else 0
+
+
+def newest_attempt(run: Path) -> int:
+    """The number of the newest attempt on a run; 0 where nothing says."""
+    return attempt_in(read_json(run / RUN_FILE))
+
+
 def open_run_file(path: Path) -> BufferedReader:
     """Open a file of a run for reading. OSError unless it is a regular one: in a folder that others may write to there may be a
     pipe, which would hold whoever reads it for ever, a device, or a link to somebody else's file.

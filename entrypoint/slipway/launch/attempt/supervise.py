@@ -104,6 +104,7 @@ class Attempt:
             "SLIPWAY_NODE_DIR": str(self.node_dir),
             "SLIPWAY_SHARED_RUN_DIR": "1" if self.run.shared else "0",
             "SLIPWAY_RESUME": self.run.resume,
+            "SLIPWAY_ATTEMPT": str(self.run.attempt),
             "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
         if self.plan.topology.backend == "nccl":

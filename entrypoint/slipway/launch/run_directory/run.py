@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
-    ATTEMPTS,
     CHARTS,
     HEARTBEATS,
     HONOURS_STOP,
@@ -24,6 +22,8 @@ from slipway.protocol.files import (
     SNAPSHOTS,
     STOP_FILE,
     WAITING_FILE,
+    attempt_in,
+    newest_attempt,
     newest_step,
     node_folder,
     rank_file,
@@ -113,7 +113,7 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
     if own and (resume == "none" or newest_step(path) is not None):
         resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
-    return Run(path, resume, attempt=max(_attempt(record), plan.topology.restarts) + 1, own=own)
+    return Run(path, resume, attempt=max(attempt_in(record), plan.topology.restarts) + 1, own=own)
 
 
 def newest_run(runs: Path, workload: str = "") -> Path | None:
@@ -129,12 +129,6 @@ def newest_run(runs: Path, workload: str = "") -> Path | None:
 def _number(value: object) -> float:
     """What a file says, or 0: files get damaged."""
     return value if isinstance(value, int | float) else 0
-
-
-def _attempt(record: Mapping[str, Any]) -> int:
-    """The number of the newest attempt that run.json tells of; 0 where it makes no sense."""
-    number = record.get("attempt")
-    return number if isinstance(number, int) and 0 < number <= ATTEMPTS else 0
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
@@ -154,7 +148,7 @@ def last_outcome(path: Path) -> dict[str, Any]:
 
 def is_newest(path: Path, attempt: int) -> bool:
     """Return whether nobody has begun a later attempt on a run: one that took it over, or goes on without this node."""
-    return _attempt(read_json(path / RUN_FILE)) <= attempt
+    return newest_attempt(path) <= attempt
 
 
 def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:

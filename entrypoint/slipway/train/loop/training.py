@@ -80,7 +80,8 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     return Training(
         task=task, options=options, context=context, precision=precision, batch_size=batch_size, total=total,
         parallel=parallel, scaler=scaler, loader=loader,
-        writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep), numbers=Numbers(context.device),
+        writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
+        numbers=Numbers(context.device),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip

@@ -36,7 +36,7 @@ from slipway.protocol.files import (
 )
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
-from slipway.train.worker.outcome import NoProgressError
+from slipway.train.worker.outcome import NoProgressError, SupersededError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -64,12 +64,18 @@ class Snapshot:
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
 
 
-def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[int], None] = lambda size: None) -> Path:
+def save_snapshot(
+    folder: Path,
+    snapshot: Snapshot,
+    keep: int,
+    note: Callable[[int], None] = lambda size: None,
+    superseded: Callable[[], bool] = lambda: False,
+) -> Path:
     """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
 
     Snapshots of later steps are deleted as well: the job went on from an earlier one, so they can only be damaged.
     `note` is told the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
-    does not give back what was written.
+    does not give back what was written, and SupersededError, with nothing changed, where somebody else went on with the run.
     """
     make_folder(folder)
     if folder.is_symlink():
@@ -84,6 +90,9 @@ def save_snapshot(folder: Path, snapshot: Snapshot, keep: int, note: Callable[[i
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
         raise
+    if superseded():
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise SupersededError("another launcher went on with this run, so this snapshot is not taken")
     if final.exists():  # damaged, or the job would have gone on from it
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)

@@ -23,9 +23,9 @@ NICE = 10
 class Writer:
     """Writes one snapshot at a time into `folder`, of which the newest `keep` stay there."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        """Nothing is allocated before the first copy."""
-        self.folder = folder
+    def __init__(self, folder: Path, keep: int, superseded: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is allocated before the first copy; `superseded` as for `save_snapshot`."""
+        self.folder, self._superseded = folder, superseded
         self.written = 0  # bytes so far, for whoever waits
         self._keep = keep
         self._aside: dict[tuple[str, str], torch.Tensor] = {}
@@ -64,7 +64,7 @@ class Writer:
                 with suppress(OSError):  # a sandbox may forbid it, and that is no reason to lose a snapshot
                     os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
             ready()
-            save_snapshot(self.folder, snapshot, self._keep, self._note)
+            save_snapshot(self.folder, snapshot, self._keep, self._note, self._superseded)
         except BaseException as error:
             self._error = error
 

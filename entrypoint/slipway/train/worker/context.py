@@ -189,6 +189,8 @@ def _tell_failure(error: BaseException, place: Place, so_far: WorkerOutcome) -> 
         traceback.print_exception(error)
     elif outcome.outcome != Word.CONFIGURATION or place.local_rank == 0:  # all ranks find the same mistake
         print(outcome.message, file=sys.stderr, flush=True)
+    if place.superseded:
+        return  # the file would be taken for one of the new attempt
     try:
         write_outcome(place.node_dir, place.rank, outcome)
     except OSError as full:
@@ -204,7 +206,10 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     """
     place = read_place(environ)
     (place.node_dir / HONOURS_STOP).touch()
-    heartbeat = Heartbeat(rank_file(place.node_dir, HEARTBEATS, place.rank))
+    fenced = place.keeps_snapshots  # the others notice that it is gone, and thousands need not ask
+    heartbeat = Heartbeat(
+        rank_file(place.node_dir, HEARTBEATS, place.rank), (lambda: place.superseded) if fenced else lambda: False
+    )
     heartbeat.beat(Phase.SETUP, 0, None)
     context, left = None, False
     stops = _pass_over_stops()

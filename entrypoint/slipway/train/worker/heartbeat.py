@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
@@ -12,14 +14,18 @@ from typing import Any
 from slipway.protocol.phases import PHASES, Phase
 
 INTERVAL = 0.5  # seconds; how often it is written within a phase
+ASK = 2.0  # seconds between two looks at whether this attempt is still the newest
 
 
 class Heartbeat:
     """Beats come from the thread that trains and from no other, so that they stand still when training does."""
 
-    def __init__(self, path: Path) -> None:
-        """Use the file `path`. Nothing fails where it cannot be written: a full disk has better messengers."""
-        self._path = path
+    def __init__(self, path: Path, superseded: Callable[[], bool] = lambda: False) -> None:
+        """Use the file `path`. Nothing fails where it cannot be written: a full disk has better messengers.
+
+        Every few seconds a beat asks whether the run is `superseded`, and ends this process where it is.
+        """
+        self._path, self._superseded, self._asked = path, superseded, time.monotonic()
         self._phase: Phase | None = None
         self._written = 0.0
         self._beats = 0
@@ -44,6 +50,11 @@ class Heartbeat:
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}
         self._newest = {**place, "monotonic": now, "pid": os.getpid()}
         changed, self._phase = phase != self._phase, phase
+        if now - self._asked >= ASK:
+            self._asked = now
+            if self._superseded():
+                print("another launcher went on with this run: this process ends", file=sys.stderr, flush=True)
+                os._exit(1)  # without an outcome file: it would be taken for one of the new attempt
         if changed or now - self._written >= INTERVAL:
             self._written = now
             self._write()

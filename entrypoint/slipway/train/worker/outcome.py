@@ -38,6 +38,10 @@ class PeerError(Exception):
     """Another rank cannot go on; it says itself why."""
 
 
+class SupersededError(PeerError):
+    """Another launcher went on with the run: nothing may be written any more."""
+
+
 @dataclass(frozen=True)
 class WorkerOutcome:
     """One worker's ending; `message` is one line for people, `snapshot` the name of the last one saved.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.protocol.files import newest_attempt
+
 
 @dataclass(frozen=True)
 class Place:
@@ -22,11 +24,17 @@ class Place:
     resume: str
     bar: bool
     shared: bool  # whether all nodes see the same run directory
+    attempt: int = 0  # which attempt on the run this is; 0 where nobody said
 
     @property
     def keeps_snapshots(self) -> bool:
         """Whether this worker reads and writes snapshots: the first of the job, or of each node where nothing is shared."""
         return self.rank == 0 if self.shared else self.local_rank == 0
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another launcher went on with the run: it took ours for dead, which was frozen or cut off."""
+        return 0 < self.attempt < newest_attempt(self.run_dir)
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
@@ -46,4 +54,5 @@ def read_place(environ: Mapping[str, str]) -> Place:
         resume=environ.get("SLIPWAY_RESUME", "none"),
         bar=environ.get("SLIPWAY_PROGRESS") == "bar",
         shared=environ.get("SLIPWAY_SHARED_RUN_DIR", "1") != "0",
+        attempt=int(environ.get("SLIPWAY_ATTEMPT", "0")),
     )
