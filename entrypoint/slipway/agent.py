@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     length, rank, world_size = map(int, early.split(","))
     begun = warm_workers.begin(arguments[-length:], rank, world_size, numbers) if length else []
     with warm_workers.no_collection():
-        from torch.distributed import DistStoreError, run
+        from torch.distributed import DistStoreError, TCPStore, run  # type: ignore[attr-defined]
         from torch.distributed.elastic import multiprocessing
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -90,6 +90,17 @@ def main(argv: list[str]) -> int:
 
     def meet(self: StaticTCPRendezvous) -> RendezvousInfo:
         """torchrun's rendezvous, but for a mark in its store: another job's store at this address would be waited at for long."""
+        if self.rank == 0 and not self._store:
+            # torchrun's own store would answer node 0 only once all nodes are connected: those that are there shall see the mark.
+            self._store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                self.world_size,
+                is_master=True,
+                timeout=self.timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         info = rendezvous(self)
         if self.rank == 0:
             info.store.set(MARK, "")

@@ -30,6 +30,7 @@ def stand_between(launcher: int) -> None:
 
     `launcher` is the process id of the parent. It may be process 1 of a container.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody is told of a child's end
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {GONE, signal.SIGCHLD})
     end_with(launcher, GONE)
     adopt_orphans()

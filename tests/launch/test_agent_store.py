@@ -14,11 +14,11 @@ import pytest
 from slipway.launch.resolve.connectivity import free_port
 
 
-def start_agent(rank: int, port: int, name: str, folder: Path) -> subprocess.Popen[str]:
-    """torchrun in the agent, as a launcher starts it, for one of two nodes."""
+def start_agent(rank: int, port: int, name: str, folder: Path, nodes: int = 2) -> subprocess.Popen[str]:
+    """torchrun in the agent, as a launcher starts it, for one of the nodes."""
     folder.mkdir()
     meeting = (
-        "--nnodes=2",
+        f"--nnodes={nodes}",
         f"--node-rank={rank}",
         "--nproc-per-node=1",
         "--master-addr=127.0.0.1",
@@ -43,6 +43,19 @@ def test_a_node_at_the_store_of_another_job_or_attempt_ends_within_seconds_and_s
         assert agents[1].returncode == 1, said
         assert time.monotonic() - began < 60
         assert re.search(rf"TimeoutError: torch's store at 127.0.0.1, port {port} is not that of this job", said), said
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
+
+
+def test_a_node_that_is_slow_to_come_is_waited_for(tmp_path: Path) -> None:
+    port = free_port(0)
+    agents = [start_agent(rank, port, "one-1", tmp_path / str(rank), nodes=3) for rank in (0, 1)]
+    try:
+        time.sleep(25)  # longer than a store without the mark is waited at
+        agents.append(start_agent(2, port, "one-1", tmp_path / "2", nodes=3))
+        assert [agent.wait(90) for agent in agents] == [0, 0, 0]
     finally:
         for agent in agents:
             agent.kill()

@@ -67,11 +67,12 @@ def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: No
 
 @pytest.mark.needs("mounts")
 def test_torch_goes_where_the_launcher_found_node_0_whatever_its_name_leads_to_then(node: Node, tmp_path: Path) -> None:
-    names = tmp_path / "hosts"
-    names.write_text("127.0.0.1 localhost node-zero\n")
-    own_names = ("unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh")
-    words = ("linear", "--epochs", "1", "--muster-timeout", "30")
-    jobs = [node(rank, 2, *words, before=own_names, MASTER_ADDR="node-zero") for rank in (0, 1)]
+    words, jobs = ("linear", "--epochs", "1", "--muster-timeout", "30"), []
+    for rank in (0, 1):
+        names = tmp_path / f"hosts-{rank}"
+        names.write_text("127.0.0.1 localhost node-zero\n")
+        own_names = ("unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh")
+        jobs.append(node(rank, 2, *words, before=own_names, MASTER_ADDR="node-zero"))
     for job in jobs:
         job.wait_for("linear: run directory")
     names.write_text("127.0.0.1 localhost\n192.0.2.1 node-zero\n")  # RFC 5737: nobody has this address

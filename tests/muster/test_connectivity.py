@@ -77,6 +77,11 @@ def test_a_link_local_address_of_ipv6_is_refused_with_the_reason(peer: str, refu
         refuse_link_local(peer, "n0")
 
 
+def test_a_connection_that_is_gone_before_its_peer_was_asked_for_is_tried_again() -> None:
+    with pytest.raises(ConnectionResetError):
+        refuse_link_local("an unknown address", "n0")
+
+
 @pytest.mark.parametrize(
     ("address", "one_machine", "interface"),
     [("127.0.0.1", True, "lo"), ("127.0.0.1", False, None), ("localhost", True, "lo"), ("256.0.0.1", True, None)],

@@ -47,6 +47,8 @@ pytestmark = pytest.mark.core
         (dist.DistBackendError("NCCL error: hardware failure, unhandled CUDA error"), "unhealthy"),
         (RuntimeError("unable to allocate shared memory(shm) for file"), "unhealthy"),
         (RuntimeError("can't start new thread"), "unhealthy"),
+        (OSError(errno.EAGAIN, "unable to lock file, errno = 11, Resource temporarily unavailable"), "failed"),
+        (dist.DistNetworkError("Resource temporarily unavailable"), "peer"),
         (RuntimeError("Resource temporarily unavailable"), "unhealthy"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "unhealthy"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:4040"), "peer"),

@@ -148,6 +148,10 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": -60}, "failed", None, "torchrun was ended by signal 60"),  # one that has no name
         ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
         ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),
+        (
+            {}, {"status": 1, "started": False, "agent_log": "x\nBlockingIOError: [Errno 11] Resource temporarily unavailable"},
+            "unhealthy", None, "torchrun: BlockingIOError",
+        ),
         ({}, {"status": 1, "started": False, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from stand_ins import Slipway
 
 from slipway.launch.run_directory.run import refuse_links
+from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.durable import remove_tree
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -72,6 +73,11 @@ def test_control_characters_do_nothing_to_a_terminal() -> None:
         printable("\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil \x9b2J")
         == "red \ufffd]0;title\ufffd \ufffdevil \ufffd2J"
     )
+
+
+def test_a_pipe_in_place_of_a_launchers_file_is_nobody(tmp_path: Path) -> None:
+    make_pipe(tmp_path / "launcher.json")
+    assert not is_alive(tmp_path / "launcher.json", lambda _: False, patience=1.0)
 
 
 def test_commands_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(slipway: Slipway, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
 
 def open_process(pid: int) -> int | None:
     """A file descriptor that becomes readable when a child ends; None before Linux 5.3, and in sandboxes without it."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # a Python that was built with older headers has no such function
         return os.pidfd_open(pid)
     return None
 

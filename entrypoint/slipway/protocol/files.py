@@ -114,6 +114,12 @@ def _open_regular(path: Path, how: int) -> int:
     return number
 
 
+def read_run_text(path: Path) -> str:
+    """The text of a file of a run. Raises OSError."""
+    with open_run_file(path) as file:
+        return file.read().decode(errors="replace")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run; an empty one where there is none that can be read. Numbers in it are finite."""
     try:

@@ -208,6 +208,8 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
         name = signal_name(-facts.status)
         return outcome(Word.FAILED, f"{facts.parent} was ended by {name}; its workers were ended, too")
     last = next((line for line in reversed(facts.agent_log.splitlines()) if line.strip()), "no message")
+    if NO_MORE_PROCESSES.search(last):
+        return outcome(Word.UNHEALTHY, f"{facts.parent}: {last.strip()}", advice=MORE_PROCESSES)
     unmet = not facts.started and ("Timeout" in facts.agent_log or "timed out" in facts.agent_log)
     return outcome(Word.PEER if unmet else Word.FAILED, f"{facts.parent} ended with {facts.status}: {last.strip()}")
 

@@ -19,7 +19,7 @@ from slipway.launch.muster.connection_errors import (
 from slipway.launch.muster.link import Link, dial
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
-from slipway.launch.resolve.connectivity import interface_towards, refuse_link_local
+from slipway.launch.resolve.connectivity import interface_towards, is_loopback, refuse_link_local
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
@@ -199,7 +199,9 @@ class Client:
             nodes=start.nodes,
             group_rank=start.group_rank,
             processes=start.processes,
-            address=link.peer,
+            # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
+            # processes may pass it on.
+            address=self._terms.address if card.node_rank == 0 and is_loopback(link.peer) else link.peer,
             port=start.port,
             shared=start.shared,
             interface=interface_towards(towards, one_machine=start.one_machine),

@@ -5,12 +5,12 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
-from slipway.launch.muster.codec import plain
+from slipway.launch.muster.codec import encode, plain
 from slipway.launch.muster.compare import Difference, draw_table, find_differences, fits
 from slipway.launch.muster.connection_errors import explain_ring
 from slipway.launch.muster.link import Link
@@ -69,7 +69,9 @@ class Coordinator:
             for place, node_rank in enumerate(self._roster.ranks):
                 self._state.links[node_rank].send(replace(start, group_rank=place))
             if self._roster.own.findings:
-                await asyncio.gather(*(self._introduce_all_to(link) for link in [*self._state.links.values()]))
+                seats = [self._roster.seats[rank] for rank in self._roster.ranks]
+                lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
+                await asyncio.gather(*(_send_all(lines, link) for link in [*self._state.links.values()]))
             await self._finish()
         except LaunchError as error:
             self._state.roster = None
@@ -274,14 +276,6 @@ class Coordinator:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    async def _introduce_all_to(self, link: Link) -> None:
-        """Tell a launcher what all of them said of themselves, no faster than it reads."""
-        with contextlib.suppress(OSError):
-            for rank in self._roster.ranks:
-                seat = self._roster.seats[rank]
-                link.send(wire.Peer(seat.card, seat.offset))
-                await link.drain()
-
     async def _finish(self) -> None:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
         server = self._server
@@ -303,6 +297,14 @@ class Coordinator:
 
     def _failed(self) -> bool:
         return any(not outcome.good for outcome in self._state.outcomes.values())
+
+
+async def _send_all(lines: Sequence[bytes], link: Link) -> None:
+    """Send a launcher many messages, no faster than it reads."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            link.send_line(line)
+            await link.drain()
 
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:

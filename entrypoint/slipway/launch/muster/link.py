@@ -29,9 +29,13 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Queue a message. A peer that lets a megabyte pile up unread is cut off."""
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """The same for a message that is encoded already."""
         if self._writer.is_closing():
             return
-        self._writer.write(encode(message))
+        self._writer.write(line)
         if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
             self.cut()
 

@@ -18,7 +18,7 @@ from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback, listen
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
-from slipway.protocol.errors import FAILED, LaunchError
+from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
 
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
@@ -49,7 +49,10 @@ class Muster:
             self._socket = listen(self._terms.port, loopback=is_loopback(self._terms.address))
             _allow_files(self._terms.nodes + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
         self._ready.result()
         return self
 

@@ -167,7 +167,9 @@ class Server:
         """Whether a launcher with the right token can have its seat."""
         hello, now = seat.hello, asyncio.get_running_loop().time()
         if (
-            not await self.until(lambda: self.state.roster is not None, now + HELLO_SECONDS)
+            not await self.until(
+                lambda: self.state.roster is not None, now + HELLO_SECONDS / 2
+            )  # it gives up after as many
             or self.state.roster is None
         ):
             self._refuse(link, "node 0 is between two attempts.", again=True)

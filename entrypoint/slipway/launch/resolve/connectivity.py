@@ -37,8 +37,15 @@ def is_loopback(address: str) -> bool:
 
 
 def refuse_link_local(peer: str, address: str) -> None:
-    """LaunchError (78) where the address of a connection means something on one network interface only."""
-    if ipaddress.ip_address(peer.partition("%")[0]).is_link_local and ":" in peer:
+    """LaunchError (78) where the address of a connection means something on one network interface only.
+
+    ConnectionResetError where it has none any more.
+    """
+    try:
+        found = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        raise ConnectionResetError("the connection was closed") from None
+    if found.version == 6 and found.is_link_local:
         raise LaunchError(
             f"MASTER_ADDR={address} leads to {peer}, a link-local address: torch and NCCL cannot say which interface it is on. "
             "Give an IPv4 address, or an IPv6 address of the network (fd.. or 2...).",

@@ -24,8 +24,8 @@ from slipway.launch.process_tree import start_ticks
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
-from slipway.protocol.errors import CODE_OF, LaunchError
-from slipway.protocol.files import NODE, read_json
+from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError
+from slipway.protocol.files import NODE, open_run_file, read_json
 
 if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
@@ -115,7 +115,7 @@ def _visible(pid: int) -> bool:
 def _touched(file: Path) -> tuple[int, ...]:
     """A file's identity and last heartbeat. Opening it makes NFS ask its server."""
     try:
-        with file.open("rb") as opened:
+        with open_run_file(file) as opened:
             found = os.fstat(opened.fileno())
     except OSError:
         return ()
@@ -159,7 +159,11 @@ class RunLock:
         except OSError as error:
             raise cannot_make(error) from None
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="holder")
-        self._keeper.start()
+        try:
+            self._keeper.start()
+        except RuntimeError as error:
+            self._file.unlink(missing_ok=True)
+            raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
         return self
 
     def _create(self, mine: Holder) -> bool:

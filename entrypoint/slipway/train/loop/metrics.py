@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from slipway.options import Options
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import OPTIONS_FILE, append_to_run_file
+from slipway.protocol.files import OPTIONS_FILE, append_to_run_file, read_run_text
 from slipway.train.loop.charts import Charts
 
 
@@ -30,7 +30,7 @@ def keep_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in read_run_text(path).splitlines():
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
@@ -42,7 +42,7 @@ def keep_metrics(path: Path, step: int) -> None:
 def read_evaluation(path: Path, step: int) -> dict[str, float]:
     """The newest results in a metrics file up to `step`, with the `step` they belong to; empty without any."""
     newest: dict[str, float] = {}
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in read_run_text(path).splitlines() if path.exists() else []:
         try:
             values = json.loads(line)
         except ValueError:

@@ -19,6 +19,7 @@ from slipway.protocol.files import (
     OPTIONS_FILE,
     RUN_FILE,
     read_json,
+    read_run_text,
 )
 from slipway.train.measure.plots import Point
 
@@ -103,7 +104,7 @@ def read_metrics(path: Path) -> Metrics:
     curves: dict[str, dict[float, float]] = {}
     times, damaged = [], 0
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_run_text(path).splitlines()
     except OSError:
         return Metrics()
     for text in lines:

@@ -80,6 +80,8 @@ def save_snapshot(
     make_folder(folder)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "is a link, which is not followed within a run directory", str(folder))
+    if superseded():
+        raise SupersededError("another launcher went on with this run, so no snapshot is written any more")
     for leftover in folder.glob(f".{STEP}*"):
         remove_tree(leftover)
     final = folder / snapshot_name(snapshot.step)
@@ -90,8 +92,7 @@ def save_snapshot(
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
         raise
-    if superseded():
-        shutil.rmtree(temporary, ignore_errors=True)
+    if superseded():  # the other may be writing under the same temporary name, so that stays
         raise SupersededError("another launcher went on with this run, so this snapshot is not taken")
     if final.exists():  # damaged, or the job would have gone on from it
         final.rename(folder / f".{final.name}.replaced")

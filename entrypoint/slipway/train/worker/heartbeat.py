@@ -71,7 +71,9 @@ class Heartbeat:
         temporary = self._path.with_name(f".{self._path.name}")
         with self._lock:
             try:
-                temporary.write_text(json.dumps(self._newest) + "\n")
+                temporary.unlink(missing_ok=True)  # what somebody put there is not written to
+                with temporary.open("x") as file:
+                    file.write(json.dumps(self._newest) + "\n")
                 temporary.replace(self._path)
             except OSError:
                 return

@@ -67,8 +67,6 @@ def outcome_word(error: BaseException) -> str:
         return Word.NO_PROGRESS
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return Word.UNHEALTHY
-    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(text):
-        return Word.UNHEALTHY
     if isinstance(error, torch.OutOfMemoryError):
         return Word.FAILED
     if isinstance(error, RuntimeError) and "unable to allocate shared memory" in text:
@@ -79,6 +77,8 @@ def outcome_word(error: BaseException) -> str:
         return Word.PEER
     if isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text) and any(s in text for s in PEER_SIGNS):
         return Word.PEER
+    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(text):
+        return Word.UNHEALTHY
     return Word.FAILED
 
 
