@@ -29,7 +29,7 @@ def test_a_killed_launcher_ends_the_others_and_the_job_requeues_itself(cluster: 
     cluster.on("node2", "pkill", "--signal", "KILL", "--oldest", "--full", "bin/slipway run")
     job.wait_for("train.sbatch: requeueing: a node or a launcher was lost")
     assert "a node was lost: node 1" in job.text
-    assert "Slurm starts no task of a step again" in job.text
+    assert "Slurm cannot restart a task of a step" in job.text
     went_on(job)
 
 
