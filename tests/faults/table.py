@@ -175,7 +175,7 @@ FAULTS = [
     dies("before its model", "open", f"{WRITING}/model", 1, 10),
     dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10),
     dies("before its name", "os.rename", WRITING, 1, 10),
-    dies("before its name is durable", "open", "snapshots$", 2, 20),
+    dies("before its name is durable", "open", "/snapshots$", 2, 20),
     dies("before the older one goes", "os.rename", "step-00000010$", 1, 20),
     dies("while the older one goes", "os.remove", "model.safetensors$", 1, 20),
     Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has"), core=True),

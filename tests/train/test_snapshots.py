@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,66 @@ def test_a_writer_whose_run_somebody_else_went_on_with_changes_nothing(tmp_path:
     with pytest.raises(SupersededError):
         save_snapshot(tmp_path, make_snapshot(2), keep=1, superseded=lambda: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_is_exchanged_for_a_link_in_mid_save_stays_the_one_that_is_written_to(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_snapshot(tmp_path / "theirs", make_snapshot(step), keep=3)
+    before = sorted(tmp_path.glob("theirs/**/*"))
+    looks = iter((False, True, False))
+
+    def exchange() -> bool:  # asked when the files are written and the folder has no name yet
+        if next(looks):
+            (tmp_path / "snapshots").rename(tmp_path / "moved")
+            (tmp_path / "snapshots").symlink_to("theirs")
+        return False
+
+    save_snapshot(tmp_path / "snapshots", make_snapshot(4), keep=1, superseded=exchange)
+    assert sorted(tmp_path.glob("theirs/**/*")) == before
+    verify_snapshot(tmp_path / "moved/step-00000004")
+
+
+def test_what_an_earlier_attempt_finishes_after_a_later_one_went_on_is_passed_over(tmp_path: Path) -> None:
+    save_snapshot(tmp_path, replace(make_snapshot(2), attempt=2), keep=9)
+    save_snapshot(tmp_path, replace(make_snapshot(7), attempt=1), keep=9)
+    warnings: list[str] = []
+    found = load_newest(tmp_path, warnings.append)
+    assert found is not None
+    assert (found[0].name, found[1].attempt) == ("step-00000002", 2)
+    assert "passing over step-00000007" in warnings[0]
+
+
+def test_a_writer_that_wakes_after_its_snapshot_has_its_name_deletes_nothing(tmp_path: Path) -> None:
+    looks = iter((False, False, True))
+
+    def go_on() -> bool:
+        if superseded := next(looks):
+            for step in (5, 6):
+                save_snapshot(tmp_path, replace(make_snapshot(step), attempt=2), keep=9)
+        return superseded
+
+    with pytest.raises(SupersededError):
+        save_snapshot(tmp_path, replace(make_snapshot(4), attempt=1), keep=1, superseded=go_on)
+    assert {"step-00000005", "step-00000006"} <= {path.name for path in list_snapshots(tmp_path)}
+
+
+def test_a_later_attempts_snapshots_are_not_deleted(tmp_path: Path) -> None:
+    """By a writer that was frozen at the last moment, after its last look."""
+    for step in (5, 6):
+        save_snapshot(tmp_path, replace(make_snapshot(step), attempt=2), keep=9)
+    save_snapshot(tmp_path, replace(make_snapshot(4), attempt=1), keep=1)
+    assert [path.name for path in list_snapshots(tmp_path)] == ["step-00000006", "step-00000005", "step-00000004"]
+    save_snapshot(tmp_path, replace(make_snapshot(7), attempt=2), keep=1)
+    assert [path.name for path in list_snapshots(tmp_path)] == ["step-00000007"]
+
+
+def test_a_writer_whose_files_somebody_else_cleared_away_says_why(tmp_path: Path) -> None:
+    """The launcher that went on deletes what is under way; that is no broken disk."""
+    looks = iter((False, True, True))
+
+    def note(_: int) -> None:
+        for path in tmp_path.glob(".step-*"):
+            shutil.rmtree(path)
+
+    with pytest.raises(SupersededError):
+        save_snapshot(tmp_path, make_snapshot(4), keep=1, note=note, superseded=lambda: next(looks))

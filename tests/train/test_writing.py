@@ -58,8 +58,8 @@ def test_every_file_is_on_the_disk_before_the_manifest_and_all_before_the_name(
         monkeypatch.setattr(os, name, recorded)
 
     record("fsync", lambda descriptor: str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-    record("rename", lambda source, target: f"{source} {target}")
-    record("rmdir", lambda path, **_: str(path))
+    record("rename", lambda source, target: f"{os.path.realpath(source)} {os.path.realpath(target)}")
+    record("rmdir", lambda path, **_: os.path.realpath(path))
     folder = tmp_path / "snapshots"
     for step in (1, 2):
         log.clear()

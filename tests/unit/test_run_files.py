@@ -16,7 +16,16 @@ from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.durable import remove_tree
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.protocol.files import LARGEST, append_to_run_file, number_in, open_run_file, read_json, write_json
+from slipway.protocol.files import (
+    LARGEST,
+    append_to_run_file,
+    levels_below_run,
+    number_in,
+    open_run_file,
+    read_json,
+    touch_run_file,
+    write_json,
+)
 from slipway.protocol.printable import printable
 
 pytestmark = pytest.mark.timeout(30)  # a pipe must not hold whoever reads it
@@ -123,6 +132,40 @@ def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path: Path, name: str) 
     with pytest.raises(LaunchError, match=f"{name} is a link") as refused:
         refuse_links(tmp_path / "runs/run", 1)
     assert refused.value.code == CONFIGURATION
+
+
+@pytest.mark.parametrize("link", ["node-0", "node-0/logs"])
+def test_a_folder_that_became_a_link_while_the_job_runs_is_not_followed(tmp_path: Path, link: str) -> None:
+    (tmp_path / "theirs/logs").mkdir(parents=True)
+    (tmp_path / "theirs/a.json").write_text('{"a": 1}')
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "theirs")
+    for act in (append_to_run_file, touch_run_file, open_run_file, lambda path: write_json(path, {"b": 2})):
+        with pytest.raises(OSError, match=f"is a link.*{link}"):
+            act(tmp_path / link / "a.json")
+    assert read_json(tmp_path / link / "a.json") == {}
+    assert (tmp_path / "theirs/a.json").read_text() == '{"a": 1}'
+
+
+def test_errors_in_a_held_folder_tell_its_name(tmp_path: Path) -> None:
+    (tmp_path / "node-0").mkdir()
+    with pytest.raises(FileNotFoundError) as missing:
+        open_run_file(tmp_path / "node-0/plan.json")
+    assert missing.value.filename == str(tmp_path / "node-0/plan.json")
+
+
+@pytest.mark.parametrize(
+    ("folder", "run", "names"),
+    [
+        ("/r/a", "/r/a", ()),
+        ("/r/a/node-3/logs", "/r/a", ("node-3", "logs")),
+        ("/r/a/snapshots/step-00000003", "/r/a", ("snapshots", "step-00000003")),
+        ("/r/node-1/snapshots", "/r/node-1", ("snapshots",)),
+        ("node-1", ".", ("node-1",)),
+    ],
+)
+def test_the_levels_of_a_run(folder: str, run: str, names: tuple[str, ...]) -> None:
+    assert levels_below_run(Path(folder)) == (Path(run), names)
 
 
 def test_a_link_with_the_name_of_a_file_that_is_being_written_is_not_followed(tmp_path: Path) -> None:

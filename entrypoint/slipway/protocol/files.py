@@ -9,7 +9,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in
 ATTEMPTS, NODES = 1_000_000, 65_536
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
+LINK = "is a link, which is not followed within a run directory"
 
 
 def node_folder(run: Path, node_rank: int) -> Path:
@@ -94,6 +96,46 @@ def newest_attempt(run: Path) -> int:
     return attempt_in(read_json(run / RUN_FILE))
 
 
+def levels_below_run(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The run directory that a folder lies in, or is, and the names from there, by what folders of a run are called."""
+    for number, name in reversed(list(enumerate(folder.parts))):
+        if name in (SNAPSHOTS, CHARTS) or number_in(name, NODE) is not None:
+            return Path(*folder.parts[:number]), folder.parts[number:]
+    return folder, ()
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[Path]:
+    """Another path to a folder of a run, which stays the same folder whatever is put in its place meanwhile. Raises OSError.
+
+    On the way to a run directory links are followed (`runs -> /scratch` is common), within one they are not: whoever may write
+    there could lead what we write, or delete, to the files of others. So each level is opened through the one above it.
+    """
+    run, names = levels_below_run(folder)
+    holding = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    number = os.open(run, holding)
+    try:
+        for depth, name in enumerate(names, 1):
+            try:
+                below = os.open(name, holding | os.O_NOFOLLOW, dir_fd=number)
+            except OSError as error:
+                level = run.joinpath(*names[:depth])
+                if level.is_symlink():
+                    raise OSError(errno.ELOOP, LINK, str(level)) from None
+                raise OSError(error.errno, error.strerror, str(level)) from None
+            os.close(number)
+            number = below
+        held = f"/proc/self/fd/{number}"
+        try:
+            yield Path(held)
+        except OSError as error:  # the name that people know
+            if isinstance(error.filename, str | Path):
+                error.filename = str(error.filename).replace(held, str(folder), 1)
+            raise
+    finally:
+        os.close(number)
+
+
 def open_run_file(path: Path) -> BufferedReader:
     """Open a file of a run for reading. OSError unless it is a regular one: in a folder that others may write to there may be a
     pipe, which would hold whoever reads it for ever, a device, or a link to somebody else's file.
@@ -106,8 +148,14 @@ def append_to_run_file(path: Path) -> int:
     return _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
+def touch_run_file(path: Path) -> None:
+    """Make a file of a run that says something by being there. Raises OSError."""
+    os.close(append_to_run_file(path))
+
+
 def _open_regular(path: Path, how: int) -> int:
-    number = os.open(path, how | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with held_folder(path.parent) as folder:
+        number = os.open(folder / path.name, how | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
@@ -146,4 +194,5 @@ def parse_json(text: bytes) -> Any:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that is either the old one or the new one, never half of it. Raises OSError."""
-    write_whole(path, json.dumps(value, indent=1) + "\n")
+    with held_folder(path.parent) as folder:
+        write_whole(folder / path.name, json.dumps(value, indent=1) + "\n")

@@ -110,7 +110,10 @@ def at_event(fault: Fault, name: str, pattern: str, number: int) -> None:
     harm, words = Harm(fault, number), re.compile(pattern)
 
     def hear(event: str, values: tuple[Any, ...]) -> None:
-        if event == name and words.search(str(values[0])):
+        if event != name:
+            return
+        what = str(values[0])
+        if words.search(os.path.realpath(what) if what.startswith("/proc/self/fd/") else what):  # a folder that is held
             harm.happens()
 
     sys.addaudithook(hear)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from slipway.protocol.files import STOP_FILE, read_json, write_json
+from slipway.protocol.files import STOP_FILE, read_json, touch_run_file, write_json
 from slipway.protocol.outcomes import Word
 
 STOP_WORDS = {signal.SIGTERM: Word.STOPPED, signal.SIGUSR1: Word.STOPPED, signal.SIGINT: Word.CANCELLED}
@@ -148,7 +148,7 @@ def raise_flag(node_dir: Path, stop: Stop) -> str:
         write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name})
     except OSError as error:
         try:
-            flag.touch()
+            touch_run_file(flag)
         except OSError:
             return f"the stop flag cannot be written, so no snapshot can be: {error}"
     return ""

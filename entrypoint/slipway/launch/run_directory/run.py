@@ -23,6 +23,7 @@ from slipway.protocol.files import (
     STOP_FILE,
     WAITING_FILE,
     attempt_in,
+    held_folder,
     newest_attempt,
     newest_step,
     node_folder,
@@ -198,7 +199,8 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
         for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
         for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
-            stale.unlink(missing_ok=True)
+            with held_folder(stale.parent) as folder:
+                (folder / stale.name).unlink(missing_ok=True)
         if plan.topology.rank == 0 or not run.shared:
             record = read_json(run.path / RUN_FILE)
             record |= {

@@ -25,7 +25,7 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
 from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError
-from slipway.protocol.files import NODE, open_run_file, read_json
+from slipway.protocol.files import NODE, held_folder, open_run_file, read_json
 
 if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
@@ -168,7 +168,10 @@ class RunLock:
 
     def _create(self, mine: Holder) -> bool:
         try:
-            self._number = os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            with held_folder(self._file.parent) as folder:
+                self._number = os.open(
+                    folder / self._file.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644
+                )
         except FileExistsError:
             return False
         try:
@@ -183,9 +186,8 @@ class RunLock:
         refuse_held(self._file, self._stops, self._patience)
         self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
         # Two launchers may come here at once; whoever is too late finds another file in its place and ends.
-        aside = self._file.with_name(f".{self._file.name}.{os.urandom(8).hex()}")
-        with suppress(FileNotFoundError):
-            self._file.rename(aside)
+        with suppress(FileNotFoundError), held_folder(self._file.parent) as folder:
+            aside = (folder / self._file.name).rename(folder / f".{self._file.name}.{os.urandom(8).hex()}")
             aside.unlink()
 
     def _keep(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from slipway.protocol.files import append_to_run_file
+
 TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped", "mfu"})
 
 
@@ -41,7 +43,7 @@ class Charts:
             from tensorboard.summary.writer.record_writer import RecordWriter
 
             folder.mkdir(exist_ok=True)
-            self._records = RecordWriter(new_file(folder).open("ab"))
+            self._records = RecordWriter(os.fdopen(append_to_run_file(new_file(folder)), "ab"))
             self._add(file_version="brain.Event:2")
             self._add(step=step + 1, session_log={"status": "START"})  # readers drop what has this step or a later one
 

@@ -46,7 +46,7 @@ def save(training: Training, live: bool = False) -> None:
             "optimizer": values,
             "scaler": training.scaler.state_dict(),
         }
-        snapshot = Snapshot(training.step, state, {**tensors, "ranks": ranks})
+        snapshot = Snapshot(training.step, state, {**tensors, "ranks": ranks}, context.place.attempt)
         training.writer.start(snapshot, copy=not live)
     training.saved = training.step
 

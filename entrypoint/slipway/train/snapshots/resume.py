@@ -44,9 +44,9 @@ class Search:
     failure: Exception | None = None
 
     @property
-    def report(self) -> tuple[int, int]:
-        """What the others must know to choose: the finding and the step."""
-        return int(self.finding), self.snapshot.step if self.snapshot else -1
+    def report(self) -> tuple[int, int, int]:
+        """What the others must know to choose: the finding, the attempt and the step."""
+        return int(self.finding), *((self.snapshot.attempt, self.snapshot.step) if self.snapshot else (-1, -1))
 
 
 def search(resume: str, own: Path, context: Context) -> Search:
@@ -83,12 +83,12 @@ def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
     return (path, load_snapshot(path)) if number_in(path.name, STEP) is not None and path.is_dir() else None
 
 
-def choose_source(reports: Sequence[tuple[int, int]]) -> int | None:
+def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
     """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
     for finding in (Found.REFUSED, Found.SNAPSHOT, Found.DAMAGED):
         ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
         if ranks:
-            return max(ranks, key=lambda rank: reports[rank][1])
+            return max(ranks, key=lambda rank: reports[rank][1:])
     return None
 
 
@@ -118,7 +118,8 @@ def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bo
     snapshot = receive_snapshot(context, layout, snapshot, source, wants)
     if resume == "auto":
         context.progress(snapshot.step, Path(layout["path"]).name)
-    return snapshot, resume == "auto" and own.snapshot is not None and own.snapshot.step == snapshot.step
+    held = own.snapshot is not None and own.report == reports[source]
+    return snapshot, resume == "auto" and held
 
 
 def search_together(resume: str, context: Context) -> Search:

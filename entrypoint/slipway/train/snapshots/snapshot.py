@@ -1,9 +1,9 @@
 """Snapshots that cannot lie: a folder per snapshot, complete and verified or not there at all.
 
 `snapshots/step-00001500/` holds `model.safetensors`, `optimizer.safetensors`, `ranks.safetensors` (what differs from rank
-to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, size and sha256 of every other file). Of
-a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one model. A snapshot is
-written under a temporary name, fsynced and renamed. Nothing is pickled.
+to rank), `state.json` (what is not a tensor) and `manifest.json` (format, step, the attempt that wrote it, size and sha256
+of every other file). Of a model in two stages each part has its file, `model-1-of-2.safetensors`; whoever reads gets one
+model. A snapshot is written under a temporary name, fsynced and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +27,12 @@ from slipway.protocol.durable import make_folder, remove_tree, sync_folder
 from slipway.protocol.files import (
     LARGEST,
     STEP,
+    attempt_in,
+    held_folder,
     list_snapshots,
     open_run_file,
     parse_json,
+    read_json,
     snapshot_name,
     snapshot_step,
 )
@@ -57,11 +59,15 @@ class NewerFormatError(SnapshotError, ConfigurationError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything needed to go on after `step`: JSON values in `state`, tensors by file (model, optimizer, ranks)."""
+    """Everything needed to go on after `step`: JSON values in `state`, tensors by file (model, optimizer, ranks).
+
+    `attempt`: the number of the attempt on the run that made it, 0 where nobody said.
+    """
 
     step: int
     state: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    attempt: int = 0
 
 
 def save_snapshot(
@@ -75,11 +81,27 @@ def save_snapshot(
 
     Snapshots of later steps are deleted as well: the job went on from an earlier one, so they can only be damaged.
     `note` is told the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
-    does not give back what was written, and SupersededError, with nothing changed, where somebody else went on with the run.
+    does not give back what was written, and SupersededError where somebody else went on with the run: then nothing was
+    changed, or whoever reads passes over what was written (`newest_first`).
     """
     make_folder(folder)
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, "is a link, which is not followed within a run directory", str(folder))
+    final = folder / snapshot_name(snapshot.step)
+    with held_folder(folder) as held:
+        write_snapshot(held, snapshot, note, superseded)
+        try:
+            verify_snapshot(held / final.name)
+        except SnapshotError as error:
+            raise OSError(errno.EIO, f"the disk does not give back what was written: {error}") from error
+        if superseded():  # a process may be frozen for an hour between any two lines
+            raise SupersededError("another launcher went on with this run, so no snapshot is deleted any more")
+        prune(held, snapshot, keep)
+    return final
+
+
+def write_snapshot(
+    folder: Path, snapshot: Snapshot, note: Callable[[int], None], superseded: Callable[[], bool]
+) -> None:
+    """Put `snapshot` into `folder`, whole or not at all. Raises OSError, SupersededError."""
     if superseded():
         raise SupersededError("another launcher went on with this run, so no snapshot is written any more")
     for leftover in folder.glob(f".{STEP}*"):
@@ -88,30 +110,38 @@ def save_snapshot(
     temporary = folder / f".{final.name}.writing"
     try:
         temporary.mkdir()
-        write_contents(temporary, snapshot, note)
+        with held_folder(temporary) as held:
+            write_contents(held, snapshot, note)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # a full disk is needed for saying so
-        raise
-    if superseded():  # the other may be writing under the same temporary name, so that stays
+        if not superseded():  # else the other cleared ours away, and this one may be his
+            remove_tree(temporary, missing_ok=True)  # a full disk is needed for saying so
+            raise
+    if superseded():
         raise SupersededError("another launcher went on with this run, so this snapshot is not taken")
     if final.exists():  # damaged, or the job would have gone on from it
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)
     sync_folder(folder)
-    try:
-        verify_snapshot(final)
-    except SnapshotError as error:
-        raise OSError(errno.EIO, f"the disk does not give back what was written: {error}") from error
-    prune(folder, final, keep)
-    return final
 
 
-def prune(folder: Path, newest: Path, keep: int) -> None:
-    """Delete all snapshots but `newest`, which was verified, and the `keep` - 1 before it."""
+def newest_first(folder: Path) -> list[Path]:
+    """Snapshots in `folder` in the order in which to go on from them: by the attempt that wrote them, then by step.
+
+    A launcher that was frozen may wake in the middle of a save after another went on with the run, from an earlier step
+    perhaps: what it finishes then is of an earlier attempt. Where the manifest does not tell, the step alone counts.
+    """
+    found = list_snapshots(folder)
+    attempts = {path: attempt_in(read_json(path / MANIFEST)) for path in found}
+    newest = max(attempts.values(), default=0)
+    return sorted(found, key=lambda path: (attempts[path] or newest, snapshot_step(path)), reverse=True)
+
+
+def prune(folder: Path, written: Snapshot, keep: int) -> None:
+    """Delete all snapshots but the one just `written`, the `keep` - 1 before it, and those of later attempts."""
     snapshots = list_snapshots(folder)
-    wanted = {newest, *[path for path in snapshots if snapshot_step(path) < snapshot_step(newest)][: keep - 1]}
+    wanted = [path for path in snapshots if snapshot_step(path) <= written.step][:keep]
     for path in snapshots:
-        if path not in wanted:
+        if path not in wanted and attempt_in(read_json(path / MANIFEST)) <= written.attempt:
             # A half-deleted snapshot must not look like a damaged one.
             remove_tree(path.rename(folder / f".{path.name}.deleting"))
 
@@ -123,7 +153,7 @@ def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]
     for stem, tensors in snapshot.tensors.items():
         name = f"{stem}{TENSORS}"
         files[name] = write_file(folder / name, safetensors_chunks(tensors), note)
-    manifest = {"format": FORMAT, "step": snapshot.step, "files": files}
+    manifest = {"format": FORMAT, "step": snapshot.step, "attempt": snapshot.attempt, "files": files}
     write_file(folder / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()], note)
     sync_folder(folder)
 
@@ -204,7 +234,8 @@ def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
             verify_file(path / name, size, sha256)
         elif name != STATE:
             tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, size, sha256)))
-    return Snapshot(snapshot_step(path), parse_state(path, read_file(path / STATE, *manifest[STATE])), tensors)
+    state = parse_state(path, read_file(path / STATE, *manifest[STATE]))
+    return Snapshot(snapshot_step(path), state, tensors, attempt_in(read_json(path / MANIFEST)))
 
 
 def parse_tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
@@ -233,11 +264,18 @@ def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str
 
     Raises NewerFormatError where a later version wrote the newest.
     """
-    for path in list_snapshots(folder):
+    for path in newest_first(folder):
         try:
-            return path, load_snapshot(path, stems)
+            found = load_snapshot(path, stems)
         except NewerFormatError:
             raise
         except SnapshotError as error:
             warn(f"skipping the damaged snapshot {path.name}: {error}")
+            continue
+        for later in list_snapshots(folder):
+            if snapshot_step(later) > found.step and 0 < attempt_in(read_json(later / MANIFEST)) < found.attempt:
+                warn(
+                    f"passing over {later.name}, which an earlier attempt finished after this one had gone on without it"
+                )
+        return path, found
     return None

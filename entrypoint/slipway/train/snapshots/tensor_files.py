@@ -24,13 +24,13 @@ DTYPES: Mapping[str, str] = {
 def write_file(
     path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
 ) -> dict[str, int | str]:
-    """Write and fsync a file. Returns size and sha256 of what was meant to be written, not of what is read back.
+    """Write and fsync a new file. Returns size and sha256 of what was meant to be written, not of what is read back.
 
     `note` is told the size of each piece that is written.
     """
     digest = hashlib.sha256()
     size = 0
-    with path.open("wb") as file:
+    with path.open("xb") as file:  # a link that somebody put there is not followed
         for piece in pieces(chunks):
             file.write(piece)
             digest.update(piece)

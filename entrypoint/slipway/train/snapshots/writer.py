@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread, get_native_id
 
@@ -86,7 +87,7 @@ class Writer:
                 self._aside[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         ready = copy_all(places, self._aside)
         tensors = {stem: {name: self._aside[stem, name] for name in named} for stem, named in snapshot.tensors.items()}
-        return Snapshot(snapshot.step, snapshot.state, tensors), ready
+        return replace(snapshot, tensors=tensors), ready
 
 
 def copy_all(

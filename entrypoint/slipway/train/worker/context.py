@@ -22,7 +22,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file
+from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file, touch_run_file
 from slipway.protocol.mistake import ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
@@ -205,7 +205,7 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
     and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
     """
     place = read_place(environ)
-    (place.node_dir / HONOURS_STOP).touch()
+    touch_run_file(place.node_dir / HONOURS_STOP)
     fenced = place.keeps_snapshots  # the others notice that it is gone, and thousands need not ask
     heartbeat = Heartbeat(
         rank_file(place.node_dir, HEARTBEATS, place.rank), (lambda: place.superseded) if fenced else lambda: False

@@ -7,10 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
+from slipway.protocol.files import held_folder
 from slipway.protocol.phases import PHASES, Phase
 
 INTERVAL = 0.5  # seconds; how often it is written within a phase
@@ -68,12 +70,9 @@ class Heartbeat:
         self._write()
 
     def _write(self) -> None:
-        temporary = self._path.with_name(f".{self._path.name}")
-        with self._lock:
-            try:
-                temporary.unlink(missing_ok=True)  # what somebody put there is not written to
-                with temporary.open("x") as file:
-                    file.write(json.dumps(self._newest) + "\n")
-                temporary.replace(self._path)
-            except OSError:
-                return
+        with self._lock, suppress(OSError), held_folder(self._path.parent) as folder:
+            temporary = folder / f".{self._path.name}"
+            temporary.unlink(missing_ok=True)  # what somebody put there is not written to
+            with temporary.open("x") as file:
+                file.write(json.dumps(self._newest) + "\n")
+            temporary.replace(folder / self._path.name)
