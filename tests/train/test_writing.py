@@ -19,7 +19,7 @@ import slipway
 from slipway.train.loop.metrics import keep_metrics
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
-from slipway.train.snapshots.writer import Writer
+from slipway.train.snapshots.writer import ALIGNED, Writer, set_aside
 
 pytestmark = pytest.mark.core
 
@@ -102,6 +102,46 @@ def test_what_is_written_is_what_was_there_when_it_began(tmp_path: Path, gate: t
     for step in (1, 2):
         assert load_snapshot(tmp_path / f"step-{step:08d}").tensors["model"]["a"].eq(step).all()
     assert writer.written > 0
+
+
+def test_copies_lie_in_one_piece_that_is_no_larger_than_they_are() -> None:
+    tensors = {
+        ("model", "a"): torch.randn(3, 5),
+        ("model", "nothing"): torch.empty(0, 4),
+        ("model", "half"): torch.randn(7).bfloat16(),
+        ("ranks", "seen"): torch.tensor(True),
+        ("optimizer", "step"): torch.tensor(3.0, dtype=torch.float64),
+    }
+    memory, copies = set_aside(tensors)
+    assert memory.nbytes <= sum(tensor.nbytes for tensor in tensors.values()) + len(tensors) * ALIGNED
+    for names, tensor in tensors.items():
+        copies[names].copy_(tensor)
+    for names, tensor in tensors.items():  # none lies where another does
+        assert (copies[names].dtype, copies[names].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(copies[names], tensor)
+        assert copies[names].untyped_storage().data_ptr() == memory.data_ptr()
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is."""
+
+    is_cuda = property(lambda _: True)  # type: ignore[assignment]
+
+
+def test_for_tensors_on_a_gpu_that_piece_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[tuple[int, int]] = []
+
+    class Cudart:
+        @staticmethod
+        def cudaHostRegister(begin: int, size: int, flags: int) -> int:  # noqa: N802
+            pinned.append((begin, size))
+            return flags
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda error: None)
+    memory, _ = set_aside({("model", "a"): torch.ones(1000).as_subclass(OnGpu)})
+    assert pinned == [(memory.data_ptr(), memory.nbytes)]
+    assert memory.nbytes < 4096
 
 
 def test_a_snapshot_that_cannot_be_written_is_told_when_it_is_asked_for(
