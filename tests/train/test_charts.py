@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_without_tensorboard_the_training_goes_on_with_one_warning(
 def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
     train: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipway.train.loop.charts.new_file", lambda folder: Path("/dev/full"))
+    monkeypatch.setattr("slipway.train.loop.charts.append_to_run_file", lambda file: os.open("/dev/full", os.O_WRONLY))
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 1)
     assert run.exit_code == 0
     assert len(run.metrics) == 9
