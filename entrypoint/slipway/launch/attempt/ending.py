@@ -5,7 +5,7 @@ Pure but for reading the workers' outcome files and the cgroup's out-of-memory c
 
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,19 @@ class Facts:
     parent: str = "torchrun"  # what started the workers
 
 
+def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """What those of the ranks that came to an end so far wrote about it, by rank."""
+    return {rank: record for rank in ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
+
+
+def is_bad(record: Mapping[str, Any]) -> bool:
+    """Whether a rank wrote that it failed, or lost another."""
+    return str(record.get("outcome")) not in GOOD
+
+
 def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
-    files = {rank: record for rank in facts.ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
+    files = read_outcomes(node_dir, facts.ranks)
 
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
@@ -71,7 +81,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.lost and facts.still:
         frozen = f"it was frozen for {facts.still:.0f} s (the launcher or its machine), and the other nodes counted it as lost"
         return outcome(Word.LOST, frozen, time=now - facts.still)
-    bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
+    bad = {rank: record for rank, record in files.items() if is_bad(record)}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:

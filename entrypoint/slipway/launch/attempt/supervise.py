@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.deadline import Deadline, Due
-from slipway.launch.attempt.ending import Facts, count_ooms
+from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -133,6 +133,9 @@ class Attempt:
             self._next_look = now + TICK
             self.stops.look()
             self._look_for_hang(now)
+            # Its process may be long in coming to an end: NCCL waits for peers that are connected.
+            if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
+                self.deadline.fail(now)
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
