@@ -8,7 +8,7 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.resolve.plan import flight_recorder, interfaces, plan_json, plan_lines, resolved_values
+from slipway.launch.resolve.plan import interfaces, plan_json, plan_lines, resolved_values
 from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.topology import TOPOLOGICAL
@@ -168,21 +168,6 @@ def test_a_single_node_talks_to_itself_without_asking_for_its_name(
     environ: dict[str, str], interface: str | None
 ) -> None:
     assert plan_for(environ=environ).env.get("GLOO_SOCKET_IFNAME") == interface
-
-
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        ({}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_FR_BUFFER_SIZE": "5"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "x"}, {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, {"TORCH_FR_DUMP_TEMP_FILE"}),
-    ],
-)
-def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[str, str], names: set[str]) -> None:
-    told = flight_recorder(environ, "node-0/logs/nccl-rank-")
-    assert set(told) == names
-    assert told.get("TORCH_FR_DUMP_TEMP_FILE", "node-0/logs/nccl-rank-") == "node-0/logs/nccl-rank-"
 
 
 @pytest.mark.parametrize(

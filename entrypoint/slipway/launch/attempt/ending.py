@@ -49,6 +49,7 @@ class Facts:
     started: bool = False  # torchrun told that its workers run
     hang: str = ""  # that no rank moves any more, and whom the others wait for
     behind: int | None = None  # the first of those
+    recorded: bool = False  # NCCL's last collectives were asked for
     moved: bool | None = None  # past the first step; None where nobody can tell
     saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
     lost: str = ""  # which other node failed first
@@ -96,6 +97,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
         advice = (
             f"the Python stacks of all ranks are in {NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
         )
+        advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
         return outcome(word, facts.hang, rank=facts.behind, advice=advice)
     if facts.killed:

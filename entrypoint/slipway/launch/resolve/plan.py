@@ -62,19 +62,6 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
 
 
-def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
-
-    What the user set stands, under the names before torch 2.9 as well.
-    """
-    rows = (
-        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),  # collectives
-        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
-        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-    )
-    return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
-
-
 # These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
 # secret is none of theirs.
 _OURS = frozenset(
