@@ -189,6 +189,22 @@ def test_debug_lets_torch_and_nccl_speak_unless_the_user_decided_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("words", "environ", "gpus", "file"),
+    [
+        (("linear",), {"NCCL_DEBUG": "INFO"}, 2, "/dev/stderr"),
+        (("linear",), {}, 2, "/dev/stderr"),  # a site may ask in /etc/nccl.conf
+        (("linear",), {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/nccl.%h"}, 2, None),
+        (("linear",), {"NCCL_DEBUG": "INFO"}, 0, None),
+        (("-m", "own"), {"NCCL_DEBUG": "INFO"}, 2, None),  # a script's stdout is left alone
+    ],
+)
+def test_what_nccl_says_goes_where_nobody_silences_it(
+    words: tuple[str, ...], environ: dict[str, str], gpus: int, file: str | None
+) -> None:
+    assert plan_for(words, environ, devices=make_devices(gpus)).env.get("NCCL_DEBUG_FILE") == file
+
+
+@pytest.mark.parametrize(
     ("environ", "names"),
     [
         ({}, {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
