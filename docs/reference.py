@@ -32,7 +32,8 @@ def exit_codes() -> Iterator[str]:
     yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
     yield from [
         "",
-        "A script of your own may end with any code: what is not 0 becomes 1, and the code itself stands in the reason.",
+        "A script of your own may end with any code: what is not 0 becomes 1, and the code itself stands in the reason. What",
+        "NCCL and CUDA say of the node or of a setting counts there as well ([77 and 78](ddp.md#errors-of-nccl)).",
     ]
     yield "A launcher that is killed cannot choose: 137 (SIGKILL) or 143 (SIGTERM) is then what its container or shell reports."
     yield from [

@@ -37,11 +37,13 @@ def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: in
         one.start()
     with Client(port) as silent:
         take_part(silent, 2, 3)
+        fell_silent = time.time()
         for one in crew:
             one.join(15)
     for one in crew:
         assert one.code == 76
         assert one.verdict is not None
+        assert one.verdict.first.time < fell_silent + 0.9, "not when that was noticed: its peers may have failed since"
         assert (one.verdict.first.node_rank, one.verdict.first.evidence) == (2, "no heartbeat for 1 s")
 
 

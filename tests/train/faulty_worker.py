@@ -6,6 +6,7 @@ infinite        [rank, [steps], times]: these steps' loss is infinite, in that m
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
+stuck           true: letting go of the other ranks takes for ever
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which every optimizer loads
+import torch.distributed as dist
 
 from slipway.train.loop import fit as loop
 from slipway.train.loop import saving, step
@@ -100,9 +102,11 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
         saving.set_random_states = lambda *_: None
     break_steps(faults, int(environment["RANK"]))
     break_the_disk(faults)
+    if faults.get("stuck"):
+        dist.destroy_process_group = lambda: time.sleep(600)  # type: ignore[assignment]
     if "patience" in faults:
         group.COLLECTIVE_TIMEOUT = timedelta(seconds=faults["patience"])
     wrap(Loader, "_make_part", lambda *_: time.sleep(faults.get("slow", {}).get("data", 0)))
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         break_context(context, faults.get("slow", {}))
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch._dynamo.backends.distributed import DDPOptimizer
 from training_jobs import Run
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.compiler import decide_compile
+from slipway.train.loop.compiler import SMALLEST_BUCKET, decide_compile
 
 
 @pytest.fixture
@@ -25,6 +27,11 @@ def path(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 
 Path_ = Callable[..., dict[str, str]]
+
+
+def compile_nothing(graph: Any, _: Any) -> Any:
+    """A compiler for torch."""
+    return graph
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,30 @@ def test_compile_without_its_compiler_says_what_to_install_and_what_else_to_do(
         decide_compile(True, device, path(*installed, **environ))
     for words in [*says, "leave --compile out"]:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", [True, None])
+def test_buckets_are_as_large_as_torchs_compiler_wants_them(path: Path_, wanted: bool | None) -> None:
+    environ = path("gcc")
+    assert decide_compile(wanted, "cuda", environ, SMALLEST_BUCKET) is True
+    with pytest.raises(
+        ConfigurationError, match=r"--bucket-mb 0.99 is too small .* Type --bucket-mb 1, or --no-compile"
+    ):
+        decide_compile(wanted, "cuda", environ, 0.99)
+    assert decide_compile(False, "cuda", environ, 0.99) is False
+    DDPOptimizer(int(SMALLEST_BUCKET * 2**20), compile_nothing)
+    with pytest.raises(AssertionError, match="First bucket"):
+        DDPOptimizer(int(0.99 * 2**20), compile_nothing)
+
+
+def test_a_job_with_smaller_ones_ends_with_that_reason(
+    job: Callable[..., Run], path: Path_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", path("g++")["PATH"])
+    monkeypatch.delenv("CXX", raising=False)
+    run = job("linear", "--compile", "--bucket-mb", 0.5, "--steps", 1)
+    assert {outcome["outcome"] for outcome in run.outcomes} == {"configuration"}, run.output
+    assert "--bucket-mb 0.5 is too small" in run.outcomes[0]["message"]
 
 
 def test_a_job_ends_with_that_reason_before_it_trains(

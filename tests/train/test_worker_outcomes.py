@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import click
 import pytest
 import torch
 import torch.distributed as dist
+from nccl_texts import CLOSED, DUPLICATE, INTERPRETED, SHM, nccl_error
 from training_jobs import worker_environment
 
 from slipway.protocol.mistake import ConfigurationError
@@ -22,7 +24,7 @@ from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
 from slipway.train.text.sample import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.worker.context import STOPS, open_context
-from slipway.train.worker.outcome import NoProgressError, PeerError, outcome_word
+from slipway.train.worker.outcome import NoProgressError, PeerError, describe_failure, outcome_word
 from slipway.train.worker.stop import StopFlag, read_stop_flag
 
 pytestmark = pytest.mark.core
@@ -44,7 +46,18 @@ pytestmark = pytest.mark.core
         (OSError(errno.ENOENT, "x"), "failed"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "unhealthy"),
         (RuntimeError("No CUDA GPUs are available"), "unhealthy"),
-        (dist.DistBackendError("NCCL error: hardware failure, unhandled CUDA error"), "unhealthy"),
+        (
+            dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Cuda failure 'hardware stack error'")),
+            "unhealthy",
+        ),
+        (
+            dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes")),
+            "failed",
+        ),
+        (dist.DistBackendError(nccl_error("ncclInvalidUsage", DUPLICATE)), "configuration"),
+        (dist.DistBackendError(nccl_error("ncclSystemError", SHM)), "unhealthy"),
+        (dist.DistBackendError(nccl_error("ncclInternalError", "Proxy append mismatch")), "failed"),
+        (dist.DistBackendError(nccl_error("ncclRemoteError", CLOSED)), "peer"),
         (RuntimeError("unable to allocate shared memory(shm) for file"), "unhealthy"),
         (RuntimeError("can't start new thread"), "unhealthy"),
         (OSError(errno.EAGAIN, "unable to lock file, errno = 11, Resource temporarily unavailable"), "failed"),
@@ -59,6 +72,42 @@ pytestmark = pytest.mark.core
 )
 def test_an_exception_is_classified(error: BaseException, word: str) -> None:
     assert outcome_word(error) == word
+
+
+def test_the_last_error_of_nccl_is_what_is_told() -> None:
+    outcome = describe_failure(dist.DistBackendError(nccl_error("ncclInvalidUsage", DUPLICATE)), 0, None)
+    assert outcome.exception == f"DistBackendError: ncclInvalidUsage: Last error: {DUPLICATE}"
+    assert outcome.message == f"ncclInvalidUsage: Last error: {DUPLICATE}"
+
+
+TEXTS = {
+    "torch/lib/libtorch_cuda.so": (
+        *(f"{name}: {long}" for name, (_, long) in INTERPRETED.items()),
+        "Last error:", "Watchdog caught collective operation timeout", "retrieving ncclUniqueId", "NCCL timeout in",
+        "NCCL communicator was aborted", "no GPUs found!",
+    ),
+    "torch/lib/libc10_cuda.so": ("driver on your system is too old", "driver initialization failed"),
+    "nvidia/nccl/lib/libnccl.so.2": (
+        *(short for short, _ in INTERPRETED.values()),
+        "Duplicate GPU detected", "Failed to initialize any NET plugin", "no socket interface found", "no interface found",
+        "No IP interface found", "No usable listening interface", "Connection closed by remote peer", "shared memory segment",
+        "/dev/shm/nccl-", "exceeded error retry count", "Failed to CUDA calloc",
+    ),
+    "nvidia/cuda_runtime/lib/libcudart.so.12": (
+        "uncorrectable ECC error", "uncorrectable NVLink error", "unspecified launch failure", "hardware stack error",
+        "or a hardware error", "no CUDA-capable device", "driver version is insufficient", "unsupported display driver",
+        "CUDA driver is a stub", "attempted on non supported HW", "system not yet initialized",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", TEXTS)
+def test_the_installed_libraries_say_it_in_these_words(library: str) -> None:
+    file = Path(torch.__file__).parents[1] / library
+    if not file.exists():
+        pytest.skip("this torch has no CUDA")
+    with file.open("rb") as whole, mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        assert [text for text in TEXTS[library] if content.find(text.strip().encode()) < 0] == []
 
 
 @pytest.mark.parametrize(

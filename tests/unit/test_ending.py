@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nccl_texts import CLOSED, DUPLICATE, SHM, nccl_error
 from stand_ins import write_files
 
 from slipway.launch.attempt.ending import Facts, choose_outcome, count_ooms
-from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 
 NOW = 1000.0
@@ -335,7 +336,7 @@ def test_what_a_script_said_last_is_evidence(tmp_path: Path, last: list[str], sa
 
 
 # As torch's data loader ends where /dev/shm is full.
-SHM = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."
+BUS = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."
 
 
 @pytest.mark.parametrize(
@@ -375,12 +376,83 @@ def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path
     assert end(tmp_path, own=False, status=1, failures=[failure(1, 1)], last={1: ["no traceback"]}).where is None
 
 
+def stderr(text: str, *, uncaught: bool = False) -> list[str]:
+    """What a rank printed that died of an error of NCCL's: Python's traceback, or its watchdog's end, with what torch adds."""
+    if uncaught:
+        first = "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+        stack = [
+            "Exception raised from run at ProcessGroupNCCL.cpp:2139 (most recent call first):",
+            *["frame #1: ??"] * 30,
+        ]
+        return [
+            "terminate called after throwing an instance of 'c10::DistBackendError'",
+            *(first + text).splitlines(),
+            *stack,
+        ]
+    traceback = ["Traceback (most recent call last):", '  File "train.py", line 7, in main']
+    said = f"torch.distributed.DistBackendError: {text}".splitlines()
+    left = "[rank1]:[W1123 16:00:00.1 ProcessGroupNCCL.cpp:1524] Warning: destroy_process_group() was not called"
+    return [*(f"[rank1]: {line}" for line in (*traceback, *said)), left]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    ("name", "last", "word", "advice"),
+    [
+        ("ncclInvalidUsage", DUPLICATE, "configuration", "--nproc-per-node"),
+        ("ncclInvalidUsage", "Bootstrap : no socket interface found", "configuration", "NCCL_SOCKET_IFNAME"),
+        ("ncclSystemError", SHM, "unhealthy", "--shm-size 1g"),
+        (
+            "ncclUnhandledCudaError",
+            "Cuda failure 'CUDA driver version is insufficient for …'",
+            "unhealthy",
+            "525.60.13",
+        ),
+        ("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes", "failed", "the whole output"),
+        ("ncclInternalError", "Proxy append mismatch", "failed", "the whole output"),
+    ],
+)
+def test_what_nccl_said_last_decides_for_a_users_script_too(
+    tmp_path: Path, own: bool, name: str, last: str, word: str, advice: str
+) -> None:
+    said = {1: stderr(nccl_error(name, last))}
+    outcome = end(tmp_path, own=own, status=1, failures=[failure(1, 1)], last=said)
+    assert (outcome.word, outcome.where) == (word, "train.py:7 in main")
+    assert outcome.evidence == f"exit code 1: torch.distributed.DistBackendError: {name}: Last error: {last}"
+    assert advice in outcome.advice
+    assert outcome.own
+
+
+@pytest.mark.parametrize(("own", "word"), [(True, "peer"), (False, "failed")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        nccl_error("ncclRemoteError", CLOSED),
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600068 milliseconds",
+    ],
+)
+def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, own: bool, word: str, text: str) -> None:
+    """It comes seconds before the silence of a node is told."""
+    said = {1: stderr(text, uncaught=True)}
+    survivor = end(tmp_path, own=own, status=1, failures=[failure(1, ABORTED)], last=said)
+    assert (survivor.word, survivor.own) == (word, False)
+    assert survivor.evidence.startswith("SIGABRT: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog")
+    verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, evidence="no heartbeat for 30 s")])
+    assert (verdict.word, verdict.code(0)) == ("lost", 76)
+
+
+def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path) -> None:
+    text = "CUDA error: uncorrectable NVLink error detected during the execution\nSearch for `cudaErrorNvlinkUncorrectable'"
+    outcome = end(tmp_path, status=1, failures=[failure(1, ABORTED)], last={1: stderr(text, uncaught=True)})
+    assert (outcome.word, outcome.own) == ("unhealthy", True)
+
+
 @pytest.mark.parametrize(
     ("facts", "advice"),
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
-        ({"own": False, "failures": [failure(0, 1)], "last": {0: [SHM]}}, "--shm-size 1g"),
+        ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}}, "--shm-size 1g"),
         ({"failures": [failure(0, 3)]}, "node-0/logs/rank-0.log"),
         ({"hang": "hang: x"}, "node-0/logs/rank-*.log"),
         (

@@ -117,6 +117,9 @@ def test_a_gpu_that_is_lost_does_not_hide_the_others() -> None:
         (Devices(driver="550.54", reason="the driver shows none"), {}, "warning"),
         (Devices(driver="550.54", reason="CUDA_VISIBLE_DEVICES='' shows none"), {"CUDA_VISIBLE_DEVICES": ""}, "ok"),
         (Devices(problem="NVML answers: Driver/library version mismatch"), {}, "error"),
+        (Devices(driver="470.256.02", reason="the driver shows none"), {}, "error"),  # CUDA 11.4
+        (Devices(driver="525.60.11", reason="the driver shows none"), {}, "error"),
+        (Devices(driver="525.60.13", reason="the driver shows none"), {}, "warning"),
     ],
 )
 def test_the_drivers_row(devices: Devices, environ: dict[str, str], level: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_sources, plan_for
 
-from slipway.launch.resolve.plan import flight_recorder, interfaces, plan_json, plan_lines, resolved_values
+from slipway.launch.resolve.plan import interfaces, plan_json, plan_lines, resolved_values
 from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.topology import TOPOLOGICAL
@@ -171,21 +171,6 @@ def test_a_single_node_talks_to_itself_without_asking_for_its_name(
 
 
 @pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        ({}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_FR_BUFFER_SIZE": "5"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "x"}, {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, {"TORCH_FR_DUMP_TEMP_FILE"}),
-    ],
-)
-def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[str, str], names: set[str]) -> None:
-    told = flight_recorder(environ, "node-0/logs/nccl-rank-")
-    assert set(told) == names
-    assert told.get("TORCH_FR_DUMP_TEMP_FILE", "node-0/logs/nccl-rank-") == "node-0/logs/nccl-rank-"
-
-
-@pytest.mark.parametrize(
     ("environ", "env_file", "told"),
     [
         ({}, {}, (None, None, None, None)),
@@ -201,6 +186,22 @@ def test_debug_lets_torch_and_nccl_speak_unless_the_user_decided_otherwise(
     env = plan_for(environ=environ, env_file=env_file).env
     names = ("TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "NCCL_DEBUG_FILE")
     assert tuple(env.get(name) for name in names) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "gpus", "file"),
+    [
+        (("linear",), {"NCCL_DEBUG": "INFO"}, 2, "/dev/stderr"),
+        (("linear",), {}, 2, "/dev/stderr"),  # a site may ask in /etc/nccl.conf
+        (("linear",), {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/nccl.%h"}, 2, None),
+        (("linear",), {"NCCL_DEBUG": "INFO"}, 0, None),
+        (("-m", "own"), {"NCCL_DEBUG": "INFO"}, 2, None),  # a script's stdout is left alone
+    ],
+)
+def test_what_nccl_says_goes_where_nobody_silences_it(
+    words: tuple[str, ...], environ: dict[str, str], gpus: int, file: str | None
+) -> None:
+    assert plan_for(words, environ, devices=make_devices(gpus)).env.get("NCCL_DEBUG_FILE") == file
 
 
 @pytest.mark.parametrize(

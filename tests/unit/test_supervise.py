@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_ins import plan_for
+from stand_ins import plan_for, write_files
 
 from slipway.launch.attempt import deadline, supervise
 from slipway.launch.attempt.stops import Stop, Stops
@@ -28,10 +28,10 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 class Worker:
     """A worker that ends by itself after a while. What `fails` is told a moment after its start."""
 
-    def __init__(self, fails: str) -> None:
+    def __init__(self, fails: str, node_dir: Path) -> None:
         self.process = subprocess.Popen(["sleep", str(SAVING)], start_new_session=True)
         self.started, self.workers, self.words = True, [self.process.pid], ""
-        self._fails, self._late = fails, time.monotonic() + LATE
+        self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
 
     @property
     def failures(self) -> list[dict[str, Any]]:
@@ -39,7 +39,9 @@ class Worker:
         return [{"rank": 1, "exitcode": 1, "time": 1.0}] if self._fails == "worker" and self._is_late else []
 
     def lost(self) -> Elsewhere | None:
-        """Another node's failure, as the muster tells it."""
+        """Another node's failure, as the muster tells it; it is asked at every look, and so a good place to write down one."""
+        if self._fails == "and stays" and self._is_late:
+            write_files(self._node_dir, {"outcome/rank-0.json": '{"outcome": "failed"}'})
         return Elsewhere("node 1 failed") if self._fails == "node" and self._is_late else None
 
     @property
@@ -53,6 +55,7 @@ class Worker:
         ("", False, 0),
         ("worker", False, -signal.SIGKILL),
         ("node", False, -signal.SIGKILL),
+        ("and stays", False, -signal.SIGKILL),
         ("", True, 0),
         ("worker", True, 0),
         ("node", True, 0),
@@ -62,7 +65,7 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, stop: bool, status: int
 ) -> None:
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
-    worker = Worker(fails)
+    worker = Worker(fails, tmp_path / "node-0")
 
     def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
         relay.close_writers()

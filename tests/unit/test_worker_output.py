@@ -96,12 +96,12 @@ def test_a_line_without_an_end_is_passed_on_in_pieces(
 def test_the_newest_lines_of_stderr_are_kept_as_evidence(make_output: MakeOutput) -> None:
     output = make_output()
     output.write(b"from stdout\n", stream=0)
-    output.write(b"".join(b"%d\n" % number for number in range(100)) + b"\xff last", stream=1)
+    output.write(b"".join(b"%d\n" % number for number in range(300)) + b"\xff last", stream=1)
     output.end()
     last = output.output.last
     assert list(last) == [0, 1]
     assert len(last[0]) == module.REMEMBERED
-    assert list(last[0])[-2:] == ["99", "\ufffd last"]
+    assert list(last[0])[-2:] == ["299", "\ufffd last"]
     assert not last[1]
 
 

@@ -61,6 +61,6 @@ class Deadline:
             return Due.STACKS
         return Due.KILL
 
-    def wait_for_stacks(self, now: float) -> None:
+    def wait_for_stacks(self, now: float, seconds: float = STACKS) -> None:
         """The workers print them."""
-        self._at = now + STACKS
+        self._at = now + seconds

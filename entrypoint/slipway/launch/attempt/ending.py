@@ -5,14 +5,15 @@ Pure but for reading the workers' outcome files and the cgroup's out-of-memory c
 
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
-from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
+from slipway.launch.verdict.verdict import CODES, Outcome
+from slipway.protocol.causes import DRIVER_TOO_OLD, NO_INTERFACE, OLDEST_DRIVER, SMALL_SHM, cause_of, in_one_line
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word
@@ -22,9 +23,12 @@ DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcom
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
-# The line that a traceback ends with, and one that names a place; torch puts [rankN] in front.
-_EXCEPTION = r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
-_FRAME = r'^(?:\[rank\d+\]: )?  File "(.+)", line (\d+), in (.+)$'
+# The line that a traceback ends with, or what C++ says of an exception that nobody caught, as NCCL's watchdog throws them; and
+# a line that names a place. torch puts [rankN] in front.
+_RANK = r"^(?:\[rank\d+\]: )?"
+_EXCEPTION = rf"{_RANK}(?!nccl)([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
+_UNCAUGHT = r"^\s+what\(\):\s+(.*)$"
+_FRAME = rf'{_RANK}  File "(.+)", line (\d+), in (.+)$'
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
@@ -45,6 +49,7 @@ class Facts:
     started: bool = False  # torchrun told that its workers run
     hang: str = ""  # that no rank moves any more, and whom the others wait for
     behind: int | None = None  # the first of those
+    recorded: bool = False  # NCCL's last collectives were asked for
     moved: bool | None = None  # past the first step; None where nobody can tell
     saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
     lost: str = ""  # which other node failed first
@@ -57,9 +62,19 @@ class Facts:
     parent: str = "torchrun"  # what started the workers
 
 
+def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """What those of the ranks that came to an end so far wrote about it, by rank."""
+    return {rank: record for rank in ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
+
+
+def is_bad(record: Mapping[str, Any]) -> bool:
+    """Whether a rank wrote that it failed, or lost another."""
+    return str(record.get("outcome")) not in GOOD
+
+
 def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
-    files = {rank: record for rank in facts.ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
+    files = read_outcomes(node_dir, facts.ranks)
 
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
@@ -67,7 +82,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.lost and facts.still:
         frozen = f"it was frozen for {facts.still:.0f} s (the launcher or its machine), and the other nodes counted it as lost"
         return outcome(Word.LOST, frozen, time=now - facts.still)
-    bad = {rank: record for rank, record in files.items() if str(record.get("outcome")) not in GOOD}
+    bad = {rank: record for rank, record in files.items() if is_bad(record)}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
@@ -82,6 +97,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
         advice = (
             f"the Python stacks of all ranks are in {NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
         )
+        advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
         return outcome(word, facts.hang, rank=facts.behind, advice=advice)
     if facts.killed:
@@ -138,9 +154,10 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
     causes = []
     for rank in ranks:
         said = _last_words(facts.last.get(rank, ()))
-        if said.startswith(": ") and not blames_peer(said) and "killed by signal" not in said:
+        word = cause_of(said)
+        if said.startswith(": ") and word != Word.PEER and "killed by signal" not in said:
             where = _last_frame(facts.last[rank])
-            cause = {"word": Word.FAILED, "evidence": said[2:], "rank": rank, "time": now, "where": where}
+            cause = {"word": word, "evidence": said[2:], "rank": rank, "time": now, "where": where}
             causes.append(((False, False, False, True, now, rank), cause))
     return causes
 
@@ -157,6 +174,9 @@ def _cause(
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
         evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
+        said = cause_of(evidence)
+        # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair.
+        word = said if facts.own or said != Word.PEER else Word.FAILED
     if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
         word = Word.UNHEALTHY  # the worker could not write down how it ended
     asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
@@ -165,7 +185,7 @@ def _cause(
     time = _time(record.get("time"), failure.get("time"), now)
     # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
     # gloo aborts where something else went wrong before.
-    echo = word == Word.PEER or blames_peer(evidence)
+    echo = word == Word.PEER or cause_of(evidence) == Word.PEER
     order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
     return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
 
@@ -192,9 +212,11 @@ def _last_frame(lines: Sequence[str]) -> str | None:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    for line in reversed(lines):
-        if found := re.match(_EXCEPTION, line.strip()):
-            return f": {found[1]}"
+    for number, line in reversed([*enumerate(lines)]):
+        if found := re.match(_EXCEPTION, line.strip()) or re.match(_UNCAUGHT, line):
+            behind = (re.sub(_RANK, "", line) for line in [*lines][number + 1 :])
+            said = "\n".join((found[1], *behind))
+            return f": {in_one_line(said)}"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"; it said last: {last}" if last else ""
 
@@ -217,7 +239,7 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
 def _advice(word: str, evidence: str, log: str = "") -> str:
     if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
-    if "shared memory" in evidence:
+    if re.search(SMALL_SHM, evidence):
         return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
     if NO_MORE_PROCESSES.search(evidence):
         return MORE_PROCESSES
@@ -225,6 +247,12 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
     if re.search(DISK_FULL, evidence):
         return "free some space; the newest snapshot is intact"
+    if "Duplicate GPU" in evidence:
+        return "NCCL wants a GPU for each process: fewer of them (--nproc-per-node), or --backend gloo"
+    if re.search(NO_INTERFACE, evidence):
+        return "name a network interface of this node in NCCL_SOCKET_IFNAME (`ip -brief address` shows them), or none"
+    if re.search(DRIVER_TOO_OLD, evidence):
+        return f"update the host's NVIDIA driver: CUDA 12 needs {OLDEST_DRIVER} or newer, and `nvidia-smi` shows which it is"
     if word == Word.PEER:
         return "look at what was lost; the job can be started again with --resume auto"
     if word == Word.UNHEALTHY:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.deadline import Deadline, Due
-from slipway.launch.attempt.ending import Facts, count_ooms
+from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -28,7 +29,7 @@ from slipway.launch.process_tree import (
     send_signal,
     state_of,
 )
-from slipway.launch.resolve.plan import Plan, flight_recorder
+from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
@@ -65,6 +66,7 @@ class Attempt:
         self._woke = self._looked
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
+        self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
@@ -109,7 +111,9 @@ class Attempt:
         }
         if self.plan.topology.backend == "nccl":
             prefix = f"{self.node_dir}/{LOGS}/nccl-attempt-{self.run.attempt}-rank-"
-            told |= flight_recorder(environ, prefix)
+            told |= flight_recorder.record(environ, prefix)
+            # Nobody watches a script for hangs, and it may choose its groups and their ranks as it likes.
+            told |= self._pipes.open(environ) if self.plan.workload.own else {}
         return {**environ, **told}
 
     def _wait(self, seconds: float) -> None:
@@ -133,6 +137,9 @@ class Attempt:
             self._next_look = now + TICK
             self.stops.look()
             self._look_for_hang(now)
+            # Its process may be long in coming to an end: NCCL waits for peers that are connected.
+            if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
+                self.deadline.fail(now)
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
@@ -195,7 +202,10 @@ class Attempt:
         if due == Due.STACKS and self.plan.workload.own:
             asked = [pid for pid in child.workers if catches(pid, signal.SIGUSR2)]
             send_signal(asked, signal.SIGUSR2)
-            if asked:
+            if self._pipes.ask():
+                self.facts.recorded = True
+                self.deadline.wait_for_stacks(now, flight_recorder.DUMP_SECONDS)
+            elif asked:
                 self.deadline.wait_for_stacks(now)
             return
         send_signal(descendants(os.getpid()), signal.SIGKILL)
@@ -207,6 +217,7 @@ class Attempt:
             self._wait(0.1)
         output.close()
         self.selector.close()
+        self._pipes.close()
         facts = self.facts
         facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
         facts.last, facts.agent_log = output.last, child.words

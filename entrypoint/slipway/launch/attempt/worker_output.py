@@ -22,7 +22,7 @@ from slipway.protocol.printable import printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
-REMEMBERED = 40  # lines per rank, for the evidence in the closing line
+REMEMBERED = 200  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
 PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
 ERASE_LINE = b"\r\x1b[2K"
 

@@ -13,6 +13,7 @@ from typing import Any
 from slipway.launch.health.finding import ok, sick, skipped, warning
 from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.devices import Devices
+from slipway.protocol.causes import OLDEST_DRIVER
 
 GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
@@ -65,11 +66,19 @@ def judge_driver(devices: Devices, environ: Mapping[str, str]) -> Finding:
         return sick("driver", devices.problem, mend or "look at nvidia-smi and dmesg on the node itself; reboot it")
     if not devices.driver:
         return skipped("driver", devices.reason)
+    if _version(devices.driver) < _version(OLDEST_DRIVER):
+        return sick(
+            "driver", f"{devices.driver} is too old", f"update it on the host and reboot: CUDA 12 needs {OLDEST_DRIVER}"
+        )
     if not devices.gpus:
         found = f"{devices.driver}; {devices.reason}"
         chosen = "CUDA_VISIBLE_DEVICES" in environ
         return ok("driver", found) if chosen else warning("driver", found, "add --gpus all to docker run")
     return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def read_gpus(nvml: Any, indices: Iterable[int]) -> list[GpuReading]:

@@ -11,6 +11,7 @@ from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
 from slipway.launch.muster.connection_errors import (
     OtherJobError,
+    SilentError,
     StalledError,
     TryLaterError,
     connection_failure,
@@ -173,7 +174,8 @@ class Client:
             try:
                 message = await link.receive(welcome.heartbeat)
             except (OSError, MalformedError) as error:
-                self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host)
+                silence = welcome.heartbeat if isinstance(error, SilentError) else 0.0
+                self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host, silence)
                 if not self._ending.done():
                     self._ending.set_result(self.news)
                 link.cut()
@@ -228,5 +230,6 @@ class Client:
                 f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
             )
 
-    def _lost_master(self, words: str, host: str = "") -> Outcome:
-        return Outcome(0, host or self._terms.address, Word.LOST, time.time(), evidence=words)
+    def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
+        """Node 0's end, `silence` seconds ago."""
+        return Outcome(0, host or self._terms.address, Word.LOST, time.time() - silence, evidence=words)

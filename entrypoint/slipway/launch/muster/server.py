@@ -234,7 +234,7 @@ class Server:
             wire.Welcome(max(0.0, self.state.deadline - loop.time()), self.state.roster.own.host, self.terms.heartbeat)
         )
         self.wake()
-        ended = "its connection closed"
+        ended, silence = "its connection closed", 0.0
         try:
             while True:
                 message = await link.receive(self.terms.heartbeat)
@@ -243,10 +243,10 @@ class Server:
                     self._hear(message, seat)
                 self.wake()
         except SilentError as error:
-            ended = str(error)
+            ended, silence = str(error), self.terms.heartbeat
         finally:
             if self.state.links.get(node_rank) is link:
-                self._miss(seat, ended)
+                self._miss(seat, ended, silence)
 
     def _hear(self, message: object, seat: Seat) -> None:
         node_rank = seat.card.node_rank
@@ -264,13 +264,16 @@ class Server:
                 self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
                 self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
 
-    def _miss(self, seat: Seat, ended: str) -> None:
-        """A launcher's connection ended: a lost node during the run, an empty seat before it."""
+    def _miss(self, seat: Seat, ended: str, silence: float = 0.0) -> None:
+        """A launcher's connection ended: a lost node during the run, an empty seat before it.
+
+        It was lost `silence` seconds ago, with its last sign of life: its peers may have failed since, because of that.
+        """
         node_rank = seat.card.node_rank
         del self.state.links[node_rank]
         self.changes += 1
         if self.state.running:
-            self.take(Outcome(node_rank, seat.card.host, Word.LOST, time.time(), evidence=ended))
+            self.take(Outcome(node_rank, seat.card.host, Word.LOST, time.time() - silence, evidence=ended))
         elif self.state.roster:
             self.state.roster.vacate(node_rank)
         self.wake()

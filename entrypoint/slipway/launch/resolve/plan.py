@@ -11,15 +11,17 @@ from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
 
-# What --debug gives to torchrun and the workers, unless the user does. NCCL writes to stderr: what C++ code writes to stdout
-# while a group is opened is dropped (train/worker/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with
-# SIGSEGV in torch 2.10, and compares collectives, which is slow.
+# What C++ code writes to stdout while our workloads open a group is dropped (train/worker/group.py), gloo's chatter with NCCL's
+# words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
+NCCL_OUTPUT = MappingProxyType({"NCCL_DEBUG_FILE": "/dev/stderr"})
+# What --debug gives to torchrun and the workers, unless the user does. DETAIL instead of INFO ends DistributedDataParallel on
+# gloo with SIGSEGV in torch 2.10, and compares collectives, which is slow.
 DEBUG = MappingProxyType(
     {
         "TORCH_LOGS": "distributed",  # +distributed: a pipeline tells every exchange, 18 lines a step
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
         "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_FILE": "/dev/stderr",
+        **NCCL_OUTPUT,
     }
 )
 
@@ -62,19 +64,6 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
 
 
-def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
-
-    What the user set stands, under the names before torch 2.9 as well.
-    """
-    rows = (
-        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),  # collectives
-        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
-        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-    )
-    return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
-
-
 # These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
 # secret is none of theirs.
 _OURS = frozenset(
@@ -115,8 +104,9 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
         env["OMP_NUM_THREADS"] = str(topology.threads)
     if topology.nodes == 1 and not topology.process and not sources.variable("GLOO_SOCKET_IFNAME"):
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
-    if sources.parsed("SLIPWAY_DEBUG"):
-        env |= {name: value for name, value in DEBUG.items() if not sources.variable(name)}
+    spoken = NCCL_OUTPUT if workload.own and topology.backend == "nccl" else {}
+    spoken = DEBUG if sources.parsed("SLIPWAY_DEBUG") else spoken
+    env |= {name: value for name, value in spoken.items() if not sources.variable(name)}
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if topology.process:

@@ -4,32 +4,19 @@ Pure. The causality rule: what a node did for a reason of its own comes before p
 clocks say; among several reasons of their own the earliest counts, by node 0's clock.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from slipway.protocol.causes import cause_of
 from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
 from slipway.protocol.outcomes import GOOD, Word
 
 # The words of the exit-code table, and a node that went away without a word.
 CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != Word.USAGE} | {Word.LOST: PEER})
-# What torch 2.10 says on ranks whose peer went away (gloo's transport, NCCL's watchdog and sockets, the TCP store).
-# A script that raises one of these did not fail for a reason of its own.
-PEER_TEXTS = (
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|Socket Timeout"
-    r"|Watchdog caught collective operation timeout|NCCL communicator was aborted"
-    r"|Timed out waiting \d+ms for (recv|send)"
-    r"|failed to recv, got 0 bytes|DistNetworkError|DistBackendError: NCCL error"
-)
 OTHERS = 8  # own-reason outcomes kept beside the first cause
 TEXT = 500  # characters of evidence, place and advice that travel
-
-
-def blames_peer(text: str) -> bool:
-    """Whether a text is what torch says of a peer that went away."""
-    return re.search(PEER_TEXTS, text, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,7 @@ class Outcome:
     @property
     def own(self) -> bool:
         """Whether the node ended for a reason of its own rather than because a peer went away."""
-        echo = self.word == Word.PEER or (self.word == Word.FAILED and blames_peer(self.evidence))
+        echo = self.word == Word.PEER or (self.word == Word.FAILED and cause_of(self.evidence) == Word.PEER)
         return not self.good and not echo
 
 

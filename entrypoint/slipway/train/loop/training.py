@@ -59,7 +59,9 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
     precision = read_precision(options.precision, context.device)
     scaler = precision.scaler()
-    compiled = decide_compile(options.compile, context.device.type, os.environ)
+    wrapped = context.place.world_size > 1 and not task.split  # in DistributedDataParallel
+    bucket_mb = options.bucket_mb if wrapped else None
+    compiled = decide_compile(options.compile, context.device.type, os.environ, bucket_mb)
     model: nn.Module = torch.compile(task.model) if compiled else task.model  # type: ignore[assignment]
     kind = PipelineParallel if task.split else DataParallel
     parallel: Parallel = kind(task, model, options, context, precision, scaler)

@@ -13,10 +13,10 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import torch
@@ -197,12 +197,22 @@ def _tell_failure(error: BaseException, place: Place, so_far: WorkerOutcome) -> 
         print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
 
 
+def _leave_at_once() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+            stream.flush()
+    os._exit(1)
+
+
 @contextmanager
-def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
+def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = False) -> Iterator[Context]:
     """Join the job, and leave it cleanly with an outcome file, whatever happens in the block.
 
     An exception in the block is written down and printed (in full where nothing is known about it, else as one line)
     and becomes SystemExit(1). `sys.exit()` without a code, as after argparse's `--help`, is a good end.
+
+    `abandon`: after a failure this process ends at once. It lets go of nobody, which may take as long as a collective may
+    (NCCL waits for peers that are connected), and nothing runs that a script would do at its end. Slipway's workloads do so.
     """
     place = read_place(environ)
     touch_run_file(place.node_dir / HONOURS_STOP)
@@ -230,6 +240,8 @@ def open_context(environ: Mapping[str, str] = os.environ) -> Iterator[Context]:
         write_outcome(place.node_dir, place.rank, WorkerOutcome(Word.FINISHED, "printed its help"))
     except BaseException as error:
         _tell_failure(error, place, context.outcome if context else WorkerOutcome(Word.FAILED, ""))
+        if abandon:
+            _leave_at_once()
         chain: BaseException | None = error
         while chain is not None:
             traceback.clear_frames(chain.__traceback__)  # they hold the model

@@ -9,25 +9,12 @@ from pathlib import Path
 
 import click
 import torch
-import torch.distributed as dist
 
+from slipway.protocol.causes import cause_of, in_one_line
 from slipway.protocol.errors import DISK_ERRORS, NO_MORE_PROCESSES
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
-
-# What gloo and NCCL say where a peer went away or stopped answering, in lower case.
-PEER_SIGNS = (
-    "closed by peer",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "timeout",
-    "remote",
-)
-# What CUDA says where the device or its driver is at fault, so that a restart on this node will not help.
-DEVICE_SIGNS = ("ecc", "hardware", "no cuda gpus", "no cuda-capable", "driver", "device is lost", "not yet initialized")
 
 
 class NoProgressError(Exception):
@@ -60,7 +47,6 @@ class WorkerOutcome:
 
 def outcome_word(error: BaseException) -> str:
     """The outcome word for an exception."""
-    text = str(error).lower()
     if isinstance(error, ConfigurationError | click.UsageError):
         return Word.CONFIGURATION
     if isinstance(error, NoProgressError):
@@ -69,15 +55,13 @@ def outcome_word(error: BaseException) -> str:
         return Word.UNHEALTHY
     if isinstance(error, torch.OutOfMemoryError):
         return Word.FAILED
-    if isinstance(error, RuntimeError) and "unable to allocate shared memory" in text:
-        return Word.UNHEALTHY
-    if isinstance(error, RuntimeError) and "cuda" in text and any(sign in text for sign in DEVICE_SIGNS):
-        return Word.UNHEALTHY
-    if isinstance(error, PeerError | dist.DistError):
+    if isinstance(error, PeerError):
         return Word.PEER
-    if isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text) and any(s in text for s in PEER_SIGNS):
-        return Word.PEER
-    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(text):
+    # Everything of torch's, NCCL's and CUDA's is one.
+    word = cause_of(f"{type(error).__name__}: {error}") if isinstance(error, RuntimeError) else Word.FAILED
+    if word != Word.FAILED:
+        return word
+    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(str(error)):
         return Word.UNHEALTHY
     return Word.FAILED
 
@@ -87,7 +71,7 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> W
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    line = (text.strip().splitlines() or [type(error).__name__])[0]
+    line = in_one_line(text) or type(error).__name__
     word = outcome_word(error)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
     return WorkerOutcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)

@@ -42,7 +42,7 @@ def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     write_to_launcher(rank)
     # It calls init_process_group in train/worker/group.py, and when all are done destroy_process_group.
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))
 
 

@@ -159,7 +159,7 @@ def note_result(context: Context, findings: Findings, word: str | None) -> None:
 
 def main() -> None:
     """Run as a worker."""
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         train(context, sys.argv[1:])
 
 

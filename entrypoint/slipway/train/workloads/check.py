@@ -48,7 +48,7 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
 
 def main() -> None:
     """Run as a worker."""
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         exchange = measure_exchange(context, first_of_nodes(context))
         if context.speaks:
             write_json(context.place.run_dir / CHECK_FILE, exchange)

@@ -132,7 +132,7 @@ def perplexity_line(metrics: Path, result: Result) -> str:
 
 def main() -> None:
     """Run as a worker."""
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         train(context, sys.argv[1:])
 
 

@@ -95,7 +95,7 @@ def train_text(task: Task, options: TextOptions, context: Context, tell: Callabl
 
 def main() -> None:
     """Run as a worker."""
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         train(context, sys.argv[1:])
 
 

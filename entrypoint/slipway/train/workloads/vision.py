@@ -151,7 +151,7 @@ def train(context: Context, args: list[str]) -> None:
 
 def main() -> None:
     """Run as a worker."""
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         train(context, sys.argv[1:])
 
 

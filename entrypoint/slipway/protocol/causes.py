@@ -1,0 +1,67 @@
+"""What torch, NCCL, gloo and CUDA say where something goes wrong, and what that means for the job: the one table of such texts.
+
+Read at torch 2.10 (torch/csrc/distributed/c10d/NCCLUtils.cpp, TCPStore, gloo's transport), NCCL 2.27 (nccl.h, src/bootstrap.cc,
+src/transport/shm.cc, src/misc/socket.cc) and CUDA 12 (cudaGetErrorString).
+"""
+
+import re
+
+from slipway.protocol.outcomes import Word
+
+# CUDA 12 runs on this driver and newer ones: https://docs.nvidia.com/deploy/cuda-compatibility/, minor version compatibility.
+OLDEST_DRIVER = "525.60.13"
+DRIVER_TOO_OLD = r"driver on your system is too old|driver version is insufficient"
+SMALL_SHM = r"shared memory|/dev/shm"  # a data loader's, and NCCL's
+NO_INTERFACE = r"no (socket |IP )?interface found|No usable listening interface"
+
+# From the particular to the general: the first that is found counts. NCCL's own name for an error stands before its text.
+_TABLE = tuple(
+    (re.compile(said, re.IGNORECASE | re.DOTALL), word)
+    for said, word in (
+        # A wrong number of processes, a network that there is not: the same at the next attempt.
+        (rf"ncclInvalidUsage|ncclInvalidArgument|nccl.*({NO_INTERFACE})", Word.CONFIGURATION),
+        # The node: its memory for exchange, its GPUs, its driver.
+        (rf"unable to allocate shared memory|ncclSystemError.*({SMALL_SHM}|No space left)", Word.UNHEALTHY),
+        (
+            r"uncorrectable (ECC|NVLink) error|hardware (stack )?error|hardware failure|(GPU|device) is lost",
+            Word.UNHEALTHY,
+        ),
+        (r"unspecified launch failure|CUDA unknown error", Word.UNHEALTHY),
+        (r"no CUDA-capable device|No CUDA GPUs|no GPUs found!|Found no NVIDIA driver", Word.UNHEALTHY),
+        (rf"{DRIVER_TOO_OLD}|unsupported display driver|driver initialization failed", Word.UNHEALTHY),
+        (r"CUDA driver is a stub|attempted on non supported HW|system not yet initialized", Word.UNHEALTHY),
+        # What is left of CUDA's is the workload's own: too little memory, a kernel that is wrong.
+        (r"ncclUnhandledCudaError", Word.FAILED),
+        # Another process went away or does not answer, and says itself why.
+        (
+            r"ncclRemoteError|remote process exited|closed by (remote )?peer|Connection reset by peer|Broken pipe",
+            Word.PEER,
+        ),
+        (r"ncclSystemError.*(refused|reset|timed out|unreachable|no route to host|retry count)", Word.PEER),
+        (r"ncclSystemError|ncclInternalError", Word.FAILED),
+        (
+            r"Socket Timeout|failed to recv, got 0 bytes|DistNetworkError|DistStoreError|retrieving ncclUniqueId",
+            Word.PEER,
+        ),
+        (r"Timed out waiting \d+ms for (recv|send)|gloo/.*(reset|refused|timed out|timeout)", Word.PEER),
+        (r"Watchdog caught collective operation timeout|NCCL communicator was aborted|NCCL timeout in", Word.PEER),
+    )
+)
+_NCCL_ERROR = re.compile(r"\b(nccl[A-Z]\w+): [^\n]*(?:\n\s*Last error:\s*([^\n]*))?")
+
+
+def cause_of(text: str) -> Word:
+    """What an error means, by the exception's name and its message: CONFIGURATION, UNHEALTHY, PEER, else FAILED.
+
+    PEER is an echo: it says nothing about the process that reports it.
+    """
+    return next((word for said, word in _TABLE if said.search(text)), Word.FAILED)
+
+
+def in_one_line(text: str) -> str:
+    """The first line of a message. Of NCCL's errors, whose first line says next to nothing, its name and its last error."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if "NCCL error" not in first or not (found := _NCCL_ERROR.search(text)):
+        return first
+    before, _, _ = first.partition("NCCL error")
+    return f"{before}{found[1]}" + (f": Last error: {found[2].strip()}" if found[2] else "")
