@@ -58,8 +58,13 @@ def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], 
 
 
 def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep NCCL and gloo on one network interface, where the user named none."""
-    return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
+    """Return the variables that keep NCCL and gloo on one network interface, where the user named none.
+
+    NCCL takes every interface whose name begins so, eth10 for eth1, unless an = says that this is all of it
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname); gloo takes names as they are.
+    """
+    exact = {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
+    return {variable: value for variable, value in exact.items() if not environ.get(variable)}
 
 
 def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -119,6 +124,8 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
         env |= {name: value for name, value in DEBUG.items() if not sources.variable(name)}
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    elif not sources.variable("CUDA_DEVICE_ORDER"):
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and nvidia-smi count; CUDA itself begins with the fastest
     if topology.process:
         env |= {
             "RANK": str(topology.process.rank),
