@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
-from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
+from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json

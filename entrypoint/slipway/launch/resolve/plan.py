@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.launch.resolve.catalog import Workload
+from slipway.launch.resolve.devices import Gpu
+from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
+from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 
 # What --debug gives to torchrun and the workers, unless the user does. NCCL writes to stderr: what C++ code writes to stdout
 # while a group is opened is dropped (train/worker/group.py). DETAIL instead of INFO ends DistributedDataParallel on gloo with
@@ -80,10 +83,11 @@ def flight_recorder(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
 
 
-# These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
-# secret is none of theirs.
+# These would reach the workers with another meaning than torchrun's own, which sets them for each worker, or were meant for
+# those of another job. And the launchers' secret is none of theirs.
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
+    | {LOCAL_DEVICES, LOCAL_CORES}
 )
 
 
@@ -126,6 +130,7 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif not sources.variable("CUDA_DEVICE_ORDER"):
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and nvidia-smi count; CUDA itself begins with the fastest
+    env |= _bindings(place_gpus(topology.gpus, topology.processes_per_node))
     if topology.process:
         env |= {
             "RANK": str(topology.process.rank),
@@ -139,6 +144,16 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
     if workload.spawned:  # RANK and LOCAL_RANK it gives to each worker itself
         meeting = {"MASTER_ADDR": topology.master_addr, "MASTER_PORT": str(topology.master_port)}
         env |= {"WORLD_SIZE": str(topology.world_size), **meeting}
+    return env
+
+
+def _bindings(places: Sequence[Gpu]) -> dict[str, str]:
+    """Return the variables of protocol/binding.py, for the GPU of each local rank."""
+    env = {}
+    if any(gpu.is_slice for gpu in places):  # CUDA shows a process one slice at most, and no whole GPU beside it
+        env[LOCAL_DEVICES] = ",".join(gpu.uuid for gpu in places)
+    if any(gpu.cores for gpu in places):
+        env[LOCAL_CORES] = ":".join(write_cores(gpu.cores) for gpu in places)
     return env
 
 
