@@ -1,4 +1,5 @@
-"""Each worker has its own MIG slice and cores, however it is started. The driver is made up, and trains on the CPU."""
+"""Each worker has its own MIG slice and cores, however it is started, and memory that is free. The driver is made up, and trains
+on the CPU."""
 
 import json
 import os
@@ -16,6 +17,13 @@ DRIVER = f"""
 from stand_ins import FakeNvml, NvmlError as NVMLError, make_card
 nvml = FakeNvml(make_card(0, slices=["MIG-a"], cores=[{CORES[0]}]), make_card(1, slices=["MIG-b"], cores=[{CORES[-1]}]))
 globals().update({{name: getattr(nvml, name) for name in dir(nvml) if name.lower().startswith("nvml")}})
+
+import os, pathlib, types
+def nvmlDeviceGetMemoryInfo(handle):
+    held = pathlib.Path(os.environ["SEEN"], "held")  # by each letter for another look
+    letters = held.read_text() if held.exists() else ""
+    held.write_text(letters[1:])
+    return types.SimpleNamespace(used=70 << 30 if letters else 0)
 """
 # Each worker notes at its end what it was given.
 SITE = """
@@ -70,6 +78,21 @@ def test_each_worker_has_its_own_slice_and_the_cores_near_it(
     job = slipway(*words, **driver, **environ)
     assert job.process.returncode == 0, job.text
     assert "1 node × 2 MIG slices = 2 processes" in job.text
-    seen = {int(file.name): json.loads(file.read_text()) for file in (tmp_path / "seen").iterdir()}
+    seen = {int(file.name): json.loads(file.read_text()) for file in (tmp_path / "seen").glob("[0-9]")}
     given = {0: ["MIG-b", CORES[-1:]], 1: ["MIG-a", CORES[:1]]}
     assert seen == {rank: given[rank] for rank in ranks}
+
+
+def test_another_attempt_begins_when_the_memory_of_the_last_one_is_free(
+    slipway: Callable[..., Launcher], driver: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import os, pathlib\n"
+        "if os.environ['SLIPWAY_ATTEMPT'] == '1' and os.environ['RANK'] == '0':\n"
+        "    pathlib.Path(os.environ['SEEN'], 'held').write_text('four')\n"
+        "    raise SystemExit(1)\n"
+    )
+    job = slipway("run", "--max-restarts=1", "own.py", **driver)
+    assert job.process.returncode == 0, job.text
+    assert "waiting for GPU 1: 70.0 GB of the last attempt are not free yet" in job.closing, job.text
+    assert "finished on 1 node after 2 attempts" in job.closing
