@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 # Rung 1: who are we? Whoever started this process says so in the environment; alone it is rank 0 of 1.
 RANK, LOCAL_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-DEVICE = torch.device("cuda", LOCAL_RANK) if torch.cuda.is_available() else torch.device("cpu")
+GPUS = torch.cuda.device_count()
+DEVICE = torch.device("cuda", LOCAL_RANK % GPUS) if GPUS else torch.device("cpu")
 
 
 def train(epochs: int, batch_size: int, snapshot: Path) -> None:

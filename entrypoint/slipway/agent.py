@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway import warm_workers
+from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import STOP_FILE
 from slipway.reaper import stand_between
 
@@ -62,12 +63,16 @@ def main(argv: list[str]) -> int:
                 error_files=files,
             )
 
-    class Begun(SubprocessHandler):
-        """A worker that began before: it is told what torchrun would start it with."""
+    class Worker(SubprocessHandler):
+        """A worker, on its own device and cores. One that began before is told what torchrun would start it with."""
 
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            warm_workers.release(begun[self.local_rank_id], env)
-            return begun[self.local_rank_id]
+            env |= own_device(os.environ, self.local_rank_id)
+            if begun:
+                warm_workers.release(begun[self.local_rank_id], env)
+                return begun[self.local_rank_id]
+            with on_cores(own_cores(os.environ, self.local_rank_id)):
+                return super()._popen(args, env)
 
     class Workers(multiprocessing.SubprocessContext):
         """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""
@@ -115,8 +120,7 @@ def main(argv: list[str]) -> int:
     rendezvous = StaticTCPRendezvous.next_rendezvous
     StaticTCPRendezvous.next_rendezvous = meet  # type: ignore[method-assign]
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
-    if begun:
-        multiprocessing.api.get_subprocess_handler = Begun  # type: ignore[attr-defined, assignment]
+    multiprocessing.api.get_subprocess_handler = Worker  # type: ignore[attr-defined, assignment]
     # Without a log directory torchrun leaves an empty one in /tmp per run.
     parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
     config, command, command_arguments = run.config_from_args(parsed)

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
+from slipway.protocol.binding import on_cores, own_cores, own_device
+
 Worker = subprocess.Popen[bytes]
 
 
@@ -36,10 +38,11 @@ def begin(command: Sequence[str], first_rank: int, world_size: int, pipes: Seque
     for local, (out, error) in enumerate(zip(pipes[::2], pipes[1::2], strict=True)):
         # What a site's own start-up code (sitecustomize.py) may tell workers by.
         place = {"RANK": f"{first_rank + local}", "LOCAL_RANK": f"{local}", **counts}
-        environ = {**os.environ, **place}
-        workers.append(
-            Worker(words, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=error, start_new_session=True)
-        )
+        environ = {**os.environ, **place, **own_device(os.environ, local)}
+        with on_cores(own_cores(os.environ, local)):
+            workers.append(
+                Worker(words, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=error, start_new_session=True)
+            )
     return workers
 
 

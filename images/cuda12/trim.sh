@@ -32,7 +32,7 @@ strip_symbols() { # strip_symbols PATH…
 }
 
 drop "cuSOLVER over several GPUs: nothing in torch links it" nvidia/cusolver/lib/libcusolverMg.so.*
-drop "nvrtc's alternative build, for drivers older than CUDA 12's" nvidia/cuda_nvrtc/lib/*.alt.so.*
+drop "nvrtc's alternative build, whose types have the sizes of Windows (LLP64, long of 32 bits): torch opens the other" nvidia/cuda_nvrtc/lib/*.alt.so.*
 drop "C++ that Cython made of cuda.bindings, compiled beside it" cuda/bindings/**/*.cpp
 drop "static libraries: nothing is linked here" ./**/*.a
 drop "triton: AMD's device libraries" triton/backends/amd/lib

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from containers import IMAGE, PATIENCE, docker, fresh_name
+from containers import IMAGE, PATIENCE, WELL, Containers, docker, fresh_name
 
 ROOT = Path(__file__).parents[2]
 # Under pyxis an image's ENV beats the job's, and PYTORCH_VERSION makes an enroot hook inject values per task.
@@ -39,6 +39,22 @@ def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
     names = [entry.partition("=")[0] for entry in inspect(IMAGE)["Config"]["Env"]]
     assert names
     assert not [name for name in names if JOBS_OWN.match(name)]
+
+
+def test_a_driver_that_gke_mounts_is_found(container: Containers, tmp_path: Path) -> None:
+    """It lies in /usr/local/nvidia/lib64, where no ldconfig has been. Any library will do: NVML's functions are looked for in it."""
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    driver.chmod(0o755)
+    (driver / "libnvidia-ml.so.1").symlink_to("/lib/x86_64-linux-gnu/libc.so.6")
+    job = container(f"{WELL} --volume {driver}:/usr/local/nvidia/lib64:ro IMG plan", code=77)
+    assert "GPUs cannot be used: NVML answers: Function Not Found" in job.text
+
+
+def test_where_a_device_file_is_nobody_trains_on_the_cpu_unasked(container: Containers) -> None:
+    given = f"{WELL} --device /dev/null:/dev/nvidia0"
+    assert "/dev/nvidia0 is there, but no NVIDIA driver" in container(f"{given} IMG plan", code=77).text
+    assert "CPU process" in container(f"{given} --env CUDA_VISIBLE_DEVICES= IMG plan").text
 
 
 @pytest.mark.core

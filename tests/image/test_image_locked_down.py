@@ -68,4 +68,4 @@ def test_a_mounted_folder_that_cannot_be_written_is_said_before_training(
 
 def test_compile_on_the_cpu_is_refused_with_what_is_missing(container: Containers) -> None:
     job = container(f"{WELL} IMG linear --compile --epochs 1", code=78)
-    assert "g++ is not installed" in job.text
+    assert "g++ is not installed. Add it in an image of your own (images/extend/Dockerfile" in job.text

@@ -141,7 +141,11 @@ class Cluster:
     @property
     def driver(self) -> dict[str, str]:
         """Variables with which a launcher finds GPUS on its node: NVML's library, which it looks for, and its module."""
-        return {"LD_LIBRARY_PATH": str(self.folder / "lib"), "PYTHONPATH": str(DRIVER)}
+        return {
+            "LD_LIBRARY_PATH": str(self.folder / "lib"),
+            "PYTHONPATH": str(DRIVER),
+            "NVIDIA_VISIBLE_DEVICES": "all",
+        }
 
     def environment(self, **variables: str) -> dict[str, str]:
         """What a user's shell has on this cluster."""
@@ -150,6 +154,7 @@ class Cluster:
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": f"{self.folder}/slurm.conf",
+            "NVIDIA_VISIBLE_DEVICES": "void",  # its GPUs are but device nodes, and the CPU is meant
             **variables,
         }
 

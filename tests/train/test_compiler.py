@@ -57,6 +57,12 @@ def test_a_model_is_compiled_where_that_is_wanted_and_possible(
         ("cpu", ("gcc",), {}, ["on a CPU needs the C++ compiler g++", "GPUs need only gcc", "apt-get install g++)"]),
         ("cpu", ("g++",), {"CXX": "my-c++"}, ["my-c++ is not installed"]),
         ("cuda", ("g++",), {}, ["on a GPU needs the C compiler gcc", "gcc or clang", "apt-get install gcc libc6-dev)"]),
+        (
+            "cpu",
+            (),
+            {"SLIPWAY_IMAGE": "1.2"},
+            ["in an image of your own (images/extend/Dockerfile: apt-get install g++)"],
+        ),
     ],
 )
 def test_compile_without_its_compiler_says_what_to_install_and_what_else_to_do(

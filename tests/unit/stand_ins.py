@@ -86,9 +86,12 @@ class FakeNvml:
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
     NVML_DEVICE_MIG_ENABLE = 1
 
-    def __init__(self, *cards: Any, init_error: Exception | None = None, lost: bool = False) -> None:
+    def __init__(
+        self, *cards: Any, init_error: Exception | None = None, lost: bool = False, forbidden: tuple[int, ...] = ()
+    ) -> None:
         self.cards = [SimpleNamespace(**card) for card in cards]
         self.init_error, self.lost, self.shut_down = init_error, lost, False
+        self.forbidden = forbidden  # the numbers of cards that a cgroup keeps from this process
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.init_error:
@@ -106,10 +109,21 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
         if self.lost:
             raise NvmlError(15, "GPU is lost")
+        if index in self.forbidden:
+            raise NvmlError(4, "Insufficient Permissions")
         return self.cards[index]
 
     def nvmlDeviceGetName(self, handle: Any) -> str:  # noqa: N802
-        return str(handle.name)
+        return "NVIDIA H100 MIG 1g.10gb" if isinstance(handle, str) else str(handle.name)
+
+    def nvmlDeviceGetCpuAffinity(self, handle: Any, words: int) -> list[int]:  # noqa: N802
+        if handle.cores is None:
+            raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        mask = sum(1 << core for core in handle.cores)
+        return [mask >> 64 * word & (1 << 64) - 1 for word in range(words)]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802
+        return SimpleNamespace(used=1 << 30 if isinstance(handle, str) else handle.used)
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> list[int]:  # noqa: N802
         return list(handle.capability)
@@ -132,13 +146,16 @@ class FakeNvml:
         return handle.slices[number]
 
 
-def make_card(number: int, capability: tuple[int, int] = (9, 0), slices: Any = None) -> Any:
+def make_card(
+    number: int, capability: tuple[int, int] = (9, 0), slices: Any = None, cores: Any = None, used: int = 0
+) -> Any:
     """One GPU for FakeNvml; its UUID begins with its number.
 
     `slices`: a list of the UUIDs of MIG slices, with None for a place without one; () where MIG is switched off, None
-    where the GPU knows no MIG.
+    where the GPU knows no MIG. `cores` are those of its NUMA node, None where NVML cannot tell; `used` bytes of memory.
     """
-    return {"uuid": f"GPU-{number}a{number}b", "name": "NVIDIA H100", "capability": capability, "slices": slices}
+    facts = {"name": "NVIDIA H100", "capability": capability, "slices": slices, "cores": cores, "used": used}
+    return {"uuid": f"GPU-{number}a{number}b", **facts}
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> Path:

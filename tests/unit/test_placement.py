@@ -1,11 +1,15 @@
 """Device, number of processes, backend and threads of a node."""
 
+from dataclasses import replace
+
 import pytest
 from environments import BARE_SRUN, ENROOT, ENROOT_TASKS, OPEN_MPI_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, resolve
 
-from slipway.launch.resolve.devices import Devices
-from slipway.protocol.errors import LaunchError
+from slipway.launch.resolve.devices import Devices, Gpu
+from slipway.protocol.errors import UNHEALTHY, LaunchError
+
+GIVEN = BARE_SRUN | {"SLURM_GPUS_ON_NODE": "4"}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,102 @@ def test_threads_share_the_cores_unless_the_user_chose(
     assert resolve(environ, env_file=env_file, devices=devices).threads == threads
 
 
-@pytest.mark.parametrize("asked", ["cpu", "2"])
-def test_who_says_how_many_processes_may_leave_slurms_gpus_alone(asked: str) -> None:
-    assert resolve(BARE_SRUN | {"SLURM_GPUS_ON_NODE": "4", "NPROC_PER_NODE": asked}).device == "cpu"
+@pytest.mark.parametrize("asked", ["auto", "gpu", "2"])
+def test_gpus_that_slurm_gave_are_not_left_alone_by_accident(asked: str) -> None:
+    with pytest.raises(LaunchError, match="Slurm gave this job 4") as caught:
+        resolve(GIVEN | {"NPROC_PER_NODE": asked})
+    assert caught.value.code == UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "processes"),
+    [("cpu", make_devices(), 4), ("2", make_devices(hidden=True), 2), ("auto", make_devices(hidden=True), 2)],
+)
+def test_who_means_the_cpu_may_leave_slurms_gpus_alone(asked: str, devices: Devices, processes: int) -> None:
+    topology = resolve(GIVEN | {"NPROC_PER_NODE": asked}, devices=devices)
+    assert (topology.device, topology.processes_per_node) == ("cpu", processes)
+
+
+def make_slices(*uuids: str, gpus: int = 1) -> Devices:
+    """MIG slices, in turns of so many GPUs."""
+    slices = (Gpu(place % gpus, uuid, "NVIDIA H100 MIG 1g.10gb", (9, 0)) for place, uuid in enumerate(uuids))
+    return make_devices(1)._replace(gpus=tuple(slices))
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices", "processes", "backend"),
+    [
+        ({}, make_slices("MIG-a"), 1, "nccl"),
+        ({}, make_slices("MIG-a", "MIG-b", "MIG-c", "MIG-d", "MIG-e", "MIG-f", "MIG-g"), 7, "gloo"),
+        ({}, make_slices("MIG-a", "MIG-b", gpus=2), 2, "nccl"),
+        ({}, make_slices("MIG-a", "MIG-b", "MIG-c", gpus=2), 3, "gloo"),
+        ({"NPROC_PER_NODE": "2"}, make_slices("MIG-a", "MIG-b", "MIG-c", gpus=2), 2, "nccl"),
+        ({"SLIPWAY_BACKEND": "nccl"}, make_slices("MIG-a", "MIG-b"), 2, "nccl"),  # a newer NCCL may know how
+        (TWO_TASKS_PER_NODE, make_slices("MIG-a"), 2, "gloo"),  # its neighbour's slice may be of the same GPU
+        (TWO_TASKS_PER_NODE, make_slices("MIG-a", "MIG-b"), 2, "gloo"),
+    ],
+)
+def test_slices_of_one_gpu_talk_over_gloo(
+    environ: dict[str, str], devices: Devices, processes: int, backend: str
+) -> None:
+    topology = resolve(environ, devices=devices)
+    assert (topology.processes_per_node, topology.backend) == (processes, backend)
+
+
+def test_slices_are_called_so() -> None:
+    topology = resolve({}, devices=make_slices("MIG-a", "MIG-b"))
+    assert topology.arithmetic.startswith("1 node × 2 MIG slices = 2 processes")
+    assert [note for note in topology.notes if note.startswith("MIG: each process sees its own slice alone")]
+    one = resolve({"SLIPWAY_OVERSUBSCRIBE": "1", "NPROC_PER_NODE": "2"}, devices=make_slices("MIG-a"))
+    assert "2 processes sharing 1 MIG slice" in one.arithmetic
+    assert not [note for note in resolve({}, devices=make_devices(2)).notes if "MIG" in note]
+
+
+def make_sockets(*gpus: int, cpus: int = 64) -> Devices:
+    """GPUs on two NUMA nodes with half of the cores each: the node of each GPU, -1 for one that nobody knows."""
+    near = {0: tuple(range(cpus // 2)), 1: tuple(range(cpus // 2, cpus)), -1: ()}
+    cards = make_devices(len(gpus), cpus=float(cpus))
+    return cards._replace(
+        gpus=tuple(replace(gpu, cores=near[place]) for gpu, place in zip(cards.gpus, gpus, strict=True))
+    )
+
+
+BINDING = "(--cpu-binding none leaves it to the system)"
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices", "told"),
+    [
+        ({}, make_sockets(0, 0, 1, 1), f"CPU binding: local rank 0, 1 on cores 0-31; 2, 3 on cores 32-63, near their GPUs {BINDING}"),
+        ({}, make_sockets(1), f"CPU binding: local rank 0 on cores 32-63, near their GPUs {BINDING}"),
+        ({}, make_sockets(0, -1), f"CPU binding: local rank 0 on cores 0-31, near their GPUs {BINDING}"),
+        ({"SLIPWAY_CPU_BINDING": "none"}, make_sockets(0, 0, 1, 1), None),
+        ({"NPROC_PER_NODE": "2"}, make_sockets(0, 0, 1, 1), None),  # perhaps with two GPUs each
+        ({"NPROC_PER_NODE": "cpu"}, make_sockets(0, 0, 1, 1), None),
+        ({}, make_devices(4), None),
+        (
+            TWO_TASKS_PER_NODE | {"CUDA_VISIBLE_DEVICES": "1"}, make_sockets(1),
+            f"CPU binding: local rank 1 on cores 32-63, near their GPUs {BINDING}",
+        ),
+    ],
+)  # fmt: skip
+def test_the_cores_near_a_gpu_are_told(environ: dict[str, str], devices: Devices, told: str | None) -> None:
+    notes = [note for note in resolve(environ, devices=devices).notes if note.startswith("CPU binding")]
+    assert notes == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices", "threads"),
+    [
+        ({}, make_sockets(0, 0, 1, 1), 16),
+        ({}, make_sockets(0, 0, 0, 1), 10),  # three on the 32 cores of one node
+        ({}, make_sockets(0), 32),
+        ({"SLIPWAY_CPU_BINDING": "none"}, make_sockets(0), 64),
+        ({}, make_sockets(0, 0)._replace(cpus=4.0), 2),  # a quota
+        (TWO_TASKS_PER_NODE | {"SLURM_CPUS_PER_TASK": ""}, make_sockets(1), 32),  # its neighbour's cores are unknown
+    ],
+)
+def test_threads_are_shared_among_those_on_the_same_cores(
+    environ: dict[str, str], devices: Devices, threads: int
+) -> None:
+    assert resolve(environ, devices=devices).threads == threads

@@ -205,15 +205,32 @@ def test_what_nccl_says_goes_where_nobody_silences_it(
 
 
 @pytest.mark.parametrize(
-    ("environ", "names"),
+    ("environ", "told"),
     [
-        ({}, {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
-        ({"NCCL_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME"}),
-        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": "eth1"}, {"NCCL_SOCKET_IFNAME"}),
+        ({}, {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1"}),  # NCCL would take eth10, too
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME": "eth1"}),
+        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": "eth2"}, {"NCCL_SOCKET_IFNAME": "=eth1"}),
     ],
 )
-def test_one_interface_is_kept_to_where_the_user_named_none(environ: dict[str, str], names: set[str]) -> None:
-    assert interfaces("eth0", environ) == dict.fromkeys(names, "eth0")
+def test_one_interface_is_kept_to_where_the_user_named_none(environ: dict[str, str], told: dict[str, str]) -> None:
+    assert interfaces("eth1", environ) == told
+
+
+@pytest.mark.parametrize(
+    ("environ", "env_file", "gpus", "order"),
+    [
+        ({}, {}, 2, "PCI_BUS_ID"),
+        ({}, {}, 0, None),
+        ({"NPROC_PER_NODE": "cpu"}, {}, 2, None),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {}, 2, None),
+        ({}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 2, "FASTEST_FIRST"),
+    ],
+)
+def test_cuda_counts_gpus_as_nvml_does_unless_the_user_decided_otherwise(
+    environ: dict[str, str], env_file: dict[str, str], gpus: int, order: str | None
+) -> None:
+    made = plan_for(environ=environ, env_file=env_file, devices=make_devices(gpus))
+    assert made.env.get("CUDA_DEVICE_ORDER") == order
 
 
 def test_one_launcher_per_process_leaves_the_interface_to_the_user_even_on_one_node() -> None:

@@ -8,11 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
+from slipway.launch.attempt.gpu_memory import wait_for_memory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
+from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
@@ -77,7 +79,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             stay = "wait for its replacement" if job.replaced else "go on without it"
             return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
         announce(job, node, ending, ending.pause)
-        stops.wait(ending.pause)
+        if not stops.wait(ending.pause):
+            wait_for_memory(job.devices, partial(read_devices, job.environ), stops, say)
 
 
 def was_stopped(stops: Stops) -> bool:

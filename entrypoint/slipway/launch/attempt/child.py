@@ -14,6 +14,7 @@ from typing import Any
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.plan import Plan
+from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import LOGS, OUTCOMES
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
@@ -40,7 +41,10 @@ class Child:
         self._selector, self._rest = selector, b""
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
-            self.process = self._run(plan.argv, environ, stdout=output.writers[0], stderr=output.writers[1])
+            local = plan.topology.process.local_rank
+            with on_cores(own_cores(environ, local)):
+                environ = {**environ, **own_device(environ, local)}
+                self.process = self._run(plan.argv, environ, stdout=output.writers[0], stderr=output.writers[1])
             self.started, self.workers = True, [self.process.pid]
         else:
             self._start_parent(plan, node_dir, environ, output, header)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
-from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
+from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome
 from slipway.protocol.causes import DRIVER_TOO_OLD, NO_INTERFACE, OLDEST_DRIVER, SMALL_SHM, cause_of, in_one_line
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES

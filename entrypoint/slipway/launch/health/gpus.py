@@ -12,10 +12,9 @@ from typing import Any
 
 from slipway.launch.health.finding import ok, sick, skipped, warning
 from slipway.launch.muster.card import Finding
-from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.devices import Devices, ask
 from slipway.protocol.causes import OLDEST_DRIVER
 
-GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
 CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
 CELSIUS = 0  # NVML_TEMPERATURE_GPU
@@ -93,37 +92,26 @@ def read_gpus(nvml: Any, indices: Iterable[int]) -> list[GpuReading]:
 def _read_gpu(nvml: Any, index: int) -> GpuReading:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        pages = [found for cause in CAUSES if (found := _ask(nvml, "DeviceGetRetiredPages", gpu, cause)) is not None]
-        rows = _ask(nvml, "DeviceGetRemappedRows", gpu)
-        reasons = _ask(nvml, "DeviceGetCurrentClocksEventReasons", gpu)
+        pages = [found for cause in CAUSES if (found := ask(nvml, "DeviceGetRetiredPages", gpu, cause)) is not None]
+        rows = ask(nvml, "DeviceGetRemappedRows", gpu)
+        reasons = ask(nvml, "DeviceGetCurrentClocksEventReasons", gpu)
         if reasons is None:  # its name before driver 535
-            reasons = _ask(nvml, "DeviceGetCurrentClocksThrottleReasons", gpu)
-        milliwatts = _ask(nvml, "DeviceGetPowerUsage", gpu)
-        name = _ask(nvml, "DeviceGetName", gpu)
+            reasons = ask(nvml, "DeviceGetCurrentClocksThrottleReasons", gpu)
+        milliwatts = ask(nvml, "DeviceGetPowerUsage", gpu)
+        name = ask(nvml, "DeviceGetName", gpu)
         return GpuReading(
             index,
             name.decode() if isinstance(name, bytes) else str(name),
-            uncorrected=_ask(nvml, "DeviceGetTotalEccErrors", gpu, UNCORRECTED, VOLATILE),
+            uncorrected=ask(nvml, "DeviceGetTotalEccErrors", gpu, UNCORRECTED, VOLATILE),
             retired=sum(map(len, pages)) if pages else None,
-            retiring=bool(_ask(nvml, "DeviceGetRetiredPagesPendingStatus", gpu)),
+            retiring=bool(ask(nvml, "DeviceGetRetiredPagesPendingStatus", gpu)),
             rows=(bool(rows[2]), bool(rows[3])) if rows else (False, False),
             reasons=reasons or 0,
-            celsius=_ask(nvml, "DeviceGetTemperature", gpu, CELSIUS),
+            celsius=ask(nvml, "DeviceGetTemperature", gpu, CELSIUS),
             watts=None if milliwatts is None else milliwatts / 1e3,
         )
     except nvml.NVMLError as error:
         return GpuReading(index, gone=str(error))
-
-
-def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """What an NVML function answers, None where it is not supported here. Raises NVMLError where the GPU is gone."""
-    function = getattr(nvml, f"nvml{name}", None)
-    try:
-        return function(*arguments) if function else None
-    except nvml.NVMLError as error:
-        if error.value in GONE:
-            raise
-        return None
 
 
 def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from slipway.launch.health.finding import ok, sick, warning
 from slipway.launch.muster.card import Finding
+from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
-from slipway.launch.resolve.devices import Devices, cgroup_folders, read_kernel_file
+from slipway.launch.resolve.devices import Devices
 
 SHM = Path("/dev/shm")  # noqa: S108
 FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer

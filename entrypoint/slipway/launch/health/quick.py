@@ -7,6 +7,7 @@ from typing import Any
 from slipway.launch.health.disk import look_at_disks
 from slipway.launch.health.finding import probe
 from slipway.launch.health.gpus import look_at_gpus
+from slipway.launch.health.infiniband import look_at_infiniband
 from slipway.launch.health.kernel_log import look_at_kernel_log
 from slipway.launch.health.limits import SHM, look_at_cpus, look_at_limits, look_at_memory, look_at_shm
 from slipway.launch.health.names import look_at_names
@@ -32,6 +33,7 @@ def quick_check(
         probe("memory", look_at_memory),
         probe("CPUs", lambda: look_at_cpus(devices)),
         probe("limits", look_at_limits),
+        probe("InfiniBand", lambda: look_at_infiniband(host.runtime)),
         probe("disks", lambda: look_at_disks(host, environ, results)),
         probe("names", lambda: look_at_names(topology)),
     )

@@ -7,105 +7,198 @@ entry that names nothing ends the list, and a device named twice leaves none (ht
 import ctypes
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slipway.launch.resolve.cgroups import count_cpus
+
+LIBRARY = "libnvidia-ml.so.1"
+# Where a driver may lie unseen by the linker: GKE mounts it there and runs no ldconfig, WSL2 brings the one of Windows.
+DRIVER_FOLDERS = ("usr/local/nvidia/lib64", "usr/lib/wsl/lib")
+NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION
+GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
+
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device as CUDA counts them: a GPU, or a MIG slice of one. `capability` is the compute capability."""
+    """One device as CUDA counts them: a GPU, or a MIG slice of one. `capability` is the compute capability.
+
+    `index` is NVML's number of the GPU, as nvidia-smi shows it; slices share it. `cores` are those of its NUMA node that this
+    process may use, none where that is unknown or means all or none of them. `used` is the memory in use, in bytes.
+    """
 
     index: int
     uuid: str
     name: str
     capability: tuple[int, int]
+    cores: tuple[int, ...] = ()
+    used: int = 0
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice; CUDA shows a process no more than one of them."""
+        return self.uuid.startswith("MIG-")
 
 
 class Devices(NamedTuple):
-    """What this node has. `reason` says why there is no GPU, `problem` why a driver that is there does not work."""
+    """What this node has. `reason` says why there is no GPU, `problem` why those that are there cannot be used.
+
+    `hidden`: somebody keeps them from us on purpose, and the CPU is meant.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     cpus: float = 1.0
     driver: str = ""
     reason: str = "no NVIDIA driver"
     problem: str = ""
+    hidden: bool = False
 
 
 def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path("/")) -> Devices:
-    """Look at this node. `nvml` and `root` (of the file system, for cgroups) are for tests."""
-    cpus = count_cpus(root)
+    """Look at this node. `nvml` and `root` (of the file system) are for tests."""
+    cpus, wanted = count_cpus(root), environ.get("CUDA_VISIBLE_DEVICES")
+    files = sorted(file.name for file in (root / "dev").glob("nvidia[0-9]*"))
     withheld = environ.get("NVIDIA_VISIBLE_DEVICES") in ("void", "none")
-    # The container device interface sets void, too, but brings the devices itself.
-    if withheld and not any((root / "dev").glob("nvidia[0-9]*")):
-        return Devices(cpus=cpus, reason=f"NVIDIA_VISIBLE_DEVICES={environ['NVIDIA_VISIBLE_DEVICES']}")
+    # The container device interface sets void, too, but brings the devices itself; /dev/dxg is WSL2's.
+    if withheld and not files and not (root / "dev/dxg").exists():
+        return Devices(cpus=cpus, reason=f"NVIDIA_VISIBLE_DEVICES={environ['NVIDIA_VISIBLE_DEVICES']}", hidden=True)
     nvml = nvml or _load_nvml()
-    if nvml is None:
-        return Devices(cpus=cpus)
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        absent = error.value in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-        return Devices(cpus=cpus, reason=f"NVML answers: {error}", problem="" if absent else f"NVML answers: {error}")
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        visible, reason = select_visible(_list_gpus(nvml), environ.get("CUDA_VISIBLE_DEVICES"))
-        return Devices(visible, cpus, driver, reason)
-    except nvml.NVMLError as error:
-        return Devices(cpus=cpus, reason=f"NVML answers: {error}", problem=f"NVML answers: {error}")
-    finally:
-        nvml.nvmlShutdown()
+    found = _ask_driver(nvml, wanted) if nvml else Devices(problem=_misplaced(root))
+    if (withheld and nvml is None) or hides_all(wanted):
+        return found._replace(cpus=cpus, problem="", hidden=True)
+    if (
+        files and not found.gpus and not found.problem
+    ):  # training on the CPU there would be the last thing anybody wants
+        found = found._replace(problem=f"/dev/{files[0]} is there, but {found.reason}")
+    return found._replace(cpus=cpus)
+
+
+def hides_all(wanted: str | None) -> bool:
+    """Whether a CUDA_VISIBLE_DEVICES begins with what names no device and never will: it is empty, -1, void, NoDevFiles."""
+    first = (wanted or "").partition(",")[0].strip()
+    return wanted is not None and not (first.isdigit() or first.startswith(("GPU", "MIG")))
 
 
 def _load_nvml() -> Any:
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")
+        ctypes.CDLL(LIBRARY)
     except OSError:
         return None  # and the 20 ms that importing pynvml takes are saved
     return importlib.import_module("pynvml")
+
+
+def _misplaced(root: Path) -> str:
+    """Where the driver lies that the linker does not find, and what to type; empty where there is none."""
+    folder = next((folder for folder in DRIVER_FOLDERS if (root / folder / LIBRARY).exists()), None)
+    return f"the driver lies in /{folder}, which is not searched: export LD_LIBRARY_PATH=/{folder}" if folder else ""
+
+
+def _ask_driver(nvml: Any, wanted: str | None) -> Devices:
+    """What the driver shows of this node, but for its CPUs."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        absent = error.value in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return Devices(reason=f"NVML answers: {error}", problem="" if absent else f"NVML answers: {error}")
+    try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        gpus, forbidden = _list_gpus(nvml)
+        if forbidden and not gpus:
+            return Devices(driver=driver, reason=f"this process may use none of the GPUs here: {forbidden}")
+        visible, reason = select_visible(gpus, wanted)
+        return Devices(visible, driver=driver, reason=reason)
+    except nvml.NVMLError as error:
+        return Devices(reason=f"NVML answers: {error}", problem=f"NVML answers: {error}")
+    finally:
+        nvml.nvmlShutdown()
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _list_gpus(nvml: Any) -> list[Gpu]:
-    gpus = []
+def _list_gpus(nvml: Any) -> tuple[list[Gpu], str]:
+    """The devices that this process may use, and what NVML answers of others, which a cgroup keeps from it.
+
+    NVML counts those, CUDA does not see them (https://docs.nvidia.com/deploy/nvml-api/, nvmlDeviceGetCount_v2).
+    """
+    gpus, forbidden, allowed = [], "", os.sched_getaffinity(0)
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        name, capability = _text(nvml.nvmlDeviceGetName(handle)), nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        slices = _list_slices(nvml, handle)
-        uuids = slices if slices is not None else [_text(nvml.nvmlDeviceGetUUID(handle))]
-        gpus += [Gpu(index, uuid, name, (int(capability[0]), int(capability[1]))) for uuid in uuids]
-    return gpus
+        try:
+            gpus += _read_gpu(nvml, index, allowed)
+        except nvml.NVMLError as error:
+            if error.value != NO_PERMISSION:
+                raise
+            forbidden = str(error)
+    return gpus, forbidden
 
 
-def _list_slices(nvml: Any, handle: Any) -> list[str] | None:
-    """The UUIDs of a GPU's MIG slices; None where it is not split."""
+def _read_gpu(nvml: Any, index: int, allowed: set[int]) -> list[Gpu]:
+    """A GPU, or its MIG slices."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = map(int, nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    words = ask(nvml, "DeviceGetCpuAffinity", handle, max(allowed) // 64 + 1)
+    cores = read_cores(words or (), allowed)
+    name, slices = nvml.nvmlDeviceGetName(handle), _list_slices(nvml, handle)
+    return [
+        Gpu(
+            index,
+            uuid,
+            _text(ask(nvml, "DeviceGetName", device) or name),
+            (major, minor),
+            cores,
+            getattr(ask(nvml, "DeviceGetMemoryInfo", device), "used", 0),
+        )
+        for uuid, device in ({_text(nvml.nvmlDeviceGetUUID(handle)): handle} if slices is None else slices).items()
+    ]
+
+
+def _list_slices(nvml: Any, handle: Any) -> dict[str, Any] | None:
+    """A GPU's MIG slices by their UUIDs; None where it is not split."""
     try:
         if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return None
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except nvml.NVMLError:
         return None  # this GPU knows no MIG
-    uuids = []
+    slices = {}
     for number in range(count):
         try:
-            uuids.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))))
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            slices[_text(nvml.nvmlDeviceGetUUID(device))] = device
         except nvml.NVMLError:
             continue  # a place without a slice
-    return uuids
+    return slices
+
+
+def ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """What an NVML function answers, None where it is not supported here. Raises NVMLError where the GPU is gone."""
+    function = getattr(nvml, f"nvml{name}", None)
+    try:
+        return function(*arguments) if function else None
+    except nvml.NVMLError as error:
+        if error.value in GONE:
+            raise
+        return None
+
+
+def read_cores(words: Iterable[int], allowed: set[int]) -> tuple[int, ...]:
+    """The cores in NVML's set, words of 64 bits each, that this process may use; none where these are all or none."""
+    near = {64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1}
+    return tuple(sorted(near & allowed)) if not allowed <= near else ()
 
 
 def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs that CUDA will show for this CUDA_VISIBLE_DEVICES, and why there is none."""
     if wanted is None:
         return tuple(gpus), "the driver shows none"
+    numbers = list(dict.fromkeys(gpu.index for gpu in gpus))  # CUDA counts those alone that it may use
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         if entry.isdigit():
-            found = [gpu for gpu in gpus if gpu.index == int(entry)][:1]
+            found = [gpu for gpu in gpus if gpu.index in numbers[int(entry) : int(entry) + 1]][:1]
         else:
             found = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(found) != 1:
@@ -114,52 +207,3 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...]
             return (), f"CUDA_VISIBLE_DEVICES={wanted!r} names a device twice"
         chosen += found
     return tuple(chosen), f"CUDA_VISIBLE_DEVICES={wanted!r} shows none"
-
-
-def count_cpus(root: Path = Path("/")) -> float:
-    """Return how many CPUs this process may use: its affinity, or a smaller cgroup v1 or v2 quota (1.5 is possible)."""
-    limits = [float(len(os.sched_getaffinity(0)))]
-    for folder in cgroup_folders(root, "cpu"):
-        limits += [limit for limit in (_quota_v2(folder), _quota_v1(folder)) if limit]
-    return min(limits)
-
-
-def cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Return this process's cgroup folders, from its own up to the top, for v2 and for a v1 controller.
-
-    Inside a container /proc/self/cgroup may name a path of the host that is not there; the mounted top is then ours.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top = root / "sys/fs/cgroup"
-        elif controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
-        else:
-            continue
-        own = top / path.lstrip("/")
-        folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top) and folder.is_dir()]
-    return folders
-
-
-def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = read_kernel_file(folder / "cpu.cfs_quota_us"), read_kernel_file(folder / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
-
-
-def read_kernel_file(file: Path) -> str:
-    """Return what a file of the kernel's says; empty where it is not there, or not ours to read."""
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""

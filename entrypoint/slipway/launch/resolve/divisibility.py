@@ -25,7 +25,7 @@ def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -
         return topology
     if topology.device == "cuda" and topology.backend == "gloo":
         raise LaunchError(
-            f"--stages {stages} needs a GPU for each process, and {world} would share {topology.gpus} over gloo, which "
+            f"--stages {stages} needs a GPU for each process, and {world} would share {len(topology.gpus)} over gloo, which "
             f"does not carry what stages exchange. Type --stages 1, use fewer processes with --backend nccl, or train on "
             "the CPU with NPROC_PER_NODE=cpu."
         )

@@ -1,11 +1,12 @@
 """What runs on this node: device, number of processes, backend, threads. Pure."""
 
-from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.processes import Process, injected_by_hook
 from slipway.launch.resolve.schedulers import Reading
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
 from slipway.protocol.errors import UNHEALTHY, LaunchError
 
+ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVICES=void"
 SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
 
 
@@ -19,21 +20,22 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
     if wish == "cpu":
         return "cpu", process.local_world_size if process else cores
     if devices.problem:
-        advice = "To train on its CPU use NPROC_PER_NODE=cpu."
-        raise LaunchError(f"This node's GPUs cannot be used: {devices.problem}. {advice}", UNHEALTHY)
+        raise LaunchError(
+            f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {ON_CPU}.", UNHEALTHY
+        )
+    given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
+    if not gpus and not devices.hidden and given.isdigit() and int(given):
+        raise LaunchError(
+            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). "
+            f"Look at nvidia-smi on this node, and in its container; to train on its CPU {ON_CPU}.",
+            UNHEALTHY,
+        )
     if wish == "gpu" and not gpus:
         raise LaunchError(
             f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). In a container add "
             "--gpus all; to train on the CPU use NPROC_PER_NODE=auto."
         )
     _refuse_old_gpus(devices)
-    given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
-    if wish == "auto" and not gpus and given.isdigit() and int(given):
-        raise LaunchError(
-            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). "
-            "Look at nvidia-smi on this node, and in its container; to train on its CPU use NPROC_PER_NODE=cpu, or a number.",
-            UNHEALTHY,
-        )
     if process:
         return "cuda" if gpus else "cpu", process.local_world_size
     if not gpus:
@@ -58,15 +60,28 @@ def _refuse_old_gpus(devices: Devices) -> None:
             )
 
 
+def place_gpus(gpus: tuple[Gpu, ...], processes: int) -> tuple[Gpu, ...]:
+    """Return the GPU of each local rank, as train/worker/group.py counts them; more processes than GPUs take turns."""
+    return tuple(gpus[local % len(gpus)] for local in range(processes)) if gpus else ()
+
+
+def share_gpus(gpus: tuple[Gpu, ...], processes: int, process: Process | None) -> bool:
+    """Whether two processes of this node may be on one physical GPU, which NCCL refuses ("Duplicate GPU detected").
+
+    MIG slices of a GPU are: NCCL (2.27 in torch 2.10) tells GPUs by their PCI address, which slices share.
+    """
+    if process and len(gpus) < processes:  # with a launcher for each process it may see its own alone
+        return any(gpu.is_slice for gpu in gpus)
+    return len({gpu.index for gpu in place_gpus(gpus, processes)}) < processes
+
+
 def choose_backend(sources: Sources, device: str, processes: int, devices: Devices, process: Process | None) -> str:
     """Return nccl, gloo or mpi. Raises LaunchError for nccl without GPUs."""
     setting = BY_NAME["SLIPWAY_BACKEND"]
     claim = sources.claims(setting)[0]
     backend = str(parse_claim(setting, claim))
     if backend == "auto":
-        # NCCL refuses two ranks on one GPU; where each process has its own launcher it may see only its own GPU.
-        enough = process is not None or processes <= len(devices.gpus)
-        return "nccl" if device == "cuda" and enough else "gloo"
+        return "nccl" if device == "cuda" and not share_gpus(devices.gpus, processes, process) else "gloo"
     if backend == "nccl" and device == "cpu":
         raise LaunchError(
             f"The nccl backend (from {claim.source}) needs GPUs, and training runs on the CPU here ({devices.reason}). "
@@ -88,4 +103,6 @@ def choose_threads(
     per_task = sources.variable("SLURM_CPUS_PER_TASK")
     if process and per_task and per_task.value.isdigit():  # the cores that we see are this task's alone
         return max(1, min(int(per_task.value), int(devices.cpus)))
-    return max(1, int(devices.cpus // processes))
+    bound = [gpu.cores for gpu in place_gpus(devices.gpus, processes) if gpu.cores]
+    shares = [len(cores) // bound.count(cores) for cores in bound] if not process else []
+    return max(1, min([int(devices.cpus // processes), *shares]))

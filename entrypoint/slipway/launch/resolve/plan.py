@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.launch.resolve.catalog import Workload
+from slipway.launch.resolve.devices import Gpu
+from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
+from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 
 # What C++ code writes to stdout while our workloads open a group is dropped (train/worker/group.py), gloo's chatter with NCCL's
 # words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
@@ -60,14 +63,20 @@ def make_plan(topology: Topology, workload: Workload, arguments: Sequence[str], 
 
 
 def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep NCCL and gloo on one network interface, where the user named none."""
-    return {variable: name for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if not environ.get(variable)}
+    """Return the variables that keep NCCL and gloo on one network interface, where the user named none.
+
+    NCCL takes every interface whose name begins so, eth10 for eth1, unless an = says that this is all of it
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname); gloo takes names as they are.
+    """
+    exact = {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
+    return {variable: value for variable, value in exact.items() if not environ.get(variable)}
 
 
-# These would reach the workers with another meaning than torchrun's own, which sets them for each worker. And the launchers'
-# secret is none of theirs.
+# These would reach the workers with another meaning than torchrun's own, which sets them for each worker, or were meant for
+# those of another job. And the launchers' secret is none of theirs.
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
+    | {LOCAL_DEVICES, LOCAL_CORES}
 )
 
 
@@ -109,6 +118,9 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
     env |= {name: value for name, value in spoken.items() if not sources.variable(name)}
     if topology.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    elif not sources.variable("CUDA_DEVICE_ORDER"):
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and nvidia-smi count; CUDA itself begins with the fastest
+    env |= _bindings(place_gpus(topology.gpus, topology.processes_per_node))
     if topology.process:
         env |= {
             "RANK": str(topology.process.rank),
@@ -122,6 +134,16 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
     if workload.spawned:  # RANK and LOCAL_RANK it gives to each worker itself
         meeting = {"MASTER_ADDR": topology.master_addr, "MASTER_PORT": str(topology.master_port)}
         env |= {"WORLD_SIZE": str(topology.world_size), **meeting}
+    return env
+
+
+def _bindings(places: Sequence[Gpu]) -> dict[str, str]:
+    """Return the variables of protocol/binding.py, for the GPU of each local rank."""
+    env = {}
+    if any(gpu.is_slice for gpu in places):  # CUDA shows a process one slice at most, and no whole GPU beside it
+        env[LOCAL_DEVICES] = ",".join(gpu.uuid for gpu in places)
+    if any(gpu.cores for gpu in places):
+        env[LOCAL_CORES] = ":".join(write_cores(gpu.cores) for gpu in places)
     return env
 
 

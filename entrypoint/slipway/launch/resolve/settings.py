@@ -241,6 +241,14 @@ SETTINGS = (
         flag=True,
     ),
     Setting(
+        "SLIPWAY_CPU_BINDING",
+        "--cpu-binding",
+        "auto",
+        _choice("auto", "none"),
+        "auto: each process runs on the cores of its GPU's NUMA node, where no GPU is left over; none: where the system puts it.",
+        "auto|none",
+    ),
+    Setting(
         "SLIPWAY_DEBUG",
         "--debug",
         "0",

@@ -4,16 +4,18 @@ Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, Slurm, plai
 schedulers, a single node. `Topology.values` keeps every value with its source and the candidates it turned down.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from slipway.launch.resolve.devices import Devices
+from slipway.launch.rank_ranges import rank_ranges
+from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.host import Host
-from slipway.launch.resolve.placement import choose_backend, choose_threads, place_processes
+from slipway.launch.resolve.placement import choose_backend, choose_threads, place_gpus, place_processes, share_gpus
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
 from slipway.launch.resolve.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+from slipway.protocol.binding import write_cores
 from slipway.protocol.errors import LaunchError
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
@@ -53,7 +55,7 @@ class Topology:
     store_port: int
     backend: str
     device: str
-    gpus: int
+    gpus: tuple[Gpu, ...]  # none on the CPU; without their cores where processes are not bound to these
     scheduler: str
     job: str | None
     restarts: int
@@ -109,9 +111,10 @@ class Topology:
             inside = f"(inside your script WORLD_SIZE is {fewest} to {self.world_size})"
         if self.world_size != self.nodes * self.processes_per_node:
             return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
-        one, many = ("GPU", "GPUs") if self.device == "cuda" else ("CPU process", "CPU processes")
-        if self.device == "cuda" and self.processes_per_node > self.gpus and not self.process:
-            one, many = "process", f"processes sharing {_count(self.gpus, 'GPU', 'GPUs')}"
+        what = "MIG slice" if self.gpus and all(gpu.is_slice for gpu in self.gpus) else "GPU"
+        one, many = (what, f"{what}s") if self.device == "cuda" else ("CPU process", "CPU processes")
+        if self.processes_per_node > len(self.gpus) > 0 and not self.process:
+            one, many = "process", f"processes sharing {_count(len(self.gpus), what, f'{what}s')}"
         return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}"
 
 
@@ -139,6 +142,9 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
+    # With GPUs to spare a script may use several in each process, and which is its own affair.
+    if device == "cpu" or processes < len(devices.gpus) or sources.value("SLIPWAY_CPU_BINDING") == "none":
+        devices = devices._replace(gpus=tuple(replace(gpu, cores=()) for gpu in devices.gpus))
     return Topology(
         nodes=nodes,
         least=least,
@@ -151,7 +157,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
         backend=choose_backend(sources, device, processes, devices, process),
         device=device,
-        gpus=len(devices.gpus),
+        gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
         restarts=max((int(count) for count in restarts if count.isdigit()), default=0),
@@ -161,7 +167,10 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         process=process,
         values=values,
         mended=host.mended,
-        notes=tuple(_notes(sources, values, nodes, device, devices, process)),
+        notes=(
+            *_notes(sources, values, nodes, device, devices, process),
+            *_place_notes(devices, device, processes, process),
+        ),
         image=host.image,
     )
 
@@ -289,6 +298,24 @@ def _notes(
             more = "ask Slurm for them with --gpus-per-node=N"
         notes.append(f"no GPU visible, training on CPU; {more}")
     return notes
+
+
+def _place_notes(devices: Devices, device: str, processes: int, process: Process | None) -> Iterator[str]:
+    """What is particular about where each process runs."""
+    places = dict(enumerate(place_gpus(devices.gpus, processes) if device == "cuda" else ()))
+    if process:
+        places = {local: gpu for local, gpu in places.items() if local == process.local_rank}
+    if any(gpu.is_slice for gpu in places.values()):
+        shared = share_gpus(devices.gpus, processes, process)
+        yield (
+            "MIG: each process sees its own slice alone, as device 0"
+            f"{'; NCCL refuses slices of one GPU, so auto is gloo' if shared else ''}"
+        )
+    bound: dict[tuple[int, ...], list[int]] = {}
+    for local, gpu in places.items():
+        bound.setdefault(gpu.cores, []).append(local)
+    if told := [f"{rank_ranges(ranks)} on cores {write_cores(cores)}" for cores, ranks in bound.items() if cores]:
+        yield f"CPU binding: local rank {'; '.join(told)}, near their GPUs (--cpu-binding none leaves it to the system)"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -40,7 +40,10 @@ def decide_compile(
         return False
     needed, package = ("the C compiler gcc", "gcc libc6-dev") if cuda else ("the C++ compiler g++", "g++")
     only = "" if cuda else " (GPUs need only gcc)"
+    install = f"Install it (on Debian: apt-get install {package})"
+    if environ.get("SLIPWAY_IMAGE"):  # set by the image itself, in which its user can install nothing
+        install = f"Add it in an image of your own (images/extend/Dockerfile: apt-get install {package})"
     raise ConfigurationError(
         f"--compile on a {'GPU' if cuda else 'CPU'} needs {needed}{only}, and {' or '.join(candidates)} is not installed. "
-        f"Install it (on Debian: apt-get install {package}), or leave --compile out."
+        f"{install}, or leave --compile out."
     )

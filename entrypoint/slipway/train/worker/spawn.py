@@ -28,6 +28,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+from slipway.protocol.binding import move_to, own_cores, own_device
 from slipway.train.worker.context import open_context
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -38,6 +39,8 @@ def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -
     os.environ["RANK"] = str(rank)
     os.environ["LOCAL_RANK"] = str(rank)  # which GPU is ours; on a single machine the same number
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    os.environ.update(own_device(os.environ, rank))  # read when CUDA starts, which importing torch does not
+    move_to(own_cores(os.environ, rank))
     # Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     write_to_launcher(rank)
