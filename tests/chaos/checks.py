@@ -34,7 +34,7 @@ def find_odd_ending(node: "Node", code: int, done: Sequence[Harm], steps: int) -
     where, wrong = f"node {node.rank}, start {node.start}", []
     if code in EXITS and not causes.get(code, False):
         wrong.append(f"{where} ended with {code}, for which there was no cause")
-    elif code not in EXITS and code not in KILLED:
+    elif code not in EXITS and code not in KILLED and node.text:  # who has said nothing yet had no handlers yet
         wrong.append(f"{where} ended with {code}, which is in no table")
     for run in node.runs:
         verdict = read_json(run / OUTCOME_FILE)
@@ -66,8 +66,8 @@ def find_odd_result(run: Path, undisturbed: Path, steps: int) -> list[str]:
 
 
 def losses(run: Path) -> list[tuple[object, ...]]:
-    """Steps and losses, without what the clock says."""
-    lines = (run / METRICS_FILE).read_bytes().splitlines()
+    """Steps and losses, without what the clock says; none on the disk of a node without rank 0."""
+    lines = (run / METRICS_FILE).read_bytes().splitlines() if (run / METRICS_FILE).exists() else []
     names = ("step", "loss", "grad_norm", "val_loss")
     return [tuple(parse_json(line).get(name) for name in names) for line in lines]
 
