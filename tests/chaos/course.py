@@ -3,7 +3,7 @@
 import getpass
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,8 +126,11 @@ class Course:
         """Whether a worker of the node has trained since the newest harm."""
         if self.trains_since is not None:
             return True
-        beats = node.disk.glob("*/node-*/heartbeat/rank-*.json")
-        return any(read_json(beat).get("phase") == "train" and beat.stat().st_mtime > self.last_wall for beat in beats)
+        with suppress(FileNotFoundError):  # a new attempt removes them
+            for beat in node.disk.glob("*/node-*/heartbeat/rank-*.json"):
+                if beat.stat().st_mtime > self.last_wall and read_json(beat).get("phase") == "train":
+                    return True
+        return False
 
     def undo(self) -> None:
         """Undo what was to last until now; where it was for good, end the node, as whoever looks after it would."""

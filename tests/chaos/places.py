@@ -26,7 +26,7 @@ STEPS = {name: int(words[words.index("--steps") + 1]) for name, words in WORKLOA
 # Short, and yet no machine under load seems to hang: setting up may take three times as long.
 SETTINGS = {
     "SLIPWAY_HEARTBEAT_TIMEOUT": "6",
-    "SLIPWAY_HANG_SECONDS": "15",
+    "SLIPWAY_HANG_SECONDS": "30",
     "SLIPWAY_GRACE_SECONDS": "60",
     "SLIPWAY_MUSTER_TIMEOUT": "60",
     "OMP_NUM_THREADS": "1",
