@@ -91,6 +91,10 @@ test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one 
 mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; a quarter of an hour (ARGS=--all, ARGS="plan ending")
 	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
 
+.PHONY: chaos
+chaos: .venv/.dev .venv/.train ## Harm jobs of one and two nodes at random, and see whether they end as if nothing had happened (ARGS="--minutes 20 --seed 7")
+	@.venv/bin/python -u tests/chaos/chaos.py $(ARGS)
+
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
 	@images/engine.sh

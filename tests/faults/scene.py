@@ -109,10 +109,10 @@ def faults(run: str, go: str, *wanted: dict[str, Any]) -> str:
     return json.dumps([{"rank": 0, "go": go, **more, **fault} for more, fault in zip(placed, wanted, strict=True)])
 
 
-def end_state(run: Path) -> dict[str, str]:
-    """The sha256 of each file in the last snapshot of a run that finished, which must verify."""
+def end_state(run: Path, steps: int = STEPS) -> dict[str, str]:
+    """The sha256 of each file in the last snapshot of a run that finished after so many steps, which must verify."""
     newest = list_snapshots(run / "snapshots")[0]
-    assert newest.name == snapshot_name(STEPS)
+    assert newest.name == snapshot_name(steps)
     verify_snapshot(newest)
     files = json.loads((newest / "manifest.json").read_text())["files"]
     return {name: file["sha256"] for name, file in files.items()}

@@ -124,11 +124,20 @@ def test_a_configuration_error_on_node_0_reaches_the_others(node: Node, tmp_path
 
 
 def test_a_stop_on_one_node_stops_the_job_on_all_with_a_snapshot(node: Node, tmp_path: Path) -> None:
-    jobs = [node(rank, 2, "gpt", "--steps", "100000", "--log-every", "1") for rank in (0, 1)]
-    jobs[0].wait_for("step 3/")
+    words = ("linear", "--steps", "10000000", "--log-every", "100")
+    jobs = [node(rank, 2, *words, "--runs", f"disk-{rank}") for rank in (0, 1)]
+    jobs[0].wait_for("step 100/")
     jobs[1].signal(signal.SIGTERM)
     assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
-    assert len(list(tmp_path.glob("runs/*/snapshots/step-*"))) == 1
+    [name] = [path.name for path in tmp_path.glob("disk-1/*/snapshots/step-*")]
+    disks = ("an-empty-one", "disk-1")  # all are started again, and node 0 has lost its disk
+    jobs = [node(rank, 2, *words, "--runs", disks[rank], "--resume", "auto") for rank in (0, 1)]
+    jobs[0].wait_for("going on from")
+    assert f"{name}\n" in jobs[0].text, jobs[0].text
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
+    runs = [[path.name for path in (tmp_path / disk).iterdir()] for disk in disks]
+    assert runs[0] == runs[1], "one run, which went on"
 
 
 def test_a_launcher_that_is_killed_is_known_on_the_other_node(node: Node) -> None:

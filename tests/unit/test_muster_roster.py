@@ -43,6 +43,28 @@ def test_one_missing_node_is_a_rank_not_ranks() -> None:
     assert roster.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "run"),
+    [
+        ({"goes_on": True}, ({}, {"goes_on": True, "snapshot": 40}, {"goes_on": True, "snapshot": 20}), "linear-of-2"),
+        ({"goes_on": True}, ({"goes_on": True, "snapshot": 40}, {"goes_on": True, "snapshot": 40}), "linear-of-1"),
+        ({"goes_on": True}, ({"goes_on": True}, {"snapshot": 40}), "linear-of-0"),  # that one is to begin a new run
+        ({"goes_on": True, "snapshot": 0}, ({"goes_on": True, "snapshot": 40},), "linear-of-0"),
+        ({}, ({"goes_on": True, "snapshot": 40},), "linear-of-0"),
+        ({"goes_on": True}, ({"tries": 1}, {"goes_on": True, "snapshot": 40}), "linear-of-1"),
+    ],
+)
+def test_an_empty_disk_on_node_0_does_not_begin_anew_what_others_have(
+    own: dict[str, Any], others: tuple[dict[str, Any], ...], run: str
+) -> None:
+    nodes = len(others) + 1
+    roster = make_roster(nodes, **own)
+    admit(
+        roster, make_hello(0, nodes, **own), *(make_hello(rank + 1, nodes, **card) for rank, card in enumerate(others))
+    )
+    assert roster.run == run
+
+
 def test_where_all_are_here_the_fault_is_told_to_be_another() -> None:
     roster = make_roster(2)
     admit(roster, make_hello(0, 2), make_hello(1, 3))

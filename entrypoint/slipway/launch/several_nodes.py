@@ -140,6 +140,7 @@ def make_card(job: Job, node: Node) -> Card:
         data=job.data() if job.data else None,
         snapshot=newest_step(run.path) if node.tries or run.resume == "auto" else None,
         attempt=run.attempt if node.tries else run.attempt - 1,
+        goes_on=run.resume == "auto",
         tries=node.missed + len(node.tries),
         failures=node.earlier + count_failures(node.tries),
         image=topology.image,

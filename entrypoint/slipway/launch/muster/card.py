@@ -39,8 +39,9 @@ class Card:
 
     A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
     run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
-    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `nonce` tells a job that it takes
-    part in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check.
+    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `goes_on`: it is to go on with the
+    newest run (--resume auto). `nonce` tells a job that it takes part in already from every other. `run_dir` is what --run-dir
+    says. `findings` are those of a check.
     """
 
     node_rank: int
@@ -61,6 +62,7 @@ class Card:
     data: str | None = None
     snapshot: int | None = None
     attempt: int = 0
+    goes_on: bool = False
     tries: int = 0
     failures: int = 0
     occupied: str = ""

@@ -249,7 +249,7 @@ class Coordinator:
             )
         return wire.Start(
             attempt=max(seat.card.attempt for seat in seats.values()) + 1,
-            run=newest.card.run if newest else self._roster.own.run,
+            run=self._roster.run,
             nodes=len(self._roster.ranks),
             group_rank=0,
             processes=min(seat.card.processes for seat in seats.values()),

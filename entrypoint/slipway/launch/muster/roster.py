@@ -103,6 +103,18 @@ class Roster:
         return seat if seat and seat.card.tries else None
 
     @property
+    def run(self) -> str:
+        """The name of the run: as those who made attempts of this job have it, else as node 0 does. Where that is to go on and
+        has no snapshot, as with an empty disk, it is the run with the newest snapshot that another is to go on with.
+        """
+        if self.newest:
+            return self.newest.card.run
+        if not self.own.goes_on or self.own.snapshot is not None:
+            return self.own.run
+        kept = [card for card in self.cards.values() if card.goes_on and card.snapshot is not None]
+        return max(kept, key=lambda card: (card.snapshot or 0, -card.node_rank), default=self.own).run
+
+    @property
     def nonce(self) -> str:
         """What tells the job from every other, as far as one of those present took part in it."""
         return self.newest.card.nonce if self.newest else ""
