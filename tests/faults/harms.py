@@ -129,7 +129,7 @@ def read_only(scene: Scene) -> Launcher:
 
 def clock_set_back(scene: Scene) -> Launcher:
     """By a day, for the launcher and all workers, in the middle of training."""
-    job = scene.start(do="set_clock_back")
+    job = scene.start(do="set_clock", ahead=(0, -86400))
     job.wait_for("step 5/")
     scene.harm()
     scene.release()
