@@ -5,7 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from signal import Signals
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from launchers import Launcher, start_launcher
@@ -60,6 +60,16 @@ def stopped(number: Signals, times: int, *words: str, release: bool = True, **wh
         return job
 
     return provoke
+
+
+def killed_then_stopped(scene: Scene) -> Launcher:
+    """SIGKILL to rank 1 and a moment later SIGTERM to the launcher, in the middle of step 26."""
+    job = scene.held()
+    scene.harm()
+    os.kill(scene.pid("rank 1"), SIGKILL)
+    job.signal(SIGTERM)
+    scene.release()
+    return job
 
 
 def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
