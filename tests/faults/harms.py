@@ -5,7 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from signal import Signals
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from launchers import Launcher, start_launcher
@@ -60,6 +60,16 @@ def stopped(number: Signals, times: int, *words: str, release: bool = True, **wh
         return job
 
     return provoke
+
+
+def killed_then_stopped(scene: Scene) -> Launcher:
+    """SIGKILL to rank 1 and a moment later SIGTERM to the launcher, in the middle of step 26."""
+    job = scene.held()
+    scene.harm()
+    os.kill(scene.pid("rank 1"), SIGKILL)
+    job.signal(SIGTERM)
+    scene.release()
+    return job
 
 
 def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
@@ -129,7 +139,7 @@ def read_only(scene: Scene) -> Launcher:
 
 def clock_set_back(scene: Scene) -> Launcher:
     """By a day, for the launcher and all workers, in the middle of training."""
-    job = scene.start(do="set_clock_back")
+    job = scene.start(do="set_clock", ahead=(0, -86400))
     job.wait_for("step 5/")
     scene.harm()
     scene.release()

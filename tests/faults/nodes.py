@@ -37,6 +37,23 @@ class Moment:
     saved: int
     place: dict[str, object]
 
+    @property
+    def fault(self) -> dict[str, object]:
+        """As sitecustomize takes it."""
+        return {"do": "hold", **self.place}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How many seconds the clock of a node is ahead until the node is released, and from then on."""
+
+    ahead: tuple[float, float]
+
+    @property
+    def fault(self) -> dict[str, object]:
+        """As sitecustomize takes it."""
+        return {"do": "set_clock", "ahead": self.ahead}
+
 
 TRAINING = Moment(20, {"beat": ("train", 25, 3)})
 
@@ -125,14 +142,14 @@ class Nodes:
         self.nodes: list[Node] = []
         self.started = 0
 
-    def start(self, rank: int, moment: Moment | None = None, *, disk: Path | None = None) -> Node:
-        """Start a node, which is held at a moment, with an empty disk unless one is given."""
+    def start(self, rank: int, *harms: Moment | Clock, disk: Path | None = None) -> Node:
+        """Start a node, which is held at a moment, or whose clock is wrong, with an empty disk unless one is given."""
         disk, fresh = disk or self.scene.folder / f"disk-{self.started}", self.started > 1
         disk.mkdir(exist_ok=True)
         disk.chmod(0o777)
         self.started += 1
-        held = [{"do": "hold", "rank": rank, "go": "/checkpoints/go", **moment.place}] if moment else []
-        settings = self.settings | {"RANK": str(rank), "PYTHONPATH": "/inside", "FAULTS": json.dumps(held)}
+        harm = json.dumps([{"rank": rank, "go": "/checkpoints/go", **harm.fault} for harm in harms])
+        settings = self.settings | {"RANK": str(rank), "PYTHONPATH": "/inside", "FAULTS": harm}
         variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         place = f"--network {self.network} --network-alias node-{rank}"
         volumes = f"--volume {disk}:/checkpoints --volume {INSIDE}:/inside:ro"
@@ -142,19 +159,19 @@ class Nodes:
         self.nodes = sorted([*self.nodes, node], key=lambda node: node.rank)
         return node
 
-    def hold(self, rank: int, moment: Moment = TRAINING) -> Node:
+    def hold(self, rank: int, moment: Moment = TRAINING, *harms: Clock) -> Node:
         """Start a node, and wait until it is held and the others have their snapshot."""
-        victim = self.start(rank, moment)
+        victim = self.start(rank, moment, *harms)
         victim.wait_for("fault: hold")
         for node in self.nodes:
             if moment.saved and node is not victim:
                 node.wait_for_file(f"snapshots/{snapshot_name(moment.saved)}")
         return victim
 
-    def hold_one(self, rank: int) -> tuple[Node, Node]:
+    def hold_one(self, rank: int, *harms: Clock) -> tuple[Node, Node]:
         """Start two nodes and hold one of them in the middle of step 26; return it, and the other."""
         other = self.start(1 - rank)
-        return self.hold(rank), other
+        return self.hold(rank, TRAINING, *harms), other
 
     def lose(self, node: Node) -> None:
         """It is killed, and does not count any more."""

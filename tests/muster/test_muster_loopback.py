@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,43 @@ def test_something_else_behind_the_port_is_told_apart(launcher: Make, port: int)
         door.shutdown(socket.SHUT_RDWR)
     assert alone.code == PEER
     assert "answers, but not as a Slipway launcher" in alone.lines[0]
+
+
+def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
+    launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = ("127.0.0.2", "127.0.0.3")
+    real = socket.getaddrinfo
+
+    def resolve(name: str, *words: Any, **more: Any) -> list[Any]:
+        names = (*wrong, LOOPBACK) if name == "job.test" else (name,)
+        return [found for name in names for found in real(name, *words, **more)]
+
+    def greet_oddly() -> None:
+        with suppress(OSError):
+            while True:
+                with other.accept()[0] as visitor:
+                    visitor.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr("slipway.launch.muster.client.GREETING_SECONDS", 0.5)
+    monkeypatch.setattr("slipway.launch.muster.client.QUIET_SECONDS", 0.0)
+    with socket.create_server((wrong[0], port)), socket.create_server((wrong[1], port)) as other:
+        threading.Thread(target=greet_oddly, daemon=True).start()
+        crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
+        play(*crew)
+        other.shutdown(socket.SHUT_RDWR)
+    assert [one.code for one in crew] == [0, 0], crew[1].log
+    assert f"job.test:{port} (127.0.0.2, 127.0.0.3, 127.0.0.1) does not answer" in crew[1].log
+    assert crew[1].go
+    assert crew[1].go.address == LOOPBACK
+
+
+def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
+    lost = launcher(0, 2, address="127.0.0.2", timeout=3.5)  # it listens on 127.0.0.1
+    play(lost)
+    assert lost.code == PEER
+    assert "usually: this is node 0, and MASTER_ADDR leads to another machine" in lost.log
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ LOST = file("peer", 1.0, exception="RuntimeError: Connection closed by peer")
 
 ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174"]
 BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
+DENIED = "PermissionError: [Errno 13] Permission denied: '{}'"
 SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
 
 
@@ -112,6 +113,10 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
                  "last": {0: ["libgomp: Thread creation failed: Resource temporarily unavailable"]}},
             "unhealthy", 0, "libgomp",
         ),
+        # The right to write to the run directory, and to nothing else, was taken away: wrong before the start, and later.
+        ({}, {"status": 1, "failures": [failure(0, 1)], "last": {0: [DENIED.format("/r/x/snapshots/y")]}, "run": Path("/r/x")}, "configuration", 0, "/r/x"),
+        ({0: file("failed", exception=DENIED.format("/r/x/y"))}, {"status": 1, "run": Path("/r/x")}, "configuration", 0, "/r/x"),
+        ({0: file("failed", exception=DENIED.format("/r/xy"))}, {"status": 1, "run": Path("/r/x")}, "failed", 0, "/r/xy"),
         # Killed a moment before or during a stop, with a snapshot of this attempt; a crash stays one.
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **STOP}, "stopped", 1, "snapshot of step 20"),
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED)], "saved": 20, **CANCEL}, "cancelled", 1, "SIGINT, while rank 1"),
@@ -459,6 +464,9 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
             {"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 28] No space left on device"]}},
             "free some space",
         ),
+        ({"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 30] Read-only file system"]}}, "mount, dmesg"),
+        ({"disk": "[Errno 28] No space left on device: 'stop'"}, "free some space"),
+        ({"failures": [failure(0, 1)], "last": {0: [DENIED.format("/r/x")]}, "run": Path("/r")}, "ls -ld"),
         ({"lost": "node 1"}, ""),
     ],
 )

@@ -3,6 +3,7 @@
 Pure but for reading the workers' outcome files and the cgroup's out-of-memory counter.
 """
 
+import errno
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from slipway.protocol.outcomes import GOOD, Word
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
+DISK_BROKEN = rf"\[Errno ({errno.EROFS}|{errno.EIO})\]"
+DENIED = rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]"
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
@@ -60,6 +63,7 @@ class Facts:
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
+    run: Path | None = None  # the run directory, as the workers know it
 
 
 def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -86,7 +90,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
-        return outcome(Word.UNHEALTHY, facts.disk, advice="free some space; the newest snapshot is intact")
+        return outcome(Word.UNHEALTHY, facts.disk, advice=_advice(Word.UNHEALTHY, facts.disk))
     if facts.killed and facts.impatient:
         return outcome(
             Word.CANCELLED, "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost"
@@ -179,6 +183,8 @@ def _cause(
         word = said if facts.own or said != Word.PEER else Word.FAILED
     if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
         word = Word.UNHEALTHY  # the worker could not write down how it ended
+    if facts.own and facts.run and re.search(rf"{DENIED}.*'{re.escape(str(facts.run))}/", evidence):
+        word = Word.CONFIGURATION  # as where that is found before the start
     asked = {code for number in facts.numbers for code in (-number, 128 + number)}  # as shells count signals
     if not record and exitcode in asked:
         word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
@@ -245,6 +251,10 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
         return MORE_PROCESSES
     if "OutOfMemoryError" in evidence:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
+    if word == Word.CONFIGURATION and re.search(DENIED, evidence):
+        return "let this user write to the run directory again (ls -ld), and go on with --resume auto"
+    if re.search(DISK_BROKEN, evidence):
+        return "look at this disk (mount, dmesg): it is read-only or broken; the job can go on elsewhere with --resume auto"
     if re.search(DISK_FULL, evidence):
         return "free some space; the newest snapshot is intact"
     if "Duplicate GPU" in evidence:

@@ -10,6 +10,7 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
 from slipway.launch.muster.connection_errors import (
+    ASTRAY,
     OtherJobError,
     SilentError,
     StalledError,
@@ -17,7 +18,7 @@ from slipway.launch.muster.connection_errors import (
     connection_failure,
     explain_connection,
 )
-from slipway.launch.muster.link import Link, dial
+from slipway.launch.muster.link import Link, connect, resolve
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, refuse_link_local
@@ -48,6 +49,8 @@ class Client:
         self.welcome = False  # whether node 0 was ever found
         self._said: dict[str, float] = {}
         self._trouble = ("timed out", "no answer")
+        self._addresses: tuple[str, ...] = ()  # that MASTER_ADDR leads to at the moment
+        self._turn = 0  # which of them comes first: one may be dead, or somebody else's
         self._stop: wire.Stopping | None = None  # what this one was asked first
         self._link: Link | None = None
         self._following: asyncio.Task[None] | None = None
@@ -68,7 +71,9 @@ class Client:
                     waited = asyncio.get_running_loop().time() - began
                     if isinstance(error, TryLaterError):
                         patient = began + waited  # the job lives and has no seat yet: nobody is missing
-                    self._complain(*connection_failure(error), card, waited)
+                    kind, words = connection_failure(error)
+                    self._turn += kind in ASTRAY
+                    self._complain(kind, words, card, waited)
                 await asyncio.sleep(pause * (1 + secrets.randbelow(100) / 300))
                 soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
                 pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
@@ -101,13 +106,16 @@ class Client:
         if loop.time() > deadline:
             raise LaunchError(
                 f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
-                + explain_connection(*self._trouble, self._terms.address, self._terms.port, card.runtime),
+                + self._explain(*self._trouble, card),
                 PEER,
             )
         greeted = False
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-                link = await dial(self._terms.address, self._terms.port)
+                self._addresses = ()
+                self._addresses = await resolve(self._terms.address)
+                first = self._turn % len(self._addresses)
+                link = await connect(self._addresses[first:] + self._addresses[:first], self._terms.port)
                 try:
                     refuse_link_local(link.peer, self._terms.address)
                     greeting = await link.receive()
@@ -221,7 +229,7 @@ class Client:
         if waited < QUIET_SECONDS:
             return
         if kind not in self._said:
-            self._terms.say(explain_connection(kind, words, self._terms.address, self._terms.port, card.runtime))
+            self._terms.say(self._explain(kind, words, card))
         elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited
@@ -229,6 +237,11 @@ class Client:
             self._terms.say(
                 f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
             )
+
+    def _explain(self, kind: str, words: str, card: Card) -> str:
+        """The cause of a failed connection to node 0, in a line."""
+        terms, itself = self._terms, card.node_rank == 0
+        return explain_connection(kind, words, terms.address, terms.port, card.runtime, self._addresses, itself=itself)
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""

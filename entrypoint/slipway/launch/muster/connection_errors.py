@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
@@ -67,6 +67,11 @@ RING = {
 }
 
 
+ASTRAY = ("timed out", "stalled", "hung up", "another job")  # kinds after which a name's next address comes first
+ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
+ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"
+
+
 class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
 
@@ -105,21 +110,28 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
     return "hung up", str(error) or "the connection was closed"
 
 
-def explain_connection(kind: str, words: str, address: str, port: int, runtime: str) -> str:
-    """One line about a failed connection to node 0, with the usual cause."""
+def explain_connection(
+    kind: str, words: str, address: str, port: int, runtime: str, found: Sequence[str] = (), *, itself: bool = False
+) -> str:
+    """One line about a failed connection to node 0, with the usual cause.
+
+    `found` are the addresses that the name leads to; `itself`: node 0 failed to connect to itself.
+    """
     if kind not in CAUSES:
         return f"node 0 at {address}:{port} says: {words}"
+    leads = f" ({', '.join(found[:4])})" if set(found) - {address} else ""
+    place = f"{address}:{port}{leads}"
     subjects = {
         "does not resolve": f"MASTER_ADDR={address} does not resolve ({words})",
         "no DNS": f"MASTER_ADDR={address} does not resolve: no name server answers ({words})",
-        "refused": f"nothing listens at {address}:{port} (connection refused)",
-        "unreachable": f"{address}:{port} cannot be reached ({words})",
-        "timed out": f"{address}:{port} does not answer",
-        "stalled": f"{address}:{port} takes connections, and {words.removeprefix('it greets, and ')}",
-        "another job": f"{address}:{port} leads to {words}",
-        "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
+        "refused": f"nothing listens at {place} (connection refused)",
+        "unreachable": f"{place} cannot be reached ({words})",
+        "timed out": f"{place} does not answer",
+        "stalled": f"{place} takes connections, and {words.removeprefix('it greets, and ')}",
+        "another job": f"{place} leads to {words}",
+        "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }
-    cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])
+    cause = ITSELF if itself and kind in ELSEWHERE else CAUSES[kind].get(runtime, CAUSES[kind]["host"])
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, decode, encode
@@ -79,22 +80,32 @@ class Link:
 
 async def dial(address: str, port: int) -> Link:
     """Connect to a name or address. OSError (socket.gaierror, TimeoutError and their kin) says what failed."""
+    return await connect(await resolve(address), port)
+
+
+async def connect(addresses: Sequence[str], port: int) -> Link:
+    """Connect to the first of some addresses that takes a connection. OSError says what failed at the last one."""
     error: OSError = OSError("no address")
-    try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            candidates = await _resolve(address, port)
-    except TimeoutError:  # the resolver itself says so only after all its tries, half a minute and more
-        raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {DIAL_SECONDS:.0f} s") from None
-    for family, _, _, _, target in candidates[:4]:
+    for address in addresses[:4]:
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                return Link(*await asyncio.open_connection(target[0], port, family=family, limit=LINE_BYTES))
+                return Link(*await asyncio.open_connection(address, port, limit=LINE_BYTES))
         except OSError as failure:
             error = failure
     raise error
 
 
-async def _resolve(address: str, port: int) -> list[Any]:
+async def resolve(address: str) -> tuple[str, ...]:
+    """The addresses that a name leads to, the system's first choice first. Raises socket.gaierror."""
+    try:
+        async with asyncio.timeout(DIAL_SECONDS):
+            found = await _ask(address)
+    except TimeoutError:  # the resolver itself says so only after all its tries, half a minute and more
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {DIAL_SECONDS:.0f} s") from None
+    return tuple(str(target[0]) for *_, target in found)
+
+
+async def _ask(address: str) -> list[Any]:
     """getaddrinfo in a daemon thread: asyncio's own threads would keep a launcher from ending while DNS hangs."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[Any]] = loop.create_future()
@@ -109,7 +120,7 @@ async def _resolve(address: str, port: int) -> list[Any]:
 
     def ask() -> None:
         try:
-            found: list[Any] | OSError = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            found: list[Any] | OSError = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
         except OSError as error:
             found = error
         except UnicodeError:
