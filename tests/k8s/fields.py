@@ -20,8 +20,8 @@ HONOURED = {
     "ConfigMap": "metadata.name data.*",
     "Secret": "metadata.name type stringData.*",
     "Service": "metadata.name spec.clusterIP spec.publishNotReadyAddresses spec.selector.*",
-    "Job": "metadata.name spec.backoffLimit spec.completionMode spec.completions spec.parallelism "
-    "spec.podReplacementPolicy spec.successPolicy.rules.succeededIndexes spec.podFailurePolicy.rules.action "
+    "Job": "metadata.name spec.backoffLimit spec.backoffLimitPerIndex spec.maxFailedIndexes spec.completionMode "
+    "spec.completions spec.parallelism spec.podReplacementPolicy spec.successPolicy.rules.succeededIndexes spec.podFailurePolicy.rules.action "
     "spec.podFailurePolicy.rules.onExitCodes.containerName spec.podFailurePolicy.rules.onExitCodes.operator "
     "spec.podFailurePolicy.rules.onExitCodes.values spec.podFailurePolicy.rules.onPodConditions.status "
     "spec.podFailurePolicy.rules.onPodConditions.type",

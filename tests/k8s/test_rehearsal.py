@@ -9,6 +9,7 @@ from containers import LOUD, docker
 from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
 from rehearsing import LONG, SMALL, Cluster
+from templates import of_kind
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -77,6 +78,16 @@ def test_a_job_that_its_user_stops_is_not_started_again(cluster: Cluster) -> Non
     docker("exec", job.pod(1).container.name, "slipway", "stop", "gpt-slipway")
     assert job.finish() == ("Failed", "PodFailurePolicy"), job
     assert sorted(job.codes) == [(0, 79), (1, 79)], job
+
+
+def test_a_node_that_fails_too_often_ends_the_job_once_its_index_has_failed(cluster: Cluster) -> None:
+    documents = set_to(kustomize("overlays/cpu"), "run", "-m", "unittest", "no_such_test")
+    [job] = of_kind(documents, "Job")
+    job["spec"]["backoffLimitPerIndex"] = 1
+    ran = cluster.apply(documents)
+    assert ran.finish() == ("Failed", "MaxFailedIndexesExceeded"), ran
+    assert len([code for _, code in ran.codes if code]) in (3, 4), ran  # the second node may be told to end first
+    assert ran.codes.count((0, 1)) == 2 or ran.codes.count((1, 1)) == 2, ran
 
 
 def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:

@@ -48,7 +48,6 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
     require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
     (job,) = read("base/single/job.yaml")
     others = read("base/single/networkpolicy.yaml")
-    retries = job["spec"]["backoffLimit"]  # of a single node
     if asked.nodes > 1:
         (patch,) = read("base/multi/nodes.yaml")
         job, others = merged(job, patch), [*read("base/multi/service.yaml"), *others]
@@ -61,7 +60,7 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
         for path in kustomization.get("resources", ()):
             others += read(f"components/{component}/{path}")
     spec = job["spec"]
-    spec |= {"completions": asked.nodes, "parallelism": asked.nodes, "backoffLimit": asked.nodes * retries}
+    spec |= {"completions": asked.nodes, "parallelism": asked.nodes}
     if asked.time:
         spec["activeDeadlineSeconds"] = read_time(asked.time)
         if not spec["activeDeadlineSeconds"]:
