@@ -50,7 +50,7 @@ NOT_HONOURED = {
     "Pod.spec.nodeSelector.*": "one machine",
     "Pod.spec.tolerations.*": "one machine",
     "Container.resources.requests.*": "nothing is scheduled here",
-    "Container.resources.limits.nvidia.com/gpu": "without GPUs the workload trains on the CPU",
+    "Container.resources.limits.nvidia.com/gpu": "no GPUs here: the tests ask for processes on the CPU",
     "Container.resources.limits.rdma/*": "the engine has no such devices",
     "Pod.spec.securityContext.fsGroupChangePolicy": "a new volume's root is all that there is to change",
     "JobSet.spec.failurePolicy.*": "a JobSet's own decisions are not played, only those of its one Job",

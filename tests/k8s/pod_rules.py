@@ -81,6 +81,15 @@ def words_are_understood(pods: Pods) -> Iterator[str]:
         yield f"args {args}: {error.format_message()}"
 
 
+def gpus_are_required(pods: Pods) -> Iterator[str]:
+    """A pod that was given GPUs trains on them or not at all; one without does not ask for them."""
+    if pods.role == TRAINING:
+        given = "nvidia.com/gpu" in pods.main.get("resources", {}).get("limits", {})
+        asked = pods.env.get("NPROC_PER_NODE") == "gpu" or pods.env.get("SLIPWAY_BACKEND") == "nccl"
+        if given != asked:
+            yield f"it has {'' if given else 'no '}GPUs, and would {'train without them' if given else 'not start'}"
+
+
 def entrypoint_is_kept(pods: Pods) -> Iterator[str]:
     for container in pods.containers:
         name = container.get("name")
@@ -155,6 +164,7 @@ def _shared_memory(volume: Document, role: str) -> Iterator[str]:
 
 POD_RULES = (
     words_are_understood,
+    gpus_are_required,
     entrypoint_is_kept,
     settings_are_known,
     there_is_time_to_save,

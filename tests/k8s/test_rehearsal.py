@@ -72,6 +72,12 @@ def test_a_configuration_error_ends_the_job_without_another_try(
     assert failed.message, "neither a verdict nor the end of the log"
 
 
+def test_a_job_for_gpus_does_not_train_without_them(cluster: Cluster) -> None:
+    job = cluster.apply(set_to(kustomize("base/single"), "run"))
+    assert job.finish() == ("Failed", "PodFailurePolicy"), job
+    assert "no GPU is visible here" in job.pod(0).message, job
+
+
 def test_a_job_that_its_user_stops_is_not_started_again(cluster: Cluster) -> None:
     job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
     job.until(lambda: job.pod(0).snapshots())
@@ -115,7 +121,7 @@ def test_a_job_goes_on_from_the_claims_of_the_one_before(cluster: Cluster, tmp_p
 @pytest.mark.parametrize("operator", ["jobset", "trainer"])
 def test_what_an_operator_makes_of_its_documents_trains_on_two_pods(cluster: Cluster, operator: str) -> None:
     args = ("run", "--nproc-per-node", "1", "linear", "--dataset-size", "64", "--epochs", "1")
-    job = cluster.apply(set_to(kustomize(operator), *args))
+    job = cluster.apply(set_to(kustomize(operator), *args, SLIPWAY_BACKEND="gloo"))  # there are no GPUs here
     assert job.finish() == ("Complete", "SuccessPolicy"), job
     assert sorted(job.codes) == [(0, 0), (1, 0)], job
     first, second = job.verdicts()

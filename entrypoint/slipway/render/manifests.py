@@ -77,7 +77,10 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """A strategic merge: mappings by key, lists of named items by name, None deletes, anything else replaces."""
+    """A strategic merge: mappings by key, lists of named items by name, anything else replaces.
+
+    None deletes from a mapping, `$patch: delete` from a list.
+    """
     if isinstance(base, dict) and isinstance(patch, dict):
         both = {key: merged(base.get(key), patch[key]) if key in patch else base[key] for key in {**base, **patch}}
         return {key: value for key, value in both.items() if value is not None}
@@ -88,7 +91,7 @@ def merged(base: Any, patch: Any) -> Any:
         if key:
             news = {item[key]: item for item in patch}
             olds = [merged(item, news.pop(item[key], {})) for item in base]
-            return [*olds, *news.values()]
+            return [item for item in (*olds, *news.values()) if item.get("$patch") != "delete"]
     return patch
 
 
