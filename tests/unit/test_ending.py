@@ -380,7 +380,7 @@ def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
-        ({"own": False, "failures": [failure(0, 1)], "last": {0: [SHM]}}, "--shm-size 1g"),
+        ({"own": False, "failures": [failure(0, 1)], "last": {0: [SHM]}, "runtime": "docker"}, "--shm-size 1g"),
         ({"failures": [failure(0, 3)]}, "node-0/logs/rank-0.log"),
         ({"hang": "hang: x"}, "node-0/logs/rank-*.log"),
         (

@@ -97,7 +97,11 @@ def test_what_is_kept_in_files_is_what_is_printed(render: Slipway, path: str) ->
 def test_the_number_of_nodes_reaches_all_that_depend_on_it(render: Slipway) -> None:
     job = rendered(render("k8s", "--nodes", "5"))["Job"]
     assert [job["spec"][name] for name in ("completions", "parallelism")] == [5, 5]
-    assert [job["spec"].get(name) for name in ("backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes")] == [None, 3, 0]
+    assert [job["spec"].get(name) for name in ("backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes")] == [
+        None,
+        3,
+        0,
+    ]
     assert environment(job)["NNODES"] == "5"
     assert "Service" not in rendered(render("k8s", "--nodes", "1"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome, blames_peer
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
@@ -55,6 +56,7 @@ class Facts:
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
+    runtime: str = "host"  # what runs us, as in Host
 
 
 def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
@@ -130,7 +132,7 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
         rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
         return outcome(facts.stop, f"{facts.signal}, while rank {rank} was killed (SIGKILL); {intact}", rank=rank)
     log = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log(first['rank'])}"
-    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], facts.runtime, log))
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -203,7 +205,7 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     if facts.stop and not facts.started:
         return outcome(facts.stop, f"{facts.signal} came before the workers had started")
     if facts.status == -signal.SIGKILL and facts.ooms:
-        return outcome(Word.FAILED, OUT_OF_MEMORY, advice=_advice(Word.FAILED, OUT_OF_MEMORY))
+        return outcome(Word.FAILED, OUT_OF_MEMORY, advice=_advice(Word.FAILED, OUT_OF_MEMORY, facts.runtime))
     if facts.status < 0:
         name = signal_name(-facts.status)
         return outcome(Word.FAILED, f"{facts.parent} was ended by {name}; its workers were ended, too")
@@ -214,11 +216,11 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     return outcome(Word.PEER if unmet else Word.FAILED, f"{facts.parent} ended with {facts.status}: {last.strip()}")
 
 
-def _advice(word: str, evidence: str, log: str = "") -> str:
+def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
     if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
     if "shared memory" in evidence:
-        return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+        return f"give /dev/shm more room: {advise('shared memory', runtime)}"
     if NO_MORE_PROCESSES.search(evidence):
         return MORE_PROCESSES
     if "OutOfMemoryError" in evidence:

@@ -57,7 +57,9 @@ class Attempt:
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
-        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, self.ranks)
+        self.facts = Facts(
+            topology.node_rank, socket.gethostname(), plan.workload.own, self.ranks, runtime=topology.runtime
+        )
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()

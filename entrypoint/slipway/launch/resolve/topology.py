@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import choose_backend, choose_threads, place_processes
@@ -133,12 +134,12 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
         broken = next((reading.broken for reading in readings if reading.broken), "")
-        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ))
+        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ, host.runtime))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
-    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
+    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.runtime)
     return Topology(
         nodes=nodes,
         least=least,
@@ -149,7 +150,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         master_port=_number("MASTER_PORT", values),
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
-        backend=choose_backend(sources, device, processes, devices, process),
+        backend=choose_backend(sources, device, processes, devices, process, host.runtime),
         device=device,
         gpus=len(devices.gpus),
         scheduler=readings[0].scheduler if readings else "none",
@@ -161,7 +162,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         process=process,
         values=values,
         mended=host.mended,
-        notes=tuple(_notes(sources, values, nodes, device, devices, process)),
+        notes=tuple(_notes(sources, values, nodes, device, devices, process, host.runtime)),
         image=host.image,
     )
 
@@ -247,8 +248,8 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
                 )
 
 
-def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str]) -> str:
-    hint = "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST"
+def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str], runtime: str) -> str:
+    hint = advise("MASTER_ADDR", runtime)
     schedulers = {reading.scheduler for reading in readings}
     if INDEXED_JOB.name in schedulers:
         hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
@@ -269,6 +270,7 @@ def _notes(
     device: str,
     devices: Devices,
     process: Process | None,
+    runtime: str,
 ) -> list[str]:
     notes = []
     if process:
@@ -284,10 +286,7 @@ def _notes(
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
-        more = "in a container add --gpus all"
-        if sources.environ.get("SLURM_JOB_ID"):
-            more = "ask Slurm for them with --gpus-per-node=N"
-        notes.append(f"no GPU visible, training on CPU; {more}")
+        notes.append(f"no GPU visible, training on CPU; {advise('gpus', runtime)}")
     return notes
 
 
