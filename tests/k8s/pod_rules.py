@@ -157,6 +157,17 @@ def volumes_are_mounted(pods: Pods) -> Iterator[str]:
         yield "TensorBoard may write to /checkpoints"
 
 
+def disks_are_not_limited(pods: Pods) -> Iterator[str]:
+    """Who writes more than a disk's limit is evicted with 1 s to end, counted. /dev/shm cannot grow beyond its size."""
+    for volume in pods.spec.get("volumes", ()):
+        place = volume.get("emptyDir") or {}
+        if "sizeLimit" in place and place.get("medium") != "Memory":
+            yield f"volume {volume.get('name')} has a sizeLimit, beyond which its pod is evicted"
+    for container in pods.containers:
+        if "ephemeral-storage" in container.get("resources", {}).get("limits", {}):
+            yield f"{container.get('name')} has a limit of ephemeral-storage, beyond which its pod is evicted"
+
+
 def _shared_memory(volume: Document, role: str) -> Iterator[str]:
     if role == TRAINING and volume.get("emptyDir") != SHARED_MEMORY:
         yield f"/dev/shm is {volume.get('emptyDir')}, not {SHARED_MEMORY}"
@@ -169,4 +180,5 @@ POD_RULES = (
     settings_are_known,
     there_is_time_to_save,
     volumes_are_mounted,
+    disks_are_not_limited,
 )

@@ -145,6 +145,8 @@ PODS = (
     Break(f"{TRAIN} volumeMounts checkpoints readOnly", False, "TensorBoard may write", **BOARD),
     Break(f"{POD} volumes shm emptyDir medium", GONE, "/dev/shm is"),
     Break(f"{POD} volumes shm emptyDir sizeLimit", "64Mi", "/dev/shm is"),
+    Break(f"{POD} volumes tmp emptyDir", {"sizeLimit": "1Gi"}, "volume tmp has a sizeLimit"),
+    Break(f"{TRAIN} resources limits ephemeral-storage", "10Gi", "beyond which its pod is evicted"),
 )
 
 

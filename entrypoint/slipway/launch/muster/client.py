@@ -10,6 +10,7 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
 from slipway.launch.muster.connection_errors import (
+    COMES_AND_GOES,
     OtherJobError,
     StalledError,
     TryLaterError,
@@ -100,7 +101,7 @@ class Client:
         if loop.time() > deadline:
             raise LaunchError(
                 f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
-                + explain_connection(*self._trouble, self._terms.address, self._terms.port, card.runtime),
+                + self._explain(*self._trouble, card),
                 PEER,
             )
         greeted = False
@@ -219,7 +220,8 @@ class Client:
         if waited < QUIET_SECONDS:
             return
         if kind not in self._said:
-            self._terms.say(explain_connection(kind, words, self._terms.address, self._terms.port, card.runtime))
+            back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
+            self._terms.say(back + self._explain(kind, words, card))
         elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited
@@ -227,6 +229,9 @@ class Client:
             self._terms.say(
                 f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
             )
+
+    def _explain(self, kind: str, words: str, card: Card) -> str:
+        return explain_connection(kind, words, self._terms.address, self._terms.port, card.runtime, met=self.welcome)
 
     def _lost_master(self, words: str, host: str = "") -> Outcome:
         return Outcome(0, host or self._terms.address, Word.LOST, time.time(), evidence=words)

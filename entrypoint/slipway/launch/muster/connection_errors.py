@@ -59,6 +59,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
+# Kinds of failures while a node 0 that was there is being replaced: Kubernetes takes the name of a pod's that has gone away.
+COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
 RING = {
     "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
     "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
@@ -105,8 +107,8 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
     return "hung up", str(error) or "the connection was closed"
 
 
-def explain_connection(kind: str, words: str, address: str, port: int, runtime: str) -> str:
-    """One line about a failed connection to node 0, with the usual cause."""
+def explain_connection(kind: str, words: str, address: str, port: int, runtime: str, met: bool = False) -> str:
+    """One line about a failed connection to node 0, with the usual cause; where it was `met` before there is but one."""
     if kind not in CAUSES:
         return f"node 0 at {address}:{port} says: {words}"
     subjects = {
@@ -119,6 +121,8 @@ def explain_connection(kind: str, words: str, address: str, port: int, runtime: 
         "another job": f"{address}:{port} leads to {words}",
         "hung up": f"{address}:{port} answers, but not as a Slipway launcher ({words})",
     }
+    if met and kind in COMES_AND_GOES:
+        return f"{subjects[kind]}; node 0 was met there before, and has not come back yet."
     cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 
