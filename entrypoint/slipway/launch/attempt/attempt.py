@@ -17,7 +17,7 @@ from slipway.launch.run_directory.plan_file import write_plan
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.errors import EXITS, MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
+from slipway.protocol.errors import EXITS, LaunchError, code_of
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 
@@ -38,12 +38,11 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     before, folder = newest_step(run.path), run.identity
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
+    facts = under_way.supervise(job.plan.environment(job.environ), lost)
     try:
-        facts = under_way.supervise(job.plan.environment(job.environ), lost)
-    except OSError as error:
-        advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
-        raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
-    after = newest_step(run.path)
+        after = newest_step(run.path)
+    except OSError:  # a disk that is away now changes nothing of how the workers ended
+        after = before
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies

@@ -6,6 +6,7 @@ Pure but for reading the workers' outcome files and the cgroup's out-of-memory c
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,11 +236,15 @@ def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
 
 
 def count_ooms(root: Path = Path("/")) -> int:
-    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
-    for folder in cgroup_folders(root, "memory"):
-        for name in ("memory.events", "memory.oom_control"):
-            for line in read_kernel_file(folder / name).splitlines():
-                key, _, count = line.partition(" ")
-                if key == "oom_kill" and count.isdigit():
-                    return int(count)
+    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1).
+
+    Never raises: 0 where the kernel's files cannot be read, or went away.
+    """
+    with suppress(OSError):
+        for folder in cgroup_folders(root, "memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                for line in read_kernel_file(folder / name).splitlines():
+                    key, _, count = line.partition(" ")
+                    if key == "oom_kill" and count.isdigit():
+                        return int(count)
     return 0
