@@ -74,6 +74,16 @@ def test_the_plan_says_that_slurm_said_it(cluster: Cluster) -> None:
     assert said["MASTER_PORT"][1].startswith("Slurm (hash of step ")
 
 
+def test_nodes_of_a_job_that_stay_idle_are_told(cluster: Cluster) -> None:
+    plan, step = f"{SLIPWAY} plan linear", "--ntasks-per-node=1"
+    file = cluster.shared / "work/without-srun.sbatch"
+    file.write_text(f"#!/bin/bash\n{plan}\nsrun --nodes=1 {step} {plan}\nsrun --nodes=2 {step} {plan}\n")
+    job = cluster.sbatch("--nodes=2", str(file))
+    assert job.end() == "COMPLETED", job.text
+    assert job.text.count("this Slurm job has 2 nodes, and only 1 of them will train") == 2, job.text
+    assert "srun --nodes=2 --ntasks-per-node=1" in job.text
+
+
 @pytest.mark.parametrize("hooks", [False, True], ids=["as Slurm sets it", "and a container's hook"])
 def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: Cluster, hooks: bool) -> None:
     injected = (

@@ -13,7 +13,15 @@ from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import choose_backend, choose_threads, place_processes
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
-from slipway.launch.resolve.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
+from slipway.launch.resolve.schedulers import (
+    BEFORE_PLAIN,
+    INDEXED_JOB,
+    OPEN_MPI,
+    SLURM,
+    Reading,
+    read_schedulers,
+    warn_of_idle_nodes,
+)
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
 from slipway.protocol.errors import LaunchError
 
@@ -283,6 +291,9 @@ def _notes(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
         )
+    first = process.rank == 0 if process else values["RANK"].value == "0"
+    if first and (idle := warn_of_idle_nodes(sources.environ, nodes)):
+        notes.append(idle)
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
