@@ -8,6 +8,8 @@ import pytest
 from cluster import Cluster
 from jobs import LINEAR, SLIPWAY, VENV, newest_step, run_of, train
 
+from slipway.launch.run_directory.run import last_outcome
+
 GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
 
@@ -89,12 +91,17 @@ def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: C
     injected = (
         "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS OMP_NUM_THREADS=1 MASTER_PORT=61007"
     )
-    command = f"{injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
+    late = "sleep $((RANDOM % 4));"  # what rank 0 wrote down by then must not be taken for an earlier start's
+    command = f"{late} {injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
     tasks = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
     done = cluster.command("srun", *tasks, "bash", "-c", command, **cluster.driver)
     assert done.stderr.count(PROCESS_MODE) == 4
     assert "2 nodes × 2 GPUs = 4 processes" in done.stderr
     assert "OMP_NUM_THREADS" not in done.stderr
+    assert "attempt 2" not in done.stderr
+    assert sorted(re.findall(r"finished on rank (\d)", done.stderr)) == list("0123")
+    [name] = set(re.findall(r"run directory (runs/linear-\d+)", done.stderr))
+    assert last_outcome(cluster.shared / "work" / name)["word"] == "finished"
 
 
 def test_the_tasks_of_an_array_are_jobs_of_their_own(cluster: Cluster) -> None:

@@ -35,7 +35,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
             write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
-    for line in block(verdict, course):
+    process = job.plan.topology.process
+    for line in block(verdict, course, process.rank if process else None):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)

@@ -98,6 +98,11 @@ class Topology:
         return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
 
     @property
+    def start(self) -> str | None:
+        """What all launchers of one start of the scheduler's job have in common, and no other start of it; None without one."""
+        return None if self.job is None else f"{self.job}, requeued {self.restarts} times"
+
+    @property
     def may_have_begun(self) -> bool:
         """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
         return self.replaces or self.restarts > 0
