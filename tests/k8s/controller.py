@@ -1,6 +1,6 @@
 """The Job controller's part: a pod for each index, replaced when it failed, until a rule ends the Job.
 
-As the real one, but for two things: it looks every 0.3 s, and replaces at once instead of after 10, 20, 40 … s.
+As the real one, but for two things: it looks every 0.3 s, and its back-off passes ten times as fast.
 """
 
 import copy
@@ -13,9 +13,10 @@ from typing import Any
 from containers import PATIENCE
 from kubectl import Document
 from pod import Pod
-from policy import Condition, judge
+from policy import Condition, due, judge
 
 Start = Callable[[Document, int], Pod]
+HASTE = 10  # seconds of the real one's back-off in one of ours
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -39,13 +40,15 @@ class Job:
         """One look at the pods: end the Job, or replace who is missing."""
         over = [pod for pod in self.pods if not pod.running]
         alive = [pod for pod in self.pods if pod not in over]
-        if not self.conditions and (condition := judge(self.spec, [pod.ended for pod in over])):
+        ended = [pod.ended for pod in over]
+        if not self.conditions and (condition := judge(self.spec, ended)):
             self.conditions.append(condition)
             for pod in alive:
                 pod.stop()
         if not self.conditions:
             seated = {pod.index for pod in alive} | {pod.index for pod in over if not pod.ended.code}
             missing = [index for index in range(self._completions) if index not in seated]
+            missing = [index for index in missing if due(self.spec, ended, index, HASTE) <= time.monotonic()]
             for index in missing[: self.spec.get("parallelism", 1) - len(alive)]:
                 self.pods.append(self._start(self.pod_for(index), index))
         elif len(self.conditions) == 1 and not alive:

@@ -20,8 +20,8 @@ HONOURED = {
     "ConfigMap": "metadata.name data.*",
     "Secret": "metadata.name type stringData.*",
     "Service": "metadata.name spec.clusterIP spec.publishNotReadyAddresses spec.selector.*",
-    "Job": "metadata.name spec.backoffLimit spec.completionMode spec.completions spec.parallelism "
-    "spec.podReplacementPolicy spec.successPolicy.rules.succeededIndexes spec.podFailurePolicy.rules.action "
+    "Job": "metadata.name spec.backoffLimit spec.backoffLimitPerIndex spec.maxFailedIndexes spec.completionMode "
+    "spec.completions spec.parallelism spec.podReplacementPolicy spec.successPolicy.rules.succeededIndexes spec.podFailurePolicy.rules.action "
     "spec.podFailurePolicy.rules.onExitCodes.containerName spec.podFailurePolicy.rules.onExitCodes.operator "
     "spec.podFailurePolicy.rules.onExitCodes.values spec.podFailurePolicy.rules.onPodConditions.status "
     "spec.podFailurePolicy.rules.onPodConditions.type",
@@ -50,7 +50,7 @@ NOT_HONOURED = {
     "Pod.spec.nodeSelector.*": "one machine",
     "Pod.spec.tolerations.*": "one machine",
     "Container.resources.requests.*": "nothing is scheduled here",
-    "Container.resources.limits.nvidia.com/gpu": "without GPUs the workload trains on the CPU",
+    "Container.resources.limits.nvidia.com/gpu": "no GPUs here: the tests ask for processes on the CPU",
     "Container.resources.limits.rdma/*": "the engine has no such devices",
     "Pod.spec.securityContext.fsGroupChangePolicy": "a new volume's root is all that there is to change",
     "JobSet.spec.failurePolicy.*": "a JobSet's own decisions are not played, only those of its one Job",

@@ -9,7 +9,6 @@ from slipway.launch.verdict.attempts import DEFAULT as RETRIES
 from slipway.protocol.errors import EXITS
 
 ACTIONS = {"not retry": "FailJob", "requeue": "Ignore"}  # of what the table of exit codes says; the rest counts
-INDEPENDENT = ("backoffLimitPerIndex", "maxFailedIndexes")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
@@ -50,11 +49,17 @@ def policy_follows_the_table(pods: Pods, job: Document) -> Iterator[str]:
 
 
 def pods_are_replaced(pods: Pods, job: Document) -> Iterator[str]:
-    expected: dict[str, Any] = {"podReplacementPolicy": "Failed", "backoffLimit": pods.nodes * RETRIES}
+    indexed = job.get("completionMode") == "Indexed"
+    expected: dict[str, Any] = {
+        "podReplacementPolicy": "Failed",
+        # The back-off of the other counts the failed pods of all nodes, so that few that end together wait for minutes.
+        "backoffLimitPerIndex": RETRIES if indexed else None,
+        "maxFailedIndexes": 0 if indexed else None,  # else the others would wait for a node that nobody replaces
+        "backoffLimit": None if indexed else RETRIES,
+    }
     for name, value in expected.items():
         if job.get(name) != value:
             yield f"{name} is {job.get(name)}, not {value}"
-    yield from (f"{name} is for indexes that are independent" for name in INDEPENDENT if name in job)
     yield from (f"{name} is the controller's to set" for name in ("selector", "manualSelector") if name in job)
     if pods.spec.get("restartPolicy") != "Never":
         yield f"restartPolicy is {pods.spec.get('restartPolicy')}: Never lets the Job see how a pod ended"

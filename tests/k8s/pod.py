@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -56,10 +57,10 @@ class Pod:
 
     @cached_property
     def ended(self) -> Ended:
-        """How it ended, once it has."""
+        """How it ended, once it has, and when that was seen first."""
         assert not self.running, self.name
         code = int(self.container.state("ExitCode"))
-        return Ended(self.name, self.index, self._container["name"], code, self.disrupted)
+        return Ended(self.name, self.index, self._container["name"], code, self.disrupted, time.monotonic())
 
     @property
     def message(self) -> str:

@@ -81,6 +81,15 @@ def words_are_understood(pods: Pods) -> Iterator[str]:
         yield f"args {args}: {error.format_message()}"
 
 
+def gpus_are_required(pods: Pods) -> Iterator[str]:
+    """A pod that was given GPUs trains on them or not at all; one without does not ask for them."""
+    if pods.role == TRAINING:
+        given = "nvidia.com/gpu" in pods.main.get("resources", {}).get("limits", {})
+        asked = pods.env.get("NPROC_PER_NODE") == "gpu" or pods.env.get("SLIPWAY_BACKEND") == "nccl"
+        if given != asked:
+            yield f"it has {'' if given else 'no '}GPUs, and would {'train without them' if given else 'not start'}"
+
+
 def entrypoint_is_kept(pods: Pods) -> Iterator[str]:
     for container in pods.containers:
         name = container.get("name")
@@ -148,6 +157,17 @@ def volumes_are_mounted(pods: Pods) -> Iterator[str]:
         yield "TensorBoard may write to /checkpoints"
 
 
+def disks_are_not_limited(pods: Pods) -> Iterator[str]:
+    """Who writes more than a disk's limit is evicted with 1 s to end, counted. /dev/shm cannot grow beyond its size."""
+    for volume in pods.spec.get("volumes", ()):
+        place = volume.get("emptyDir") or {}
+        if "sizeLimit" in place and place.get("medium") != "Memory":
+            yield f"volume {volume.get('name')} has a sizeLimit, beyond which its pod is evicted"
+    for container in pods.containers:
+        if "ephemeral-storage" in container.get("resources", {}).get("limits", {}):
+            yield f"{container.get('name')} has a limit of ephemeral-storage, beyond which its pod is evicted"
+
+
 def _shared_memory(volume: Document, role: str) -> Iterator[str]:
     if role == TRAINING and volume.get("emptyDir") != SHARED_MEMORY:
         yield f"/dev/shm is {volume.get('emptyDir')}, not {SHARED_MEMORY}"
@@ -155,8 +175,10 @@ def _shared_memory(volume: Document, role: str) -> Iterator[str]:
 
 POD_RULES = (
     words_are_understood,
+    gpus_are_required,
     entrypoint_is_kept,
     settings_are_known,
     there_is_time_to_save,
     volumes_are_mounted,
+    disks_are_not_limited,
 )

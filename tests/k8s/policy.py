@@ -1,20 +1,25 @@
 """What the Job controller makes of pods that ended. Pure; as in Kubernetes' pkg/controller/job (1.31 to 1.33)."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kubectl import Document
 
+# s; DefaultJobPodFailureBackOff and MaxJobPodFailureBackOff of pkg/controller/job/job_controller.go
+FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
+
 
 @dataclass(frozen=True)
 class Ended:
-    """A pod that has ended. `disrupted`: with the condition DisruptionTarget, as an eviction sets it."""
+    """A pod that has ended, `at` so many seconds. `disrupted`: with the condition DisruptionTarget, as an eviction sets it."""
 
     name: str
     index: int
     container: str
     code: int
     disrupted: bool = False
+    at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,13 @@ def judge(spec: Document, pods: Iterable[Ended]) -> Condition | None:
             how = f"exit code {pod.code} matching FailJob rule at index {rule}"
             message = f"Container {pod.container} for pod default/{pod.name} failed with {how}"
             return Condition("FailureTarget", "PodFailurePolicy", message)
-    counted = sum(action == "Count" for _, (action, _) in failed)
-    if counted > spec.get("backoffLimit", 6):
+    counted = Counter(pod.index for pod, (action, _) in failed if action == "Count")
+    if "backoffLimitPerIndex" in spec:
+        lost = [index for index, count in counted.items() if count > spec["backoffLimitPerIndex"]]
+        if len(lost) > spec["maxFailedIndexes"]:
+            message = "Job has exceeded the specified maximal number of failed indexes"
+            return Condition("FailureTarget", "MaxFailedIndexesExceeded", message)
+    elif counted.total() > spec.get("backoffLimit", 6):
         return Condition("FailureTarget", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
     succeeded = {pod.index for pod in pods if not pod.code}
     for number, rule in enumerate(spec.get("successPolicy", {}).get("rules", [])):
@@ -45,6 +55,19 @@ def judge(spec: Document, pods: Iterable[Ended]) -> Condition | None:
     if len(succeeded) == spec.get("completions", 1):
         return Condition("SuccessCriteriaMet", "CompletionsReached", "Reached expected number of succeeded pods")
     return None
+
+
+def due(spec: Document, pods: Iterable[Ended], index: int, haste: float = 1.0) -> float:
+    """When an index may get another pod once these have ended: after a back-off that passes `haste` times as fast.
+
+    Failures that the podFailurePolicy ignores count here, too; without backoffLimitPerIndex so do those of all other
+    indexes. Until one succeeds, which of our Jobs ends the Job. As getRemainingTimeForFailuresCount of backoff_utils.go.
+    """
+    alone = "backoffLimitPerIndex" in spec
+    failures = [pod.at for pod in pods if pod.code and (pod.index == index or not alone)]
+    if not failures:
+        return 0.0
+    return max(failures) + min(FIRST_DELAY * 2 ** (len(failures) - 1), LONGEST_DELAY) / haste
 
 
 def decide(spec: Document, pod: Ended) -> tuple[str, int | None]:

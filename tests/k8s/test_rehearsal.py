@@ -9,6 +9,7 @@ from containers import LOUD, docker
 from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
 from rehearsing import LONG, SMALL, Cluster
+from templates import of_kind
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -71,12 +72,28 @@ def test_a_configuration_error_ends_the_job_without_another_try(
     assert failed.message, "neither a verdict nor the end of the log"
 
 
+def test_a_job_for_gpus_does_not_train_without_them(cluster: Cluster) -> None:
+    job = cluster.apply(set_to(kustomize("base/single"), "run"))
+    assert job.finish() == ("Failed", "PodFailurePolicy"), job
+    assert "no GPU is visible here" in job.pod(0).message, job
+
+
 def test_a_job_that_its_user_stops_is_not_started_again(cluster: Cluster) -> None:
     job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
     job.until(lambda: job.pod(0).snapshots())
     docker("exec", job.pod(1).container.name, "slipway", "stop", "gpt-slipway")
     assert job.finish() == ("Failed", "PodFailurePolicy"), job
     assert sorted(job.codes) == [(0, 79), (1, 79)], job
+
+
+def test_a_node_that_fails_too_often_ends_the_job_once_its_index_has_failed(cluster: Cluster) -> None:
+    documents = set_to(kustomize("overlays/cpu"), "run", "-m", "unittest", "no_such_test")
+    [job] = of_kind(documents, "Job")
+    job["spec"]["backoffLimitPerIndex"] = 1
+    ran = cluster.apply(documents)
+    assert ran.finish() == ("Failed", "MaxFailedIndexesExceeded"), ran
+    assert len([code for _, code in ran.codes if code]) in (3, 4), ran  # the second node may be told to end first
+    assert ran.codes.count((0, 1)) == 2 or ran.codes.count((1, 1)) == 2, ran
 
 
 def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:
@@ -104,7 +121,7 @@ def test_a_job_goes_on_from_the_claims_of_the_one_before(cluster: Cluster, tmp_p
 @pytest.mark.parametrize("operator", ["jobset", "trainer"])
 def test_what_an_operator_makes_of_its_documents_trains_on_two_pods(cluster: Cluster, operator: str) -> None:
     args = ("run", "--nproc-per-node", "1", "linear", "--dataset-size", "64", "--epochs", "1")
-    job = cluster.apply(set_to(kustomize(operator), *args))
+    job = cluster.apply(set_to(kustomize(operator), *args, SLIPWAY_BACKEND="gloo"))  # there are no GPUs here
     assert job.finish() == ("Complete", "SuccessPolicy"), job
     assert sorted(job.codes) == [(0, 0), (1, 0)], job
     first, second = job.verdicts()

@@ -36,9 +36,12 @@ JOBS = (
     Break(f"{POLICY} 1 action", "Count", "the table of exit codes says"),
     Break(f"{POLICY} 2", GONE, "the table of exit codes says"),
     Break(f"{POLICY} 0 onExitCodes values", [2, 78, 79], "the table of exit codes says", **DOWNLOAD),
-    Break("spec backoffLimit", 3, "backoffLimit is 3, not 6"),
-    Break("spec backoffLimit", GONE, "backoffLimit is None, not 6"),
-    Break("spec backoffLimitPerIndex", 3, "for indexes that are independent"),
+    Break("spec backoffLimit", 6, "backoffLimit is 6, not None"),
+    Break("spec backoffLimitPerIndex", 2, "backoffLimitPerIndex is 2, not 3"),
+    Break("spec backoffLimitPerIndex", GONE, "backoffLimitPerIndex is None, not 3"),
+    Break("spec maxFailedIndexes", 1, "maxFailedIndexes is 1, not 0"),
+    Break("spec maxFailedIndexes", GONE, "maxFailedIndexes is None, not 0"),
+    Break("spec backoffLimit", GONE, "backoffLimit is None, not 3", **DOWNLOAD),
     Break("spec podReplacementPolicy", "TerminatingOrFailed", "not Failed"),
     Break("spec selector", {"matchLabels": {"a": "b"}}, "the controller's to set"),
     Break("spec parallelism", 1, "the number of nodes is not the same everywhere"),
@@ -50,7 +53,6 @@ JOBS = (
     Break("spec failurePolicy rules 0 action", "RestartJobSet", "does not end the set", **SET),
     Break("spec replicatedJobs 0 replicas", 2, "2 Jobs, not one", **SET),
     Break(f"{ROW} podFailurePolicy", GONE, "the table of exit codes says", **SET),
-    Break("spec trainer numNodes", 7, "not 21", **RUN),
     Break("spec trainer env", [{"name": "NNODES", "value": "2"}], "PET_NNODES says", **RUN),
     Break("spec runtimeRef name", "torch", "its runtime is not here", **RUN),
     Break("kind", "CronJob", "CronJob: no rule looks at it"),
@@ -128,6 +130,9 @@ PODS = (
     Break(f"{TRAIN} env new", {"name": "SLIPWAY_GRACE", "value": "90"}, "SLIPWAY_GRACE is no setting"),
     Break(f"{TRAIN} env new", {"name": "SLIPWAY_HANG_SECONDS", "value": "5m"}, "SLIPWAY_HANG_SECONDS=5m"),
     Break(f"{TRAIN} env new", {"name": "HF_TOKEN", "value": "x"}, "training needs no token"),
+    Break(f"{TRAIN} env NPROC_PER_NODE", GONE, "would train without them"),
+    Break(f"{TRAIN} env new", {"name": "NPROC_PER_NODE", "value": "gpu"}, "would not start", folder="overlays/cpu"),
+    Break("spec trainer env", [{"name": "SLIPWAY_BACKEND", "value": "auto"}], "would train without them", **RUN),
     Break(f"{TRAIN} env HF_HUB_OFFLINE", GONE, "HF_HUB_OFFLINE=1 is missing"),
     Break(f"{POD} terminationGracePeriodSeconds", GONE, "is None, not 120"),
     Break(f"{TRAIN} env new", {"name": "SLIPWAY_GRACE_SECONDS", "value": "290"}, "is 120, not 300"),
@@ -140,6 +145,8 @@ PODS = (
     Break(f"{TRAIN} volumeMounts checkpoints readOnly", False, "TensorBoard may write", **BOARD),
     Break(f"{POD} volumes shm emptyDir medium", GONE, "/dev/shm is"),
     Break(f"{POD} volumes shm emptyDir sizeLimit", "64Mi", "/dev/shm is"),
+    Break(f"{POD} volumes tmp emptyDir", {"sizeLimit": "1Gi"}, "volume tmp has a sizeLimit"),
+    Break(f"{TRAIN} resources limits ephemeral-storage", "10Gi", "beyond which its pod is evicted"),
 )
 
 
@@ -196,7 +203,7 @@ def test_the_policy_is_made_from_the_table_of_exit_codes() -> None:
     assert (ignored["action"], ignored["onExitCodes"]["values"]) == ("Ignore", [STOPPED])
     assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     named = {*ends["onExitCodes"]["values"], *ignored["onExitCodes"]["values"]}
-    assert not named & {0, FAILED, PEER, UNHEALTHY, 137}  # those are retried, within backoffLimit
+    assert not named & {0, FAILED, PEER, UNHEALTHY, 137}  # those are retried, within backoffLimitPerIndex
 
 
 def test_a_script_of_the_user_may_have_any_words() -> None:

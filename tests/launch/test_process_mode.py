@@ -1,12 +1,16 @@
 """One launcher per process, as `srun -n` and `mpirun` start them: no torchrun inside, the same endings."""
 
+import json
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launchers import Launcher
+
+from slipway.launch.run_directory.run import last_outcome
 
 Process = Callable[..., Launcher]
 
@@ -45,6 +49,26 @@ def test_each_launcher_runs_its_one_process_and_says_so(process: Process, tmp_pa
     folder = tmp_path / "mine" if scheduler == "plain" else next(tmp_path.glob("runs/linear-prterun*"))
     assert {log.name for log in folder.glob("node-0/logs/rank-*.log")} == {"rank-0.log", "rank-1.log"}
     assert not (folder / "node-0" / "logs" / "torchrun.log").exists()
+    assert [f"finished on rank {rank}" in job.text for rank, job in enumerate(jobs)] == [True, True]
+
+
+def test_a_process_that_starts_late_belongs_to_the_same_attempt_and_rank_0_alone_writes_the_verdict(
+    process: Process, tmp_path: Path
+) -> None:
+    words = ("linear", "--epochs", "1")
+    first = process(0, *words, scheduler="mpirun")
+    first.wait_for("run directory")
+    [folder] = tmp_path.glob("runs/linear-prterun*")
+    until = time.monotonic() + 20
+    while not (folder / "run.json").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    late = process(1, *words, scheduler="mpirun")
+    assert [first.end(), late.end()] == [0, 0], first.text + late.text
+    assert "attempt 2" not in late.text
+    assert json.loads((folder / "run.json").read_text())["attempt"] == 1
+    assert last_outcome(folder)["word"] == "finished"
+    assert last_outcome(folder)["first"]["node_rank"] == 0
 
 
 def test_a_stop_saves_and_ends_with_75(process: Process, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Attempt after attempt: who comes back, who is replaced, who leaves, and what the newcomers learn of the job."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +23,15 @@ AGAIN: Rule = lambda verdict, leaving: Ending(verdict, 0.0, leaving=leaving)  # 
 class Crew:
     """Musters that the test itself drives, each call on all of them at once."""
 
-    def __init__(self, launcher: Make, nodes: int, **more: Any) -> None:
-        self._launcher, self._nodes, self._more = launcher, nodes, more
+    def __init__(self, launcher: Make, nodes: int, timeout: float = 20.0, **more: Any) -> None:
+        self._launcher, self._nodes, self._timeout, self._more = launcher, nodes, timeout, more
         self._stacks: dict[int, ExitStack] = {}
         self.musters: dict[int, Muster] = {}
         self.lines: dict[int, list[str]] = {}
 
     def open(self, *ranks: int) -> None:
         for rank in ranks:
-            one = self._launcher(rank, self._nodes, more=self._more)
+            one = self._launcher(rank, self._nodes, timeout=self._timeout, more=self._more)
             self._stacks[rank] = ExitStack()
             self.musters[rank] = self._stacks[rank].enter_context(one.open())
             self.lines[rank] = one.lines
@@ -121,6 +122,29 @@ def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Calla
     fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty."}
     gos = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
     assert {(go.attempt, go.run, go.snapshot) for go in gos.values()} == {(2, "linear-of-0", 40)}
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_a_node_0_that_was_met_is_waited_for_and_nobody_looks_for_a_typing_mistake(
+    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch, met: bool
+) -> None:
+    """While a pod is replaced its name does not resolve."""
+    job = crew(2, timeout=5.0)
+    job.open(*((0, 1) if met else (1,)))
+    if met:
+        job.join()
+        job.close(0)
+        job.report("peer")
+
+    async def vanished(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("slipway.launch.muster.client.dial", vanished)
+    gave_up = job.join(1)[1]
+    assert isinstance(gave_up, LaunchError)
+    back = [line for line in job.lines[1] if line.startswith("waiting for node 0 to come back: MASTER_ADDR=127.0.0.1 ")]
+    assert bool(back) == met, job.lines
+    assert ("a typing mistake" in "\n".join([*job.lines[1], str(gave_up)])) != met, job.lines
 
 
 def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> None:

@@ -8,6 +8,8 @@ import pytest
 from cluster import Cluster
 from jobs import LINEAR, SLIPWAY, VENV, newest_step, run_of, train
 
+from slipway.launch.run_directory.run import last_outcome
+
 GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
 
@@ -74,17 +76,32 @@ def test_the_plan_says_that_slurm_said_it(cluster: Cluster) -> None:
     assert said["MASTER_PORT"][1].startswith("Slurm (hash of step ")
 
 
+def test_nodes_of_a_job_that_stay_idle_are_told(cluster: Cluster) -> None:
+    plan, step = f"{SLIPWAY} plan linear", "--ntasks-per-node=1"
+    file = cluster.shared / "work/without-srun.sbatch"
+    file.write_text(f"#!/bin/bash\n{plan}\nsrun --nodes=1 {step} {plan}\nsrun --nodes=2 {step} {plan}\n")
+    job = cluster.sbatch("--nodes=2", str(file))
+    assert job.end() == "COMPLETED", job.text
+    assert job.text.count("this Slurm job has 2 nodes, and only 1 of them will train") == 2, job.text
+    assert "srun --nodes=2 --ntasks-per-node=1" in job.text
+
+
 @pytest.mark.parametrize("hooks", [False, True], ids=["as Slurm sets it", "and a container's hook"])
 def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: Cluster, hooks: bool) -> None:
     injected = (
         "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS OMP_NUM_THREADS=1 MASTER_PORT=61007"
     )
-    command = f"{injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
+    late = "sleep $((RANDOM % 4));"  # what rank 0 wrote down by then must not be taken for an earlier start's
+    command = f"{late} {injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
     tasks = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
     done = cluster.command("srun", *tasks, "bash", "-c", command, **cluster.driver)
     assert done.stderr.count(PROCESS_MODE) == 4
     assert "2 nodes × 2 GPUs = 4 processes" in done.stderr
     assert "OMP_NUM_THREADS" not in done.stderr
+    assert "attempt 2" not in done.stderr
+    assert sorted(re.findall(r"finished on rank (\d)", done.stderr)) == list("0123")
+    [name] = set(re.findall(r"run directory (runs/linear-\d+)", done.stderr))
+    assert last_outcome(cluster.shared / "work" / name)["word"] == "finished"
 
 
 def test_the_tasks_of_an_array_are_jobs_of_their_own(cluster: Cluster) -> None:

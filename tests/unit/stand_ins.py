@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.devices import Devices, Gpu
-from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.host import Host, detect_runtime
 from slipway.launch.resolve.plan import Plan, make_plan
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
@@ -54,7 +55,8 @@ def resolve(
 ) -> Topology:
     """The topology of a node with this environment; without GPUs where no devices are given."""
     sources = make_sources(environ, options, env_file=env_file or {})
-    return resolve_topology(sources, devices or make_devices(), make_host(fqdn))
+    host = dataclasses.replace(make_host(fqdn), runtime=detect_runtime(environ, Path("/no-container")))
+    return resolve_topology(sources, devices or make_devices(), host)
 
 
 def plan_for(

@@ -457,7 +457,7 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
-        ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}}, "--shm-size 1g"),
+        ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}, "runtime": "docker"}, "--shm-size 1g"),
         ({"failures": [failure(0, 3)]}, "node-0/logs/rank-0.log"),
         ({"hang": "hang: x"}, "node-0/logs/rank-*.log"),
         (

@@ -101,7 +101,7 @@ def test_fewer_cpus_than_gpus_are_a_warning() -> None:
 def test_locked_memory_matters_only_with_infiniband() -> None:
     assert judge_locked(64 << 10, infiniband=False).level == "ok"
     assert judge_locked(resource.RLIM_INFINITY, infiniband=True).level == "ok"
-    row = judge_locked(64 << 10, infiniband=True)
+    row = judge_locked(64 << 10, infiniband=True, runtime="docker")
     assert row.level == "warning"
     assert "memlock=-1" in row.advice
 
@@ -109,7 +109,7 @@ def test_locked_memory_matters_only_with_infiniband() -> None:
 def test_few_processes_are_a_warning_and_otherwise_no_row(tmp_path: Path) -> None:
     def rows(most: str) -> list[str]:
         tree = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.max": most, "sys/fs/cgroup/pids.current": "40\n"}
-        return [row.what for row in look_at_limits(write_files(tmp_path, tree)) if row.level == "warning"]
+        return [row.what for row in look_at_limits(root=write_files(tmp_path, tree)) if row.level == "warning"]
 
     assert "processes" in rows("100\n")
     assert "processes" not in rows("max\n")

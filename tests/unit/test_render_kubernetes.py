@@ -96,7 +96,12 @@ def test_what_is_kept_in_files_is_what_is_printed(render: Slipway, path: str) ->
 
 def test_the_number_of_nodes_reaches_all_that_depend_on_it(render: Slipway) -> None:
     job = rendered(render("k8s", "--nodes", "5"))["Job"]
-    assert [job["spec"][name] for name in ("completions", "parallelism", "backoffLimit")] == [5, 5, 15]
+    assert [job["spec"][name] for name in ("completions", "parallelism")] == [5, 5]
+    assert [job["spec"].get(name) for name in ("backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes")] == [
+        None,
+        3,
+        0,
+    ]
     assert environment(job)["NNODES"] == "5"
     assert "Service" not in rendered(render("k8s", "--nodes", "1"))
 
@@ -107,7 +112,9 @@ def test_gpus_bring_cores_and_memory(render: Slipway) -> None:
     )["resources"]
     assert resources["limits"] == {"nvidia.com/gpu": 2}
     assert resources["requests"] == {"nvidia.com/gpu": 2, "cpu": 6, "memory": "1800Mi"}
+    assert environment(rendered(render("k8s"))["Job"])["NPROC_PER_NODE"] == "gpu"
     none = container(rendered(render("k8s", "--gpus", "0"))["Job"])
+    assert "NPROC_PER_NODE" not in str(none)
     assert "nvidia.com/gpu" not in str(none["resources"])
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in none["env"]
 
@@ -200,6 +207,21 @@ def test_tensorboard_runs_the_same_image(render: Slipway) -> None:
 def test_trainer_is_told_the_number_of_processes_in_its_own_way(render: Slipway) -> None:
     told = rendered(render("trainer", "--nproc-per-node", "2"))["TrainJob"]["spec"]["trainer"]
     assert (told["numProcPerNode"], told.get("env")) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "nccl"),
+    [([], True), (["--nproc-per-node", "2"], True), (["--gpus", "0"], False), (["--nproc-per-node", "cpu"], False),
+     (["--nproc-per-node", "8", "--oversubscribe"], False)],
+    ids=str,
+)  # fmt: skip
+def test_trainer_does_not_train_without_the_gpus_that_it_asked_for(
+    render: Slipway, words: list[str], nccl: bool
+) -> None:
+    documents = rendered(render("trainer", *words))
+    (row,) = documents["ClusterTrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    assert (environment(row["template"]).get("SLIPWAY_BACKEND") == "nccl") == nccl
+    assert "NPROC_PER_NODE" not in environment(row["template"])
 
 
 def test_tensorboard_is_called_after_its_job(render: Slipway) -> None:

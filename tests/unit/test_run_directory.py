@@ -88,6 +88,22 @@ def test_the_processes_of_a_job_choose_the_same_folder_without_talking(tmp_path:
         choose(environ=FIRST_TASK)
 
 
+def test_a_task_that_comes_late_takes_the_attempt_that_rank_0_wrote_down(tmp_path: Path) -> None:
+    """With a launcher per process nothing but the record of the scheduler's start says so."""
+    first = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    again = {"SLURM_RESTART_COUNT": "1"}
+    for attempt, restarted in ((1, {}), (2, again)):
+        early = choose(environ=TWO_TASKS_PER_NODE | restarted)
+        begun = choose(environ=first | restarted)
+        assert [early.attempt, begun.attempt] == [attempt, attempt]
+        plan, _ = ask(environ=first | restarted)
+        prepare_run(begun, plan, "0", NOW)
+        assert choose(environ=TWO_TASKS_PER_NODE | restarted).attempt == attempt
+        assert not restarted or begun.own
+    another = choose(environ=TWO_TASKS_PER_NODE | {"SLURM_STEP_ID": "1"}, run_dir=str(begun.path), resume="auto")
+    assert another.attempt == 3, "a second step that goes on with the run"
+
+
 @pytest.mark.parametrize("environ", [PER_PROCESS, PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}])
 def test_processes_that_nothing_names_a_job_for_have_to_be_told_the_folder(
     tmp_path: Path, environ: dict[str, str]
@@ -235,6 +251,7 @@ def test_the_attempt_only_grows() -> None:
     assert read_json(Path("mine/run.json")) == {
         "workload": "linear", "arguments": [], "version": "1.0", "started": 5.0, "attempt": 3, "nodes": 1,
         "processes_per_node": 8, "job": None,
+        "start": None,
     }  # fmt: skip
 
 

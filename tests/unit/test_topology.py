@@ -9,6 +9,7 @@ from environments import (
     PER_PROCESS,
     PLAIN,
     PYTORCHJOB_NEW,
+    STEP_OF_SBATCH,
     TRAINER,
     TWO_TASKS_PER_NODE,
     Case,
@@ -180,6 +181,25 @@ def test_an_indexed_job_that_says_how_many_pods_it_has_is_told_nothing() -> None
 def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
     assert any("--gpus-per-node=N" in note for note in resolve(BARE_SRUN).notes)
     assert not any("no GPU" in note for note in resolve({"NPROC_PER_NODE": "cpu"}, devices=make_devices(1)).notes)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[07-08]"}, "2 nodes, and only 1 of them"),  # a batch script
+        (STEP_OF_SBATCH, "4 nodes, and only 2 of them"),
+        (STEP_OF_SBATCH | {"SLURM_NODEID": "1"}, ""),  # node 0 says it
+        (BARE_SRUN | {"SLURM_NODEID": "0"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu["}, ""),
+        ({"SLURM_JOB_NODELIST": "gpu[07-08]"}, ""),
+    ],
+    ids=["a batch script", "a smaller step", "its node 1", "a step of all", "one node", "a damaged list", "no job"],
+)
+def test_nodes_of_a_slurm_job_that_stay_idle_are_told_with_the_srun_to_type(environ: dict[str, str], told: str) -> None:
+    lines = [note for note in resolve(environ).notes if "srun" in note]
+    assert bool(lines) == bool(told)
+    assert all(line.startswith("warning: this Slurm job has ") and told in line for line in lines)
 
 
 def test_one_launcher_per_process_is_told_with_its_rank() -> None:

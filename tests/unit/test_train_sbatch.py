@@ -136,6 +136,30 @@ def test_a_cluster_without_pyxis_is_told_what_to_do(cluster: Path) -> None:
     assert "pyxis is not installed. Set VENV" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "code", "told"),
+    [
+        ({"VENV": "", "IMAGE": "registry#slipway:1"}, 1, True),
+        ({"VENV": "", "IMAGE": "registry#slipway:1", "NVIDIA_VISIBLE_DEVICES": "void"}, 1, False),
+        ({"VENV": "", "IMAGE": "registry#slipway:1"}, 78, False),
+        ({}, 1, False),
+    ],
+    ids=["pyxis", "void", "another code", "no container"],
+)
+def test_where_nvidias_tools_are_missing_the_end_says_how_to_do_without(
+    cluster: Path, variables: dict[str, str], code: int, told: bool
+) -> None:
+    done = submitted(cluster, code=code, **variables)
+    assert done.returncode == code
+    assert ("NVIDIA_VISIBLE_DEVICES=void sbatch" in done.stderr) == told
+
+
+def test_a_node_with_nvidias_tools_is_not_told_to_do_without(cluster: Path) -> None:
+    (cluster / "bin/nvidia-container-cli").symlink_to("/bin/true")
+    done = submitted(cluster, code=1, VENV="", IMAGE="registry#slipway:1")
+    assert "void" not in done.stderr
+
+
 def test_what_the_shell_of_the_submission_says_about_ranks_does_not_count(cluster: Path) -> None:
     left = dict.fromkeys(("NNODES", "NODE_RANK", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "3")
     (cluster / "bin/srun").write_text('#!/bin/bash\nenv >"$CALLS.env"\n')

@@ -101,6 +101,7 @@ def test_the_block_is_the_same_on_the_sick_node_and_says_who_exits_how() -> None
 def test_a_finished_job_needs_one_line() -> None:
     assert block(judge(ended("finished", "finished"))) == ("finished on 2 nodes",)
     assert block(judge(ended("finished"))) == ("finished on 1 node",)
+    assert block(judge(ended("finished")), rank=3) == ("finished on rank 3",)
 
 
 @pytest.mark.parametrize("word", [word for word in CODES if word != "finished"])

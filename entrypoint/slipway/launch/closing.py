@@ -30,13 +30,22 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     """
     node_rank = job.plan.topology.node_rank
     if run and is_newest(run.path, course.number):
-        earlier = earlier_attempts(run.path, course.tries[0].number)
         with suppress(OSError):
+            earlier = earlier_attempts(run.path, course.tries[0].number)
             write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
-    for line in block(verdict, course):
+    process = job.plan.topology.process
+    for line in block(verdict, course, process.rank if process else None):
         say(line)
+    with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
+        say_results(verdict, job, run)
+    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
+    return verdict.code(node_rank)
+
+
+def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
+    """Say where the results of `run` lie, what to type next, and whether they outlive the container. Raises OSError."""
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
         say(f"results are in {short_path(run.path)}")
@@ -46,8 +55,6 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
             say(f"  next: {as_typed_here(fill_in(command, run, job.plan.arguments), job)}")
     if fleeting:
         say(fleeting)
-    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
-    return verdict.code(node_rank)
 
 
 def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:

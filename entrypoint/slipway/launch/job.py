@@ -167,7 +167,10 @@ def announce(job: Job, node: Node, ending: Ending, pause: float) -> None:
 def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
     """The end of a job after an attempt, the same on all nodes; the exit code."""
     lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
-    others = not job.single and node.run.shared and job.plan.topology.node_rank and not lost
+    topology = job.plan.topology
+    others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
+    if topology.process:
+        others = topology.rank > 0  # the launcher of process 0 writes for all
     return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
 
 

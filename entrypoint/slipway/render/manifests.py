@@ -48,7 +48,6 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
     require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
     (job,) = read("base/single/job.yaml")
     others = read("base/single/networkpolicy.yaml")
-    retries = job["spec"]["backoffLimit"]  # of a single node
     if asked.nodes > 1:
         (patch,) = read("base/multi/nodes.yaml")
         job, others = merged(job, patch), [*read("base/multi/service.yaml"), *others]
@@ -61,7 +60,7 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
         for path in kustomization.get("resources", ()):
             others += read(f"components/{component}/{path}")
     spec = job["spec"]
-    spec |= {"completions": asked.nodes, "parallelism": asked.nodes, "backoffLimit": asked.nodes * retries}
+    spec |= {"completions": asked.nodes, "parallelism": asked.nodes}
     if asked.time:
         spec["activeDeadlineSeconds"] = read_time(asked.time)
         if not spec["activeDeadlineSeconds"]:
@@ -78,7 +77,10 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """A strategic merge: mappings by key, lists of named items by name, None deletes, anything else replaces."""
+    """A strategic merge: mappings by key, lists of named items by name, anything else replaces.
+
+    None deletes from a mapping, `$patch: delete` from a list.
+    """
     if isinstance(base, dict) and isinstance(patch, dict):
         both = {key: merged(base.get(key), patch[key]) if key in patch else base[key] for key in {**base, **patch}}
         return {key: value for key, value in both.items() if value is not None}
@@ -89,7 +91,7 @@ def merged(base: Any, patch: Any) -> Any:
         if key:
             news = {item[key]: item for item in patch}
             olds = [merged(item, news.pop(item[key], {})) for item in base]
-            return [*olds, *news.values()]
+            return [item for item in (*olds, *news.values()) if item.get("$patch") != "delete"]
     return patch
 
 

@@ -50,11 +50,14 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
             rule["onExitCodes"]["containerName"] = NODE
     (container,) = spec["template"]["spec"]["containers"]
     container["name"] = NODE
-    container["env"] = [entry for entry in container["env"] if entry["name"] != "NNODES"]  # PET_NNODES says it
+    processes = asked.env.get("NPROC_PER_NODE", "")
+    # PET_NNODES and numProcPerNode say it. Their number asks for no GPUs, but nccl does, which shares none between processes.
+    container["env"] = [entry for entry in container["env"] if entry["name"] not in ("NNODES", "NPROC_PER_NODE")]
+    if asked.gpus != 0 and processes != "cpu" and "SLIPWAY_OVERSUBSCRIBE" not in asked.env:
+        container["env"].append({"name": "SLIPWAY_BACKEND", "value": "nccl"})
     template = {"metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
     limit = container["resources"]["limits"].get(GPU, CPU_PROCESSES)
     words, env = arguments_and_environment(asked)
-    processes = asked.env.get("NPROC_PER_NODE", "")
     if processes == "auto" or processes.isdigit():
         env = [entry for entry in env if entry["name"] != "NPROC_PER_NODE"]  # numProcPerNode says it
     runtime = {

@@ -4,7 +4,8 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
@@ -17,7 +18,7 @@ from slipway.launch.run_directory.plan_file import write_plan
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.errors import EXITS, MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
+from slipway.protocol.errors import EXITS, LaunchError, code_of
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 
@@ -38,17 +39,30 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     before, folder = newest_step(run.path), run.identity
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
     under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
-    try:
+    with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
-    except OSError as error:
-        advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
-        raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
-    after = newest_step(run.path)
+    try:
+        after = newest_step(run.path)
+    except OSError:  # a disk that is away now changes nothing of how the workers ended
+        after = before
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         outcome = snapshots_gone(outcome, run, now=time.time())
     return Try(run.attempt, outcome, before, after, facts.moved)
+
+
+def progress_elsewhere(job: Job, run: Run, node_dir: Path) -> AbstractContextManager[object]:
+    """Tells Kubeflow Trainer how far the training is, where it asks for that.
+
+    From the launcher of rank 0 alone, and of our own workloads: a script may tell it something itself.
+    """
+    asked = job.environ.get("KUBEFLOW_TRAINER_SERVER_URL")
+    if not asked or not job.plan.workload.own or 0 not in job.plan.topology.ranks:
+        return nullcontext()
+    from slipway.launch.attempt.train_job_status import TrainJobStatus  # with http and ssl, which others do without
+
+    return TrainJobStatus(job.environ, run.path, node_dir, say)
 
 
 def snapshots_gone(outcome: Outcome, run: Run, now: float) -> Outcome:

@@ -7,11 +7,13 @@ import errno
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome
 from slipway.protocol.causes import DRIVER_TOO_OLD, NO_INTERFACE, OLDEST_DRIVER, SMALL_SHM, cause_of, in_one_line
@@ -64,6 +66,7 @@ class Facts:
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
     run: Path | None = None  # the run directory, as the workers know it
+    runtime: str = "host"  # what runs us, as in Host
 
 
 def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -90,7 +93,7 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.disk:
-        return outcome(Word.UNHEALTHY, facts.disk, advice=_advice(Word.UNHEALTHY, facts.disk))
+        return outcome(Word.UNHEALTHY, facts.disk, advice=_advice(Word.UNHEALTHY, facts.disk, facts.runtime))
     if facts.killed and facts.impatient:
         return outcome(
             Word.CANCELLED, "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost"
@@ -150,7 +153,7 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
         rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
         return outcome(facts.stop, f"{facts.signal}, while rank {rank} was killed (SIGKILL); {intact}", rank=rank)
     log = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log(first['rank'])}"
-    return outcome(**first, advice=_advice(first["word"], first["evidence"], log))
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], facts.runtime, log))
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -231,7 +234,7 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     if facts.stop and not facts.started:
         return outcome(facts.stop, f"{facts.signal} came before the workers had started")
     if facts.status == -signal.SIGKILL and facts.ooms:
-        return outcome(Word.FAILED, OUT_OF_MEMORY, advice=_advice(Word.FAILED, OUT_OF_MEMORY))
+        return outcome(Word.FAILED, OUT_OF_MEMORY, advice=_advice(Word.FAILED, OUT_OF_MEMORY, facts.runtime))
     if facts.status < 0:
         name = signal_name(-facts.status)
         return outcome(Word.FAILED, f"{facts.parent} was ended by {name}; its workers were ended, too")
@@ -242,11 +245,11 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     return outcome(Word.PEER if unmet else Word.FAILED, f"{facts.parent} ended with {facts.status}: {last.strip()}")
 
 
-def _advice(word: str, evidence: str, log: str = "") -> str:
+def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
     if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
     if re.search(SMALL_SHM, evidence):
-        return "give the container more: --shm-size 1g (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+        return f"give /dev/shm more room: {advise('shared memory', runtime)}"
     if NO_MORE_PROCESSES.search(evidence):
         return MORE_PROCESSES
     if "OutOfMemoryError" in evidence:
@@ -271,11 +274,15 @@ def _advice(word: str, evidence: str, log: str = "") -> str:
 
 
 def count_ooms(root: Path = Path("/")) -> int:
-    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1)."""
-    for folder in cgroup_folders(root, "memory"):
-        for name in ("memory.events", "memory.oom_control"):
-            for line in read_kernel_file(folder / name).splitlines():
-                key, _, count = line.partition(" ")
-                if key == "oom_kill" and count.isdigit():
-                    return int(count)
+    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1).
+
+    Never raises: 0 where the kernel's files cannot be read, or went away.
+    """
+    with suppress(OSError):
+        for folder in cgroup_folders(root, "memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                for line in read_kernel_file(folder / name).splitlines():
+                    key, _, count = line.partition(" ")
+                    if key == "oom_kill" and count.isdigit():
+                        return int(count)
     return 0

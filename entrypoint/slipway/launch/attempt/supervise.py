@@ -33,6 +33,7 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
+from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
@@ -58,7 +59,14 @@ class Attempt:
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
-        self.facts = Facts(topology.node_rank, socket.gethostname(), plan.workload.own, self.ranks, run=run.path)
+        self.facts = Facts(
+            topology.node_rank,
+            socket.gethostname(),
+            plan.workload.own,
+            self.ranks,
+            run=run.path,
+            runtime=topology.runtime,
+        )
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
@@ -70,18 +78,17 @@ class Attempt:
         self._signalled: set[int] = set()
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
-        """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so."""
+        """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
+
+        Raises LaunchError where it cannot be started.
+        """
         ooms = count_ooms()
         adopt_orphans()
-        topology, logs = self.plan.topology, self.node_dir / LOGS
-        header = f"attempt {self.run.attempt}, {utc(time.time())}"
-        alone = topology.world_size == 1
-        output = WorkerOutput(
-            self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header
-        )
-        self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
-        terminal = output.console.terminal
-        child = Child(self.plan, self.node_dir, self._environment(environ, terminal), output, self.selector, header)
+        try:
+            child, output = self._start(environ)
+        except OSError as error:
+            advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
+            raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
         ended = open_process(child.process.pid)
         if ended is not None:  # else its end is noticed at the next look
             self.selector.register(ended, selectors.EVENT_READ)
@@ -99,6 +106,19 @@ class Attempt:
             self.facts.lost = news.text
         self.facts.ooms = count_ooms() - ooms
         return self.facts
+
+    def _start(self, environ: Mapping[str, str]) -> tuple[Child, WorkerOutput]:
+        """Start the workload, and what passes on its output. Raises OSError."""
+        topology, logs = self.plan.topology, self.node_dir / LOGS
+        header = f"attempt {self.run.attempt}, {utc(time.time())}"
+        alone = topology.world_size == 1
+        output = WorkerOutput(
+            self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header
+        )
+        self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
+        terminal = output.console.terminal
+        told = self._environment(environ, terminal)
+        return Child(self.plan, self.node_dir, told, output, self.selector, header), output
 
     def _environment(self, environ: Mapping[str, str], terminal: bool) -> dict[str, str]:
         told = {

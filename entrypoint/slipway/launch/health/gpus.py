@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway.launch.health.finding import ok, sick, skipped, warning
 from slipway.launch.muster.card import Finding
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, ask
 from slipway.protocol.causes import OLDEST_DRIVER
 
@@ -49,16 +50,18 @@ class GpuReading:
     watts: float | None = None
 
 
-def look_at_gpus(devices: Devices, environ: Mapping[str, str], nvml: Any = None) -> Iterator[Finding]:
-    """The driver's row, and the rows of each GPU that CUDA will see. `nvml` is for tests."""
-    yield judge_driver(devices, environ)
+def look_at_gpus(
+    devices: Devices, environ: Mapping[str, str], nvml: Any = None, runtime: str = "host"
+) -> Iterator[Finding]:
+    """The driver's row, and the rows of each GPU that CUDA will see. `nvml` is for tests, `runtime` as in Host."""
+    yield judge_driver(devices, environ, runtime)
     if devices.gpus:
         indices = sorted({gpu.index for gpu in devices.gpus})  # slices of a GPU share it
         for reading in read_gpus(nvml or importlib.import_module("pynvml"), indices):
             yield from judge_gpu(reading)
 
 
-def judge_driver(devices: Devices, environ: Mapping[str, str]) -> Finding:
+def judge_driver(devices: Devices, environ: Mapping[str, str], runtime: str = "host") -> Finding:
     """Whether there is a driver that works, and what it shows."""
     if devices.problem:
         mend = "the driver was updated under a running kernel: reboot" if "mismatch" in devices.problem.lower() else ""
@@ -72,7 +75,7 @@ def judge_driver(devices: Devices, environ: Mapping[str, str]) -> Finding:
     if not devices.gpus:
         found = f"{devices.driver}; {devices.reason}"
         chosen = "CUDA_VISIBLE_DEVICES" in environ
-        return ok("driver", found) if chosen else warning("driver", found, "add --gpus all to docker run")
+        return ok("driver", found) if chosen else warning("driver", found, advise("gpus", runtime))
     return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
 
 

@@ -11,15 +11,10 @@ from pathlib import Path
 
 from slipway.launch.health.finding import ok, warning
 from slipway.launch.muster.card import Finding
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.cgroups import read_kernel_file
 
 ROW, LIBRARY = "InfiniBand", "libibverbs.so.1"
-# What gives a container the device files, by Host.runtime.
-REMEDIES = {
-    "docker": "add --device /dev/infiniband --ulimit memlock=-1 to docker run, and --network host",
-    "kubernetes": "ask for the cluster's RDMA resource (k8s/components/rdma)",
-    "slurm": "have enroot show it: its hook wants MELLANOX_VISIBLE_DEVICES=all in the job's environment",
-}
 
 
 def look_at_infiniband(
@@ -31,9 +26,9 @@ def look_at_infiniband(
         return
     names = ", ".join(adapter.name for adapter in adapters)
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
-    remedy = REMEDIES.get(runtime, "load the kernel's module ib_uverbs (modprobe ib_uverbs)")
     if not files:
-        yield warning(ROW, f"this host has {names}, but /dev/infiniband is not here: NCCL takes TCP", remedy)
+        found = f"this host has {names}, but /dev/infiniband is not here: NCCL takes TCP"
+        yield warning(ROW, found, advise("InfiniBand", runtime))
     elif not all(os.access(file, os.R_OK | os.W_OK) for file in files):
         found = f"{names}: user {os.getuid()} may not open {files[0].name} in /dev/infiniband: NCCL takes TCP"
         yield warning(

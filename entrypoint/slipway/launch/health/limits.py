@@ -8,8 +8,9 @@ from pathlib import Path
 
 from slipway.launch.health.finding import ok, sick, warning
 from slipway.launch.muster.card import Finding
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
-from slipway.launch.resolve.container_checks import SMALL_SHM, shm_remedy
+from slipway.launch.resolve.container_checks import SMALL_SHM
 from slipway.launch.resolve.devices import Devices
 
 SHM = Path("/dev/shm")  # noqa: S108
@@ -40,7 +41,7 @@ def look_at_shm(runtime: str, folder: Path = SHM) -> Iterator[Finding]:
     try:
         found = os.statvfs(folder)
     except OSError as error:
-        yield sick(str(SHM), f"is not there: {error.strerror}", shm_remedy(runtime))
+        yield sick(str(SHM), f"is not there: {error.strerror}", advise("shared memory", runtime))
         return
     yield judge_shm(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, runtime)
 
@@ -49,11 +50,11 @@ def judge_shm(size: int, free: int, runtime: str) -> Finding:
     """Whether shared memory of `size` bytes with `free` ones will do."""
     found = f"{mebibytes(size)}, {mebibytes(free)} free"
     if free < FULL_SHM:
-        advice = f"remove what is left over there (ls -l /dev/shm), or {shm_remedy(runtime)}"
+        advice = f"remove what is left over there (ls -l /dev/shm), or {advise('shared memory', runtime)}"
         return sick(str(SHM), f"{found}: as good as full", advice)
     if size < SMALL_SHM:
         found += ": too little for data-loader workers and for NCCL between the GPUs of a machine"
-        return warning(str(SHM), found, shm_remedy(runtime))
+        return warning(str(SHM), found, advise("shared memory", runtime))
     return ok(str(SHM), found)
 
 
@@ -95,27 +96,27 @@ def judge_memory(memory: Memory) -> Finding:
     return ok("memory", found)
 
 
-def look_at_cpus(devices: Devices) -> Iterator[Finding]:
+def look_at_cpus(devices: Devices, runtime: str) -> Iterator[Finding]:
     """The row about CPUs: how many there are, and how many this process may use."""
-    yield judge_cpus(devices, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    yield judge_cpus(devices, len(os.sched_getaffinity(0)), os.cpu_count() or 1, runtime)
 
 
-def judge_cpus(devices: Devices, affinity: int, machine: int) -> Finding:
+def judge_cpus(devices: Devices, affinity: int, machine: int, runtime: str = "host") -> Finding:
     """Whether each GPU has a CPU of its own at least."""
     found = f"{devices.cpus:g} of {machine} may be used"
     if affinity < machine:
         found += f" (affinity: {affinity})"
     if devices.cpus < len(devices.gpus):
-        advice = "give the job as many CPUs as GPUs at least (--cpus of docker run, --cpus-per-task of Slurm)"
+        advice = f"give the job as many CPUs as GPUs at least ({advise('cores', runtime)})"
         return warning("CPUs", f"{found}, fewer than the {len(devices.gpus)} GPUs", advice)
     return ok("CPUs", found)
 
 
-def look_at_limits(root: Path = ROOT) -> Iterator[Finding]:
+def look_at_limits(runtime: str = "host", root: Path = ROOT) -> Iterator[Finding]:
     """The rows about open files, locked memory and, where there are few, processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{amount(soft)} ({amount(hard)} at most)"
-    more = "raise it: --ulimit nofile=65536:65536 of docker run, /etc/security/limits.conf on a host"
+    more = f"raise it: {advise('open files', runtime)}"
     low = 0 <= hard < FEW_FILES
     yield (
         warning("open files", f"{found}: few for data loaders and for a job of many nodes", more)
@@ -123,23 +124,22 @@ def look_at_limits(root: Path = ROOT) -> Iterator[Finding]:
         else ok("open files", found)
     )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")))
+    yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")), runtime)
     folders = cgroup_folders(root, "pids")
     left = [
         most - (_number(folder / "pids.current") or 0) for folder in folders if (most := _number(folder / "pids.max"))
     ]
     if left and min(left) < FEW_PROCESSES:
         found = f"{min(left)} more are allowed here, threads counted"
-        yield warning("processes", found, "raise it: --pids-limit of docker run, podPidsLimit of the kubelet")
+        yield warning("processes", found, f"raise it: {advise('processes', runtime)}")
 
 
-def judge_locked(most: int, infiniband: bool) -> Finding:
+def judge_locked(most: int, infiniband: bool, runtime: str = "host") -> Finding:
     """Whether memory may be locked, which only InfiniBand needs."""
     if most == resource.RLIM_INFINITY or not infiniband:
         return ok("locked memory", "unlimited" if most == resource.RLIM_INFINITY else f"{mebibytes(most)} at most")
     found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and takes TCP instead"
-    advice = "add --ulimit memlock=-1 to docker run; under Slurm and Kubernetes raise the daemon's own limit"
-    return warning("locked memory", found, advice)
+    return warning("locked memory", found, advise("locked memory", runtime))
 
 
 def _number(file: Path) -> int | None:

@@ -27,12 +27,12 @@ def quick_check(
     a file server does not answer.
     """
     found = (
-        probe("driver", lambda: look_at_gpus(devices, environ, nvml)),
+        probe("driver", lambda: look_at_gpus(devices, environ, nvml, host.runtime)),
         probe("Xid errors", look_at_kernel_log) if devices.driver or devices.problem else (),
         probe(str(SHM), lambda: look_at_shm(host.runtime)),
         probe("memory", look_at_memory),
-        probe("CPUs", lambda: look_at_cpus(devices)),
-        probe("limits", look_at_limits),
+        probe("CPUs", lambda: look_at_cpus(devices, host.runtime)),
+        probe("limits", lambda: look_at_limits(host.runtime)),
         probe("InfiniBand", lambda: look_at_infiniband(host.runtime)),
         probe("disks", lambda: look_at_disks(host, environ, results)),
         probe("names", lambda: look_at_names(topology)),

@@ -11,6 +11,7 @@ from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError
 from slipway.launch.muster.connection_errors import (
     ASTRAY,
+    COMES_AND_GOES,
     OtherJobError,
     SilentError,
     StalledError,
@@ -229,7 +230,8 @@ class Client:
         if waited < QUIET_SECONDS:
             return
         if kind not in self._said:
-            self._terms.say(self._explain(kind, words, card))
+            back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
+            self._terms.say(back + self._explain(kind, words, card))
         elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
             return
         self._said[kind] = waited
@@ -241,7 +243,9 @@ class Client:
     def _explain(self, kind: str, words: str, card: Card) -> str:
         """The cause of a failed connection to node 0, in a line."""
         terms, itself = self._terms, card.node_rank == 0
-        return explain_connection(kind, words, terms.address, terms.port, card.runtime, self._addresses, itself=itself)
+        return explain_connection(
+            kind, words, terms.address, terms.port, card.runtime, self._addresses, itself=itself, met=self.welcome
+        )
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""

@@ -59,6 +59,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
+# Kinds of failures while a node 0 that was there is being replaced: Kubernetes takes the name of a pod's that has gone away.
+COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
 RING = {
     "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
     "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
@@ -111,9 +113,17 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
 
 
 def explain_connection(
-    kind: str, words: str, address: str, port: int, runtime: str, found: Sequence[str] = (), *, itself: bool = False
+    kind: str,
+    words: str,
+    address: str,
+    port: int,
+    runtime: str,
+    found: Sequence[str] = (),
+    *,
+    itself: bool = False,
+    met: bool = False,
 ) -> str:
-    """One line about a failed connection to node 0, with the usual cause.
+    """One line about a failed connection to node 0, with the usual cause; where it was `met` before there is but one.
 
     `found` are the addresses that the name leads to; `itself`: node 0 failed to connect to itself.
     """
@@ -131,6 +141,8 @@ def explain_connection(
         "another job": f"{place} leads to {words}",
         "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }
+    if met and kind in COMES_AND_GOES:
+        return f"{subjects[kind]}; node 0 was met there before, and has not come back yet."
     cause = ITSELF if itself and kind in ELSEWHERE else CAUSES[kind].get(runtime, CAUSES[kind]["host"])
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 

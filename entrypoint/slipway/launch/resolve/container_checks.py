@@ -1,10 +1,11 @@
-"""What a container takes away at its end or withholds, and the flag that mends it, one sentence for each. Pure but for
-questions about the folder of the results."""
+"""What a container takes away at its end or withholds, one sentence for each with the advice that mends it. Pure but
+for questions about the folder of the results."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point
 from slipway.launch.resolve.host import CHECKPOINTS, Host
 from slipway.launch.resolve.settings import Sources
@@ -39,16 +40,7 @@ def fleeting_results(host: Host, folder: Path) -> str:
     what = "no volume: the results go when the container is removed"
     if host.mounts[point] == EMPTY_DIR:
         what = "an emptyDir: the results go when the pod is removed"
-    return f"warning: {folder} is {what}. To keep them, {volume(host.runtime, target)}."
-
-
-def volume(runtime: str, target: Path) -> str:
-    """How a folder of the host is brought into the container."""
-    if runtime == "kubernetes":
-        return f"mount a PersistentVolumeClaim at {target} (k8s/components/pvc)"
-    if runtime == "slurm":
-        return f'add --container-mounts="$PWD/runs:{target}" to srun'
-    return f'add -v "$PWD/runs:{target}" to docker run'
+    return f"warning: {folder} is {what}. To keep them, {advise('results', host.runtime, str(target))}."
 
 
 def require_writable(host: Host, folder: Path) -> None:
@@ -57,12 +49,14 @@ def require_writable(host: Host, folder: Path) -> None:
         return
     point = mount_point(folder, host.mounts)
     if point is None or point == Path("/"):
-        raise LaunchError(f"{folder} cannot be written in this container: {volume(host.runtime, folder)}.")
+        raise LaunchError(
+            f"{folder} cannot be written in this container: {advise('results', host.runtime, str(folder))}."
+        )
     if is_read_only(folder):
         raise LaunchError(f"{point} is mounted read-only, and the results go there; mount it without :ro.")
     raise LaunchError(
         f"{point} is mounted, but user {os.getuid()} cannot write there. Let the folder be that user's on the host "
-        f'(sudo chown {os.getuid()} DIR), or start as its owner: add --user "$(id -u):0" to docker run.'
+        f"(sudo chown {os.getuid()} DIR), or start as its owner: {advise('owner', host.runtime)}."
     )
 
 
@@ -75,19 +69,10 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
     if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not own):
         yield (
             f"warning: /dev/shm holds {host.shm >> 20} MB, too little for data-loader workers and for NCCL between the GPUs "
-            f"of a machine; {shm_remedy(host.runtime)}."
+            f"of a machine; {advise('shared memory', host.runtime)}."
         )
     if host.noexec:
         yield from _noexec(host, topology)
-
-
-def shm_remedy(runtime: str) -> str:
-    """How /dev/shm is made larger."""
-    more = {
-        "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
-        "docker": "add --shm-size 1g to docker run",
-    }
-    return more.get(runtime, "mount -o remount,size=1g /dev/shm")
 
 
 def _noexec(host: Host, topology: Topology) -> Iterator[str]:
@@ -96,10 +81,5 @@ def _noexec(host: Host, topology: Topology) -> Iterator[str]:
     elsewhere = not place.is_relative_to(host.scratch)
     if elsewhere and host.runtime in ("host", "slurm"):
         return
-    add = "set TMPDIR to a folder where programs may be started"
-    if host.runtime == "docker":
-        add = "add --tmpfs /tmp:exec,mode=1777 to docker run"
-    if host.runtime == "kubernetes":
-        add = "mount an emptyDir at /tmp"
     then = "compiled code is kept elsewhere" if elsewhere else "code compiled by torch.compile cannot be loaded"
-    yield f"warning: {host.scratch.parent} is mounted noexec: {then}; {add}."
+    yield f"warning: {host.scratch.parent} is mounted noexec: {then}; {advise('temporary files', host.runtime)}."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.caches import place_home, private_folder
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.folders import may_execute, read_mounts, size_of, temporary_files
@@ -45,8 +46,8 @@ def read_host(environ: Mapping[str, str]) -> Host:
     temporary = temporary_files()
     if temporary is None:  # torchrun needs one
         raise LaunchError(
-            "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). In a container with a read-only root "
-            "add --tmpfs /tmp:exec,mode=1777 to docker run; elsewhere set TMPDIR to a folder of yours."
+            "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). Set TMPDIR to a folder of yours; in a "
+            f"container with a read-only root {advise('temporary files', detect_runtime(environ))}."
         )
     scratch = private_folder(temporary)
     return Host(

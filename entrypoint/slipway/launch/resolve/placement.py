@@ -1,5 +1,6 @@
 """What runs on this node: device, number of processes, backend, threads. Pure."""
 
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.processes import Process, injected_by_hook
 from slipway.launch.resolve.schedulers import Reading
@@ -10,8 +11,10 @@ ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVI
 SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
 
 
-def place_processes(asked: Claim, devices: Devices, sources: Sources, process: Process | None) -> tuple[str, int]:
-    """Return the device, `cuda` or `cpu`, and the number of processes on this node.
+def place_processes(
+    asked: Claim, devices: Devices, sources: Sources, process: Process | None, runtime: str
+) -> tuple[str, int]:
+    """Return the device, `cuda` or `cpu`, and the number of processes on this node; `runtime` as in Host, for advice.
 
     Raises LaunchError: 78 for a wish that cannot be met, 77 for GPUs that cannot be used.
     """
@@ -32,8 +35,8 @@ def place_processes(asked: Claim, devices: Devices, sources: Sources, process: P
         )
     if wish == "gpu" and not gpus:
         raise LaunchError(
-            f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). In a container add "
-            "--gpus all; to train on the CPU use NPROC_PER_NODE=auto."
+            f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). To see them "
+            f"{advise('gpus', runtime)}; to train on the CPU use NPROC_PER_NODE=auto."
         )
     _refuse_old_gpus(devices)
     if process:
@@ -75,7 +78,9 @@ def share_gpus(gpus: tuple[Gpu, ...], processes: int, process: Process | None) -
     return len({gpu.index for gpu in place_gpus(gpus, processes)}) < processes
 
 
-def choose_backend(sources: Sources, device: str, processes: int, devices: Devices, process: Process | None) -> str:
+def choose_backend(
+    sources: Sources, device: str, processes: int, devices: Devices, process: Process | None, runtime: str
+) -> str:
     """Return nccl, gloo or mpi. Raises LaunchError for nccl without GPUs."""
     setting = BY_NAME["SLIPWAY_BACKEND"]
     claim = sources.claims(setting)[0]
@@ -85,7 +90,7 @@ def choose_backend(sources: Sources, device: str, processes: int, devices: Devic
     if backend == "nccl" and device == "cpu":
         raise LaunchError(
             f"The nccl backend (from {claim.source}) needs GPUs, and training runs on the CPU here ({devices.reason}). "
-            "Use --backend gloo or auto; in a container add --gpus all."
+            f"Use --backend gloo or auto; to see GPUs {advise('gpus', runtime)}."
         )
     return backend
 

@@ -84,6 +84,23 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
 
 
+def warn_of_idle_nodes(environ: Mapping[str, str], nodes: int) -> str:
+    """What to say of a Slurm job with more nodes than train; empty where all do, or where there is no such job.
+
+    A batch script, and a shell of salloc, run on one of them until they call srun.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return ""
+    try:
+        allotted = len(expand_nodelist(environ.get("SLURM_JOB_NODELIST", "")))
+    except LaunchError:
+        return ""  # a warning is no reason to end
+    if allotted <= nodes:
+        return ""
+    how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
+    return f"warning: this Slurm job has {allotted} nodes, and only {nodes} of them will train. For all of them type: {how}"
+
+
 def expand_tasks_per_node(text: str) -> list[int]:
     """Expand Slurm's `2(x3),1` to [2, 2, 2, 1]; what cannot be read gives an empty list."""
     counts: list[int] = []

@@ -9,11 +9,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from slipway.launch.rank_ranges import rank_ranges
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import choose_backend, choose_threads, place_gpus, place_processes, share_gpus
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
-from slipway.launch.resolve.schedulers import BEFORE_PLAIN, INDEXED_JOB, OPEN_MPI, SLURM, Reading, read_schedulers
+from slipway.launch.resolve.schedulers import (
+    BEFORE_PLAIN,
+    INDEXED_JOB,
+    OPEN_MPI,
+    SLURM,
+    Reading,
+    read_schedulers,
+    warn_of_idle_nodes,
+)
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores
 from slipway.protocol.errors import LaunchError
@@ -91,6 +100,11 @@ class Topology:
         return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
 
     @property
+    def start(self) -> str | None:
+        """What all launchers of one start of the scheduler's job have in common, and no other start of it; None without one."""
+        return None if self.job is None else f"{self.job}, requeued {self.restarts} times"
+
+    @property
     def may_have_begun(self) -> bool:
         """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
         return self.replaces or self.restarts > 0
@@ -136,12 +150,12 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
         broken = next((reading.broken for reading in readings if reading.broken), "")
-        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ))
+        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ, host.runtime))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
-    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process)
+    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.runtime)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
     if device == "cpu" or processes < len(devices.gpus) or sources.value("SLIPWAY_CPU_BINDING") == "none":
         devices = devices._replace(gpus=tuple(replace(gpu, cores=()) for gpu in devices.gpus))
@@ -155,7 +169,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         master_port=_number("MASTER_PORT", values),
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
-        backend=choose_backend(sources, device, processes, devices, process),
+        backend=choose_backend(sources, device, processes, devices, process, host.runtime),
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler if readings else "none",
@@ -168,7 +182,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         values=values,
         mended=host.mended,
         notes=(
-            *_notes(sources, values, nodes, device, devices, process),
+            *_notes(sources, values, nodes, device, devices, process, host.runtime),
             *_place_notes(devices, device, processes, process),
         ),
         image=host.image,
@@ -256,8 +270,8 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
                 )
 
 
-def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str]) -> str:
-    hint = "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST"
+def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str], runtime: str) -> str:
+    hint = advise("MASTER_ADDR", runtime)
     schedulers = {reading.scheduler for reading in readings}
     if INDEXED_JOB.name in schedulers:
         hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
@@ -278,6 +292,7 @@ def _notes(
     device: str,
     devices: Devices,
     process: Process | None,
+    runtime: str,
 ) -> list[str]:
     notes = []
     if process:
@@ -290,13 +305,13 @@ def _notes(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
         )
+    first = process.rank == 0 if process else values["RANK"].value == "0"
+    if first and (idle := warn_of_idle_nodes(sources.environ, nodes)):
+        notes.append(idle)
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
-        more = "in a container add --gpus all"
-        if sources.environ.get("SLURM_JOB_ID"):
-            more = "ask Slurm for them with --gpus-per-node=N"
-        notes.append(f"no GPU visible, training on CPU; {more}")
+        notes.append(f"no GPU visible, training on CPU; {advise('gpus', runtime)}")
     return notes
 
 

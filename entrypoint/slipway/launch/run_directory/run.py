@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,14 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
     if own and (resume == "none" or newest_step(path) is not None):
         resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
-    return Run(path, resume, attempt=max(attempt_in(record), plan.topology.restarts) + 1, own=own)
+    return Run(path, resume, _attempt_of(plan, record), own=own)
+
+
+def _attempt_of(plan: Plan, record: Mapping[str, Any]) -> int:
+    """The number of the attempt that begins. With a launcher per process that of rank 0 may have written it down already."""
+    topology, newest = plan.topology, attempt_in(record)
+    begun = topology.process and topology.rank and topology.start is not None and record.get("start") == topology.start
+    return newest if begun and newest else max(newest, topology.restarts) + 1
 
 
 def newest_run(runs: Path, workload: str = "") -> Path | None:
@@ -208,6 +216,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
                 "arguments": list(plan.arguments),
                 "version": version,
                 "job": plan.topology.job,
+                "start": plan.topology.start,
                 "started": record.get("started", now),
                 "attempt": run.attempt,
                 "nodes": plan.topology.nodes,

@@ -211,4 +211,5 @@ class RunLock:
         with suppress(OSError):
             if self._mine():
                 self._file.unlink(missing_ok=True)
-        os.close(self._number)
+        with suppress(OSError):
+            os.close(self._number)

@@ -27,13 +27,16 @@ TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
 
 
-def block(verdict: Verdict, course: Course = Course()) -> tuple[str, ...]:  # noqa: B008  # frozen
-    """The lines that every node prints at the end; `course`: the attempts that this launcher made."""
+def block(verdict: Verdict, course: Course = Course(), rank: int | None = None) -> tuple[str, ...]:  # noqa: B008  # frozen
+    """The lines that every node prints at the end; `course`: the attempts that this launcher made; `rank`: the only one that it
+    can speak for, as it was started for that process alone.
+    """
     nodes = sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
     if verdict.word == Word.FINISHED:
         after = f" after {course.made} attempts" if course.made > 1 else ""
-        return (f"finished on {_count(nodes)}{after}{evidence}",)
+        where = _count(nodes) if rank is None else f"rank {rank}"
+        return (f"finished on {where}{after}{evidence}",)
     lines = [f"{ENDINGS[verdict.word]}: {locate(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
     lines += [f"  when        {utc(verdict.first.time)}"]

@@ -1,0 +1,85 @@
+"""What to ask of whatever runs a container when something is lacking: one table, by what is lacking and by `Host.runtime`.
+
+All of it stands here, so that nobody who has a pod or a Slurm job is told to type something behind `docker run`. Pure.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one.
+ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "gpus": {
+            "docker": "add --gpus all to docker run",
+            "kubernetes": "put nvidia.com/gpu into the pod's limits, and where it stands there runtimeClassName: nvidia into "
+            "the pod, as NVIDIA's runtime is not that machine's default",
+            "slurm": "ask Slurm for them with --gpus-per-node=N",
+            "host": "in a container add --gpus all",
+        },
+        "shared memory": {
+            "docker": "add --shm-size 1g to docker run",
+            "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
+            "slurm": "mount -o remount,size=1g /dev/shm",
+            "host": "mount -o remount,size=1g /dev/shm",
+        },
+        "results": {
+            "docker": 'add -v "$PWD/runs:{target}" to docker run',
+            "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
+            "slurm": 'add --container-mounts="$PWD/runs:{target}" to srun',
+            "host": 'add -v "$PWD/runs:{target}" to docker run',
+        },
+        "owner": {
+            "docker": 'add --user "$(id -u):0" to docker run',
+            "kubernetes": "set fsGroup in the pod's securityContext (k8s/components/pvc)",
+            "slurm": "submit the job as that user",
+            "host": 'add --user "$(id -u):0" to docker run',
+        },
+        "temporary files": {
+            "docker": "add --tmpfs /tmp:exec,mode=1777 to docker run",
+            "kubernetes": "mount an emptyDir at /tmp",
+            "slurm": "set TMPDIR to a folder where programs may be started",
+            "host": "set TMPDIR to a folder where programs may be started",
+        },
+        "cores": {
+            "docker": "--cpus of docker run",
+            "kubernetes": "cpu in the pod's limits",
+            "slurm": "--cpus-per-task",
+            "host": "the machine, or taskset",
+        },
+        "open files": {
+            "docker": "--ulimit nofile=65536:65536 of docker run",
+            "kubernetes": "LimitNOFILE of containerd on that machine",
+            "slurm": "LimitNOFILE of slurmd",
+            "host": "/etc/security/limits.conf",
+        },
+        "processes": {
+            "docker": "--pids-limit of docker run",
+            "kubernetes": "podPidsLimit of the kubelet",
+            "slurm": "TasksMax of slurmd",
+            "host": "ulimit -u, or TasksMax of systemd",
+        },
+        "locked memory": {
+            "docker": "add --ulimit memlock=-1 to docker run",
+            "kubernetes": "set LimitMEMLOCK=infinity for containerd on that machine",
+            "slurm": "set LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
+            "host": "raise memlock in /etc/security/limits.conf",
+        },
+        "InfiniBand": {
+            "docker": "add --device /dev/infiniband --ulimit memlock=-1 to docker run, and --network host",
+            "kubernetes": "ask for the cluster's RDMA resource (k8s/components/rdma)",
+            "slurm": "have enroot show it: its hook wants MELLANOX_VISIBLE_DEVICES=all in the job's environment",
+            "host": "load the kernel's module ib_uverbs (modprobe ib_uverbs)",
+        },
+        "MASTER_ADDR": {
+            "docker": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",
+            "kubernetes": "set MASTER_ADDR in the pod's env to the name of node 0's pod behind a headless Service",
+            "slurm": "start it with srun, or add --master-addr HOST",
+            "host": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",
+        },
+    }
+)
+
+
+def advise(lacking: str, runtime: str, target: str = "") -> str:
+    """What helps where something is `lacking` (a key of ADVICE), as the end of a sentence."""
+    return ADVICE[lacking][runtime].format(target=target)

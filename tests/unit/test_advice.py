@@ -1,0 +1,62 @@
+"""One table of advice for each runtime: nobody in a pod or a Slurm job is told what to type behind `docker run`."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from environments import BARE_SRUN, INDEXED_JOB
+from stand_ins import make_devices, make_host, resolve
+
+from slipway.launch.attempt.ending import Facts, choose_outcome
+from slipway.launch.health.quick import quick_check
+from slipway.launch.resolve.advice import ADVICE, advise
+from slipway.protocol.errors import LaunchError
+
+RUNTIMES = ("docker", "kubernetes", "slurm", "host")
+DOCKERS = re.compile(r"docker run|--gpus all|--shm-size|--ulimit|--pids-limit|--tmpfs|-v \"")
+PODS, SLURMS = (
+    {**INDEXED_JOB, "NNODES": "1", "JOB_COMPLETION_INDEX": "0"},
+    {**BARE_SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"},
+)
+
+
+@pytest.mark.parametrize("lacking", ADVICE)
+def test_each_runtime_has_advice_of_its_own_kind(lacking: str) -> None:
+    assert set(ADVICE[lacking]) == set(RUNTIMES)
+    for runtime in ("kubernetes", "slurm"):
+        assert not DOCKERS.search(advise(lacking, runtime, "/checkpoints"))
+
+
+@pytest.mark.parametrize("environ", [PODS, SLURMS], ids=["kubernetes", "slurm"])
+def test_what_is_said_of_missing_gpus_fits_the_runtime(environ: dict[str, str]) -> None:
+    assert not DOCKERS.search("\n".join(resolve(environ).notes))
+    for wish in ({"NPROC_PER_NODE": "gpu"}, {"SLIPWAY_BACKEND": "nccl"}):
+        with pytest.raises(LaunchError) as caught:
+            resolve({**environ, **wish})
+        assert not DOCKERS.search(str(caught.value))
+
+
+def test_a_pod_that_knows_no_master_is_told_of_services() -> None:
+    with pytest.raises(LaunchError, match="headless Service") as caught:
+        resolve({"KUBERNETES_SERVICE_HOST": "10.96.0.1", "WORLD_SIZE": "2", "RANK": "1"})
+    assert not DOCKERS.search(str(caught.value))
+
+
+@pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
+def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> None:
+    lines = ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"]
+    facts = Facts(0, "host", own=False, ranks=(0,), status=1, runtime=runtime)
+    facts.failures, facts.last = [{"rank": 0, "exitcode": 1}], {0: lines}
+    told = choose_outcome(facts, tmp_path, 1.0).advice
+    assert "/dev/shm" in told
+    assert not DOCKERS.search(told)
+
+
+@pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
+def test_the_rows_of_a_check_fit_the_runtime(tmp_path: Path, runtime: str) -> None:
+    host = dataclasses.replace(make_host(), runtime=runtime)
+    devices = make_devices(0)._replace(driver="550.54")  # a driver that shows no GPU
+    rows = quick_check({}, host, devices, tmp_path, None)
+    assert any(row.what == "driver" and row.advice for row in rows)
+    assert not [row for row in rows if DOCKERS.search(row.advice)]
