@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -48,6 +49,30 @@ def test_the_last_beat_is_written_though_no_other_follows(tmp_path: Path) -> Non
     while json.loads(path.read_text())["step"] != 99 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert json.loads(path.read_text())["beats"] == 100
+
+
+def test_a_beat_that_is_being_written_when_the_worker_ends_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, path = threading.Event(), tmp_path / "rank-0.json"
+
+    def dumps_slowly(value: object) -> str:
+        writing.set()
+        time.sleep(0.3)
+        return dumps(value)
+
+    beats, dumps = Heartbeat(path), json.dumps
+    beats.beat("train", 1, 9)
+    monkeypatch.setattr(heartbeat.json, "dumps", dumps_slowly)
+    beats.beat("train", 2, 9)
+    assert writing.wait(10)
+    beats.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.json"]
+    assert json.loads(path.read_text())["step"] == 2
+    beats.beat("train", 3, 9)
+    beats.beat("train", 4, 9)
+    beats.close()
+    assert json.loads(path.read_text())["step"] == 4, "and does not wait for its moment"
 
 
 def test_waiting_for_data_does_not_count_as_getting_further(tmp_path: Path) -> None:

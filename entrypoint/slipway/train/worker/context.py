@@ -249,6 +249,7 @@ def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = Fal
         leave_group()
         raise SystemExit(1) from None
     finally:
+        heartbeat.close()
         for number, handler in stops.items():
             signal.signal(number, handler)
     if left:

@@ -32,7 +32,8 @@ class Heartbeat:
         self._written = 0.0
         self._beats = 0
         self._newest: dict[str, Any] = {}
-        self._late: Timer | None = None
+        self._late: Timer | None = None  # the newest that was started
+        self._due = False  # whether it has still to write
         self._lock = Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,13 +61,22 @@ class Heartbeat:
         if changed or now - self._written >= INTERVAL:
             self._written = now
             self._write()
-        elif self._late is None:
+        elif not self._due:
+            self._due = True
             self._late = Timer(INTERVAL, self._catch_up)
             self._late.daemon = True
             self._late.start()
 
+    def close(self) -> None:
+        """Write a beat that was to be written later: the end of the process would cut that short, and leave half a file."""
+        if self._late:
+            self._late.cancel()
+            self._late.join()
+            if self._due:
+                self._write()
+
     def _catch_up(self) -> None:
-        self._late = None  # a beat that comes from here on starts another
+        self._due = False  # a beat that comes from here on starts another
         self._write()
 
     def _write(self) -> None:
