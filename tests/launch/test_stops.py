@@ -38,23 +38,6 @@ def test_a_stop_leaves_a_snapshot_and_says_what_it_was(
     assert outcome["code"] == code
 
 
-@pytest.mark.core
-def test_a_worker_killed_a_moment_before_a_stop_is_part_of_it_where_a_snapshot_stands(
-    start: Run, tmp_path: Path
-) -> None:
-    job = start(*ENDLESS, "--save-every", "2", NPROC_PER_NODE="2")
-    job.wait_for("step 6/")
-    workers = [
-        pid for pid in _family(job.process.pid) if b"slipway.warm_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    victim = max(workers)
-    os.kill(victim, signal.SIGKILL)
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-    assert "was killed (SIGKILL); the snapshot of step" in job.text
-    assert snapshots(tmp_path)
-
-
 def test_a_stop_that_reaches_every_process_saves_as_well(start: Run, tmp_path: Path) -> None:
     job = start(*ENDLESS, NPROC_PER_NODE="2")
     job.wait_for("step 3/")

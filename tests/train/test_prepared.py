@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def test_a_file_is_replaced_without_touching_a_hidden_one_of_its_name(tmp_path: 
     (tmp_path / ".env").write_text("MASTER_ADDR=n0")
     replace_file(tmp_path / "env", "page")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {".env": "MASTER_ADDR=n0", "env": "page"}
+
+
+def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:
+    def make(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}'"):
+        make_folder_once(tmp_path / "glyphs", make)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_made_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:

@@ -97,8 +97,13 @@ def make_folder_once(final: Path, make: Callable[[Path], None]) -> None:
         return
     require_writable(final.parent)
     with temporary_folder(final) as folder:
-        make(folder)
-        sync_tree(folder)
+        try:
+            make(folder)
+            sync_tree(folder)
+        except OSError as error:
+            if error.errno in DISK_ERRORS and error.filename is None:  # a write does not say where
+                error.filename = str(final.parent)
+            raise
         try:
             folder.rename(final)
         except OSError:
