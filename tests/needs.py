@@ -119,6 +119,14 @@ def mounts() -> Missing | None:
     return None if allowed else Missing("this container does not allow mounts", ELSEWHERE)
 
 
+def loop_devices() -> Missing | None:
+    """File systems in files."""
+    if lacking := programs("mkfs.ext4") or root():
+        return lacking
+    allowed = works("losetup", "--find")
+    return None if allowed else Missing("this container does not allow loop devices", ELSEWHERE)
+
+
 def other_users() -> Missing | None:
     """Being somebody else, with one capability."""
     if lacking := root():
@@ -217,6 +225,7 @@ NEEDS = {
     "network namespaces": Need("network namespaces", network_namespaces),
     "process namespaces": Need("process namespaces", process_namespaces),
     "mounts": Need("mounts", mounts),
+    "loop devices": Need("loop devices", loop_devices, demanded=False),
     "memory cgroup": Need("a memory cgroup", memory_cgroup),
     "slurm": Need("Slurm", slurm),
     "freezer": Need("the cgroup freezer", freezer, demanded=False),

@@ -1,6 +1,7 @@
 """What goes wrong, as functions that return what does it: each starts a job in a scene, harms it, and returns the job."""
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from launchers import Launcher, start_launcher
-from limits import small_disk, small_memory
+from limits import failing_disk, small_disk, small_memory
 from scene import Scene
 
 Harm = Callable[[Scene], Any]
@@ -72,6 +73,27 @@ def killed_then_stopped(scene: Scene) -> Launcher:
     return job
 
 
+<<<<<<< HEAD
+=======
+def run_directory_goes(*, deleted: bool) -> Harm:
+    """The run directory is renamed or deleted in the middle of step 26, and then a rank dies; restarts are allowed."""
+
+    def provoke(scene: Scene) -> Launcher:
+        job = scene.held("--max-restarts", "3")
+        scene.harm()
+        rank, elsewhere = scene.pid("rank 1"), scene.folder / "elsewhere"
+        scene.run.rename(elsewhere)
+        if deleted:
+            shutil.rmtree(elsewhere)
+        else:
+            scene.afterwards.append(lambda: elsewhere.rename(scene.run))
+        os.kill(rank, SIGKILL)
+        return job
+
+    return provoke
+
+
+>>>>>>> 898423e88e149c8197ba31d254c5297292643cf5
 def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
     """A signal to the launcher once it has said something."""
 
@@ -125,6 +147,31 @@ def full(beat: tuple[str, int, int], *words: str) -> Harm:
         return job
 
     return provoke
+
+
+def becomes_read_only(scene: Scene) -> Launcher:
+    """The file system of the run directory gives up, as after an error of its disk, in the middle of step 26."""
+    disk = scene.stack.enter_context(failing_disk(scene.folder / "disk"))
+    scene.run = disk.folder / "run"
+    job = scene.held()
+    scene.harm()
+    disk.fail()
+    scene.release()
+    scene.afterwards.append(disk.mend)
+    return job
+
+
+def nowhere_else(scene: Scene) -> Launcher:
+    """Temporary files and caches lie on a file system that is full."""
+    disk = scene.stack.enter_context(small_disk(scene.folder / "disk", "4k"))
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 512):
+            pass
+    names = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    job = scene.held(before=("env", *(f"{name}={disk}" for name in names)))
+    scene.harm()
+    scene.release()
+    return job
 
 
 def read_only(scene: Scene) -> Launcher:

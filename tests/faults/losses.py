@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodes import TRAINING, Moment, Nodes
+from nodes import TRAINING, Clock, Moment, Nodes
 from scene import Scene
 
 Loss = Callable[[Scene], Nodes]
@@ -13,7 +13,8 @@ AGAIN = "waiting for nodes again"
 
 
 def killed(rank: int, *moments: Moment, waiting: bool = False) -> Loss:
-    """A node is killed at each of these moments, attempt after attempt; an empty container takes its place at once.
+    """A node is killed at each of these moments, attempt after attempt; an empty container takes its place at once,
+    with its name and another address.
 
     `waiting`: and before that while it waits for the other one.
     """
@@ -104,6 +105,15 @@ def cut_off_and_reconnected(scene: Scene) -> Nodes:
     assert all(node.stacks() for node in job.nodes), job.text
     victim.release()
     victim.reconnect()
+    return job
+
+
+def clocks_apart(scene: Scene) -> Nodes:
+    """Node 1's clock is an hour ahead, and in mid-training falls back to an hour behind."""
+    job = Nodes(scene)
+    victim, _ = job.hold_one(1, Clock((3600, -3600)))
+    scene.harm()
+    victim.release()
     return job
 
 

@@ -174,9 +174,10 @@ class Nodes:
         return self.hold(rank, TRAINING, *harms), other
 
     def lose(self, node: Node) -> None:
-        """It is killed, and does not count any more."""
+        """It is killed, does not count any more, and another container gets its address."""
         node.kill()
         self.nodes.remove(node)
+        Containers(self.scene.stack).start(f"--network {self.network} --entrypoint sleep IMG 600")
 
     def again(self) -> "Nodes":
         """Start all nodes again on their disks, to go on."""

@@ -15,12 +15,18 @@ from damages import delete, empty, empty_all, flip, found, overwrite, truncate, 
 from harms import (
     Harm,
     asked,
+    becomes_read_only,
     clock_set_back,
     full,
     inside,
     killed_then_stopped,
+<<<<<<< HEAD
+=======
+    nowhere_else,
+>>>>>>> 898423e88e149c8197ba31d254c5297292643cf5
     out_of_memory,
     read_only,
+    run_directory_goes,
     second_start,
     sent,
     slipway_stop,
@@ -173,6 +179,10 @@ FAULTS = [
     Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20, needs=("mounts",)),
     Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
     Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume(), needs=("mounts",)),
+    Fault("disk becomes read-only", becomes_read_only, 77, "a node is unhealthy: .*Read-only file system", SOON, FROM_20, needs=("loop devices",)),
+    Fault("temporary files and caches full", nowhere_else, 0, "^finished on 1 node", SOON, FINISHED, needs=("mounts",)),
+    Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, FROM_20, core=True),
+    Fault("run directory deleted, then a rank dies", run_directory_goes(deleted=True), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, Resume()),
     dies("before a snapshot's folder", "os.mkdir", WRITING, 1, 10),
     dies("before its model", "open", f"{WRITING}/model", 1, 10),
     dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10),
@@ -220,6 +230,7 @@ PARTINGS = [
     Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), LOSE, FROM_20),
     Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "^a node was lost: node 1 .*no heartbeat for 4 s"), (76, "a node was lost: .*node 0 .*no heartbeat for 4 s")), CUT, FROM_20),
     Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, FINISH, GO_ON, FROM_20),
+    Parting("clocks an hour apart, one jumps", losses.clocks_apart, finish(1), GO_ON, Resume()),
     Parting("docker stop of node 1", losses.stopped, ((75, "^stopped by the system: .*stopped at step 26 of 40, snapshot saved"),) * 2, LOSE, Resume(26)),
     Parting("WORLD_SIZE=1:2: lost, joined, stopped", losses.elastic, (*finish(4, 1), (75, "^stopped by the system: .*stopped at step 26")), GO_ON, Resume(26, exact=False)),
 ]  # fmt: skip

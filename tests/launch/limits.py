@@ -1,10 +1,11 @@
-"""Places with little room: a file system and a memory cgroup. Tests that take them need `mounts` or `memory cgroup`."""
+"""Places with little room, and a disk that fails. Tests that take them need `mounts`, `memory cgroup` or `loop devices`."""
 
 import os
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -15,6 +16,38 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
         yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@dataclass(frozen=True)
+class FailingDisk:
+    """A file system at `folder` that can become read-only under open files, as ext4 does after an error of its disk."""
+
+    folder: Path
+    image: Path
+
+    def fail(self) -> None:
+        """From now on nothing can be written (https://docs.kernel.org/admin-guide/ext4.html, `abort`)."""
+        subprocess.run(["mount", "-o", "remount,abort", str(self.folder)], check=True)
+
+    def mend(self) -> None:
+        """Mount it anew."""
+        subprocess.run(["umount", str(self.folder)], check=True)
+        subprocess.run(["mount", "-o", "loop", str(self.image), str(self.folder)], check=True)
+
+
+@contextmanager
+def failing_disk(folder: Path, size: int = 8 << 20) -> Iterator[FailingDisk]:
+    """A disk of so many bytes at `folder`, in a file beside it."""
+    image = folder.with_name(f"{folder.name}.image")
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
+    try:
+        yield FailingDisk(folder, image)
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

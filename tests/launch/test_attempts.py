@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -56,23 +55,6 @@ def test_a_rank_that_is_killed_costs_an_attempt_and_the_run_goes_on_from_its_sna
     log = next(tmp_path.glob("runs/*/node-0/logs/rank-0.log")).read_text()
     assert log.count("--- attempt 2, ") == 1
     assert "step 12/" in log.partition("--- attempt 2, ")[0]
-
-
-@pytest.mark.parametrize("what", ["deleted", "renamed"])
-def test_a_run_directory_that_goes_away_ends_the_job_instead_of_beginning_anew(
-    start: Run, tmp_path: Path, what: str
-) -> None:
-    job = start(*TINY, "--steps", "100000", "--save-every", "5", NPROC_PER_NODE="2")
-    job.wait_for("step 12/")
-    [run] = tmp_path.glob("runs/gpt-*")
-    pid = beat(tmp_path, 1)["pid"]
-    run.rename(tmp_path / "elsewhere")
-    if what == "deleted":
-        shutil.rmtree(tmp_path / "elsewhere")
-    os.kill(pid, signal.SIGKILL)
-    assert job.end() == 77, job.text
-    assert f"{run} was deleted or renamed while the job ran" in job.text
-    assert "starting again" not in job.text
 
 
 def test_three_attempts_without_a_newer_snapshot_end_with_93(start: Run, tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def stderr(text: str, *, uncaught: bool = False) -> list[str]:
     [
         ("ncclInvalidUsage", DUPLICATE, "configuration", "--nproc-per-node"),
         ("ncclInvalidUsage", "Bootstrap : no socket interface found", "configuration", "NCCL_SOCKET_IFNAME"),
-        ("ncclSystemError", SHM, "unhealthy", "--shm-size 1g"),
+        ("ncclSystemError", SHM, "unhealthy", "remount,size=1g /dev/shm"),
         (
             "ncclUnhandledCudaError",
             "Cuda failure 'CUDA driver version is insufficient for …'",
