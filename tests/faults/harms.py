@@ -73,8 +73,6 @@ def killed_then_stopped(scene: Scene) -> Launcher:
     return job
 
 
-<<<<<<< HEAD
-=======
 def run_directory_goes(*, deleted: bool) -> Harm:
     """The run directory is renamed or deleted in the middle of step 26, and then a rank dies; restarts are allowed."""
 
@@ -93,7 +91,6 @@ def run_directory_goes(*, deleted: bool) -> Harm:
     return provoke
 
 
->>>>>>> 898423e88e149c8197ba31d254c5297292643cf5
 def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
     """A signal to the launcher once it has said something."""
 

@@ -20,10 +20,7 @@ from harms import (
     full,
     inside,
     killed_then_stopped,
-<<<<<<< HEAD
-=======
     nowhere_else,
->>>>>>> 898423e88e149c8197ba31d254c5297292643cf5
     out_of_memory,
     read_only,
     run_directory_goes,
