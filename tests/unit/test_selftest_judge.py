@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import make_devices, make_host
 
 from slipway.launch.health.finding import misconfigured, ok, sick, warning
 from slipway.launch.health.probe_process import ProbeEnding
+from slipway.launch.resolve.devices import Devices
 from slipway.launch.selftest.judge import (
     STACK,
     Result,
@@ -23,7 +25,7 @@ from slipway.launch.selftest.judge import (
     judge_stacks,
     judge_training,
 )
-from slipway.launch.selftest.trial import Ended, environment_of_jobs
+from slipway.launch.selftest.trial import Ended, count_processes, environment_of_jobs
 
 RAISED = {"rank": 1, "evidence": "RuntimeError: this rank raises an exception on purpose"}
 
@@ -105,6 +107,9 @@ def test_the_bus_bandwidth_stands_beside_what_the_links_carry(tmp_path: Path) ->
     )
     assert judge_bandwidth("all-reduce", ended(tmp_path), {**report, "complete": False}, "").level == "failed"
     assert judge_bandwidth("all-reduce", ended(tmp_path), {}, "").level == "failed"
+    wrong = ended(tmp_path, 1, evidence="WrongResultError: all-reduce of 1 KiB")
+    assert judge_bandwidth("all-reduce", wrong, report, "").code == 77
+    assert judge_bandwidth("all-reduce", ended(tmp_path, 1, evidence="TypeError: x"), report, "").code == 1
 
 
 def test_a_resumed_run_has_to_end_with_the_same_files(tmp_path: Path) -> None:
@@ -149,6 +154,14 @@ def test_rows_of_a_check_keep_whose_fault_they_are() -> None:
 def test_a_sick_node_comes_before_the_image_and_that_before_a_setting(codes: tuple[int, ...], code: int) -> None:
     rows = tuple(Result("row", "failed" if each else "ok", "", code=each) for each in codes)
     assert code_of_all(rows) == code
+
+
+@pytest.mark.parametrize(
+    ("devices", "processes"),
+    [(make_devices(8), 8), (make_devices(cpus=64.0), 2), (make_devices(cpus=1.0), 1), (make_devices(problem="Xid"), 1)],
+)
+def test_a_job_has_a_process_per_gpu_or_two_on_the_cpu(devices: Devices, processes: int) -> None:
+    assert count_processes({}, devices, make_host()) == processes
 
 
 def test_jobs_have_the_settings_that_they_are_given_and_all_else_of_the_environment() -> None:

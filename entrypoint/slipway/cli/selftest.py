@@ -53,14 +53,15 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     from slipway.launch.resolve.versions import read_versions
     from slipway.launch.selftest.report import report_json, report_lines
     from slipway.launch.selftest.rows import ROWS
-    from slipway.launch.selftest.trial import Ground, environment_of_jobs
+    from slipway.launch.selftest.trial import Ground, count_processes, environment_of_jobs
 
     chosen = choose_rows(ROWS, only)
     environ = environment_of_jobs(os.environ)
     host, devices = read_host(environ), read_devices(environ)
+    processes = count_processes(environ, devices, host)
     try:
         with private_folder() as folder:
-            timed = try_rows(chosen, Ground(folder, environ, devices, host))
+            timed = try_rows(chosen, Ground(folder, environ, devices, host, processes))
             if not any(result.code for result, _ in timed):
                 shutil.rmtree(folder)
     except StoppedError as stopped:

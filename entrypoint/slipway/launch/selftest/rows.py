@@ -50,7 +50,7 @@ def no_gpu(ground: Ground) -> str:
 
 def nobody_else(ground: Ground) -> str:
     """Why nothing travels between processes here."""
-    return "" if ground.processes > 1 else "one GPU: nothing travels between processes"
+    return "" if ground.processes > 1 else "one process: nothing travels between processes"
 
 
 def try_node(name: str, ground: Ground) -> Iterator[Result]:
@@ -77,8 +77,9 @@ def try_compile(name: str, ground: Ground) -> Iterator[Result]:
 
 def try_allreduce(name: str, ground: Ground) -> Iterator[Result]:
     """All-reduce over all devices, with its bandwidth."""
-    largest = LARGEST["cuda" if ground.devices.gpus else "cpu"]
-    words = f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {largest}".split()
+    words = (
+        f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[ground.device]}".split()
+    )
     ended = ground.run(name, *words)
     yield judge_bandwidth(name, ended, read_json(ended.run / ALLREDUCE_FILE), describe_links(ground.devices))
 
@@ -96,7 +97,7 @@ def try_resume(name: str, ground: Ground) -> Iterator[Result]:
     """
     whole = ground.rehearse(name, "none", *RESUMED)
     half = whole.run / SNAPSHOTS / snapshot_name(HALF)
-    resumed = ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
+    resumed = whole if whole.code else ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
     files = [read_json(run / SNAPSHOTS / snapshot_name(WHOLE) / "manifest.json") for run in (whole.run, resumed.run)]
     yield judge_resume(name, whole, resumed, (files[0].get("files") or {}, files[1].get("files") or {}))
 
@@ -107,8 +108,7 @@ def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
     def look(name: str, ground: Ground) -> Iterator[Result]:
         patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
         ended = ground.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
-        device = "cuda" if ground.devices.gpus else "cpu"
-        row = judge_fault(name, fault, device, ground.processes - 1, ended)
+        row = judge_fault(name, fault, ground.device, ground.processes - 1, ended)
         recorded = len(list((node_folder(ended.run, 0) / LOGS).glob("*nccl*")))
         yield judge_stacks(row, ground.processes, recorded, ended) if fault == "hang" else row
 

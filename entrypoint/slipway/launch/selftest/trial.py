@@ -16,15 +16,16 @@ from slipway.launch.health.probe_process import ProbeEnding, start_probe, wait_f
 from slipway.launch.process_tree import end_all
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
-from slipway.launch.resolve.settings import SETTINGS
+from slipway.launch.resolve.settings import SETTINGS, Sources
+from slipway.launch.resolve.topology import resolve_topology
+from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import LOGS, METRICS_FILE, OUTCOME_FILE, node_folder, rank_log, read_json, read_run_text
 
 PATIENCE = (
     300.0  # seconds that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
 )
-CPU_PROCESSES = 2  # without a GPU, as a run would have; also on one core
-# On this node alone, whatever the environment says of others; once; and soon over when it is stopped.
-ALONE = ("--standalone", "--max-restarts", "0", "--grace-seconds", "10")
+# On this node alone, whatever the environment says of others, and once.
+ALONE = ("--standalone", "--nproc-per-node", "auto", "--max-restarts", "0")
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,19 @@ class Ended:
 
 @dataclass(frozen=True)
 class Ground:
-    """This node, and the private folder in which all jobs run. `environ` is the environment that they get."""
+    """This node, and the private folder in which all jobs run. `environ` is the environment that they get, `processes` how many
+    each has."""
 
     folder: Path
     environ: Mapping[str, str]
     devices: Devices
     host: Host
+    processes: int
 
     @property
-    def processes(self) -> int:
-        """How many a job has."""
-        return len(self.devices.gpus) or CPU_PROCESSES
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+        return "cuda" if self.devices.gpus else "cpu"
 
     def run(self, name: str, *words: str) -> Ended:
         """Run `slipway run` with a workload and its options to the end, in the run directory `name`."""
@@ -87,8 +90,7 @@ class Ground:
 
     def _end(self, name: str, words: list[str]) -> Ended:
         run, file = self.folder / name, self.folder / f"{name}.txt"
-        count = "auto" if self.devices.gpus else str(CPU_PROCESSES)
-        command = [sys.executable, "-m", *words, *ALONE, "--nproc-per-node", count, "--run-dir", str(run)]
+        command = [sys.executable, "-m", *words, *ALONE, "--run-dir", str(run)]
         with file.open("w") as output:
             job = subprocess.Popen(
                 command,
@@ -107,6 +109,15 @@ class Ground:
                 job.wait()
                 end_all(os.getpid())
         return Ended(code, file.read_text(errors="replace"), run)
+
+
+def count_processes(environ: Mapping[str, str], devices: Devices, host: Host) -> int:
+    """How many processes a job has here; 1 where none can start, which every job then says itself."""
+    sources = Sources({"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}, environ, {})
+    try:
+        return resolve_topology(sources, devices, host).processes_per_node
+    except LaunchError:
+        return 1
 
 
 def environment_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
