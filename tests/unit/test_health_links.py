@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stand_ins import make_devices
 
-from slipway.launch.health.links import MOST_LINKS, describe_links
+from slipway.launch.health.links import describe_links
 
 
 class NvmlError(Exception):
@@ -40,7 +40,7 @@ def make_nvml(links: int = 0, speed: int | None = None, pcie: tuple[int, int] | 
 @pytest.mark.parametrize(
     ("nvml", "words"),
     [
-        (make_nvml(MOST_LINKS, 26_562), "18 NVLinks, 478 GB/s each way"),
+        (make_nvml(18, 26_562), "18 NVLinks, 478 GB/s each way"),
         (make_nvml(12, 25_781), "12 NVLinks, 309 GB/s each way"),
         (make_nvml(4), "4 NVLinks"),
         (make_nvml(), "PCIe 5.0 x16, 63 GB/s each way"),

@@ -6,7 +6,7 @@ from typing import Any
 from slipway.launch.resolve.devices import Devices
 
 SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: MB/s of each active NVLink in one direction
-MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS
 # GB/s of one lane in one direction by generation: PCI-SIG's transfer rates (2.5, 5, 8, 16, 32, 64 GT/s), times 8/10 in the
 # first two for their code, 128/130 in the next three, and 242/256 in the last for its flits.
 LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
