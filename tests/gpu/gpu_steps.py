@@ -54,16 +54,3 @@ def optimized(loop: Loop, gradients: Tensors) -> Tensors:
 def copied(tensors: Tensors) -> Tensors:
     """Copies that stay as they are."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """How far two tensors lie apart, as a share of the other's length."""
-    return float((one.double() - other.double()).norm() / other.double().norm())
-
-
-# How far gradients in fp32 lie apart at most that are computed in other orders, as a share (`distance`). A sum of n terms, in
-# any order, is off by at most n × eps / 2 of what the terms' absolute values sum up to (Higham, Accuracy and Stability of
-# Numerical Algorithms, 2nd edition, section 4.2). Here n is at most 2048 (16 × 128 tokens, for the gradient of a weight), and
-# some 32 such sums follow one another, through two layers and back. Roundings have both signs, of which the bound knows nothing:
-# with that as little as √n of it remains, and there is room for sums that cancel. A doubled gradient lies 1 apart.
-REORDERED = 32 * 2048 * torch.finfo(torch.float32).eps / 2  # 0.004

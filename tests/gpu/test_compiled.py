@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_jobs import Ended
-from gpu_steps import REORDERED, distance, first_step
+from gpu_steps import first_step
 from loops import Loop
+
+from slipway.train.measure.kernels import REORDERED, distance
 
 Train = Callable[..., Loop]
 Slipway = Callable[..., Ended]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_steps import REORDERED, Step, distance, first_step, optimized
+from gpu_steps import Step, first_step, optimized
 from loops import Loop, group_of_one, open_context
 
 from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST
 from slipway.train.measure.collectives import make_buffers
+from slipway.train.measure.kernels import REORDERED, distance
 
 Train = Callable[..., Loop]
 

@@ -45,15 +45,6 @@ def test_more_processes_than_gpus_can_share_them(slipway: Slipway, device: torch
     assert f"{count} processes" in job.text
 
 
-def test_a_job_that_was_stopped_goes_on_on_the_gpu(slipway: Slipway) -> None:
-    words = ["run", "--nproc-per-node=1", "--run-dir=runs/one", "gpt", "--log-every", "5", *TEXT.split()]
-    assert slipway(*words, "--steps", "10").code == 0
-    job = slipway(*words, "--steps", "20", "--resume", "auto")
-    assert job.code == 0, job.text
-    assert "going on from" in job.text
-    assert [line["step"] for line in job.metrics if "loss" in line] == [5, 10, 15, 20]
-
-
 def test_what_was_trained_on_the_gpu_can_be_judged_and_written_with(slipway: Slipway) -> None:
     job = slipway("run", "--nproc-per-node=1", "--run-dir=runs/one", *f"gpt --steps 10 {TEXT}".split())
     assert job.code == 0, job.text

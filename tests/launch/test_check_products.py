@@ -28,12 +28,27 @@ def test_python_and_torch_know_the_same_product() -> None:
     assert squares[0] != squares[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_no_number_is_rounded_in_any_type_at_the_size_used_on_gpus(dtype: torch.dtype) -> None:
     largest = [[health.LARGEST] * health.SIDE] * health.SIDE
     highest = health.multiply_squares(largest, largest, 256)[0][0]
     numbers = [times * 256 for times in range(-highest // 256, highest // 256 + 1)]
     assert torch.tensor(numbers, dtype=dtype).long().tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "names"),
+    [
+        ("cpu", (0, 0), ["fp32"]),
+        ("cuda", (7, 5), ["fp32", "fp16"]),
+        ("cuda", (9, 0), ["fp32", "tf32", "bf16", "fp16"]),
+    ],
+)
+def test_each_arithmetic_that_a_device_has_is_tried(
+    monkeypatch: pytest.MonkeyPatch, kind: str, capability: tuple[int, int], names: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert list(health.kinds(torch.device(kind))) == names
 
 
 def test_a_device_that_computes_right_says_how_fast() -> None:

@@ -29,7 +29,8 @@ from slipway.launch.health.finding import (
     warning,
 )
 from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
-from slipway.launch.health.products import ProbeEnding, judge_product, last_json
+from slipway.launch.health.probe_process import ProbeEnding, last_json
+from slipway.launch.health.products import judge_product
 from slipway.launch.health.quick import quick_check
 from slipway.launch.health.reports import assemble
 from slipway.launch.muster.card import Finding

@@ -37,6 +37,7 @@ BESIDE = {
     "render": "slipway.render:render",
     "report": "slipway.cli.reports:report_runs",
     "sample": "slipway.cli.results:sample_run",
+    "selftest": "slipway.cli.selftest:selftest",
     "status": "slipway.cli.runs:status",
     "stop": "slipway.cli.runs:stop_run",
     "workloads": "slipway.cli.reports:workloads",

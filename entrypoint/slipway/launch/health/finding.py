@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -74,8 +74,15 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
     """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
-    column = min(LONGEST_WHAT, max((len(finding.what) for finding in findings), default=0))
-    return [line for finding in findings for line in _row(finding, column, colour, width)]
+    return table_lines([(row.level, row.what, row.found, row.advice) for row in findings], COLOURS, colour, width)
+
+
+def table_lines(
+    rows: Sequence[tuple[str, str, str, str]], colours: Mapping[str, str], colour: bool, width: int
+) -> list[str]:
+    """The same for rows of level, what, found and advice; `colours` by level."""
+    column = min(LONGEST_WHAT, max((len(what) for _, what, _, _ in rows), default=0))
+    return [line for row in rows for line in _row(*row, column, colours if colour else {}, width)]
 
 
 def terminal_width() -> int:
@@ -91,12 +98,14 @@ def summary(findings: Iterable[Finding]) -> str:
     return ", ".join(told) or "no errors or warnings"
 
 
-def _row(finding: Finding, column: int, colour: bool, width: int) -> Iterator[str]:
-    level = click.style(f"{finding.level:<7}", fg=COLOURS[finding.level]) if colour else f"{finding.level:<7}"
+def _row(
+    level: str, what: str, found: str, advice: str, column: int, colours: Mapping[str, str], width: int
+) -> Iterator[str]:
+    shown = click.style(f"{level:<7}", fg=colours[level]) if colours else f"{level:<7}"
     indent = " " * (column + 13)
-    head = f"  {level}  {finding.what:<{column}}  "
-    advice = f"→ {finding.advice}" if finding.advice else ""
-    for line in [*finding.found.splitlines(), *advice.splitlines()] or [""]:
+    head = f"  {shown}  {what:<{column}}  "
+    advised = f"→ {advice}" if advice else ""
+    for line in [*found.splitlines(), *advised.splitlines()] or [""]:
         for part in textwrap.wrap(line, width - len(indent), break_on_hyphens=False) or [""]:
             yield f"{head}{part}".rstrip()
             head = indent

@@ -1,16 +1,11 @@
 """Does each device compute right? A child process per device multiplies matrices of known product (train/measure/health.py)."""
 
-import contextlib
 import importlib.util
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from slipway.launch.health.finding import ok, sick, skipped, warning
+from slipway.launch.health.probe_process import ProbeEnding, start_probe, wait_for_probe
 from slipway.launch.muster.card import Finding
 from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.devices import Devices
@@ -18,17 +13,7 @@ from slipway.launch.resolve.devices import Devices
 MODULE = "slipway.train.measure.health"
 # A first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute.
 SECONDS = 120.0
-LAST_SECONDS = 5.0  # for a child that was killed
 BUSY = "OutOfMemoryError"
-
-
-@dataclass(frozen=True)
-class ProbeEnding:
-    """How a child ended: its report, its exit code (None: it had to be killed) and what it said last on stderr."""
-
-    report: Mapping[str, Any]
-    status: int | None
-    said: str = ""
 
 
 def look_at_products(devices: Devices, environ: Mapping[str, str], seconds: float = SECONDS) -> Iterator[Finding]:
@@ -38,46 +23,13 @@ def look_at_products(devices: Devices, environ: Mapping[str, str], seconds: floa
         yield skipped("matrix product", "torch is not installed here")
         return
     # One device a process: MIG allows no more, and one that crashes or hangs says nothing about its neighbours.
-    children = {name: _start("cuda", {**environ, "CUDA_VISIBLE_DEVICES": uuid}) for name, uuid in names.items()}
-    children = children or {"CPU": _start("cpu", {**environ, "CUDA_VISIBLE_DEVICES": ""})}
+    children = {
+        name: start_probe(MODULE, "cuda", {**environ, "CUDA_VISIBLE_DEVICES": uuid}) for name, uuid in names.items()
+    }
+    children = children or {"CPU": start_probe(MODULE, "cpu", {**environ, "CUDA_VISIBLE_DEVICES": ""})}
     until = time.monotonic() + seconds
     for name, child in children.items():
-        yield judge_product(f"{name} product", _wait(child, until), seconds)
-
-
-def _start(kind: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", MODULE, kind],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def _wait(child: subprocess.Popen[str], until: float) -> ProbeEnding:
-    try:
-        out, err = child.communicate(timeout=max(0.1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver survives even that
-            child.communicate(timeout=LAST_SECONDS)
-        return ProbeEnding({}, None)
-    return ProbeEnding(last_json(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
-
-
-def last_json(lines: Sequence[str]) -> Mapping[str, Any]:
-    """The last line of JSON; libraries may have printed something, too."""
-    for line in reversed(lines):
-        try:
-            report = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(report, dict):
-            return report
-    return {}
+        yield judge_product(f"{name} product", wait_for_probe(child, until), seconds)
 
 
 def judge_product(what: str, ending: ProbeEnding, seconds: float) -> Finding:

@@ -126,6 +126,12 @@ def spawned(workload: Workload) -> Workload:
     return dataclasses.replace(workload, command=command, spawned=True)
 
 
+def rehearsed(workload: Workload, fault: str) -> Workload:
+    """Return one of our workloads as `slipway selftest` trains it: with this fault, or `none`, on its last rank."""
+    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.workloads.selftest", fault, workload.name)
+    return dataclasses.replace(workload, command=command)
+
+
 def is_program(first: str) -> bool:
     """Whether a first argument means a user's own program: `path/to/script.py` or `-m`."""
     return first == "-m" or first.endswith(".py")

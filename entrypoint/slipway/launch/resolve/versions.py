@@ -18,6 +18,7 @@ def read_versions(host: Host, devices: Devices) -> dict[str, Any]:
         "runtime": host.runtime,
         "python": platform.python_version(),
         "torch": installed("torch"),
+        "cuda": installed("nvidia-cuda-runtime-cu12"),
         "nccl": installed("nvidia-nccl-cu12"),
         "driver": devices.driver or None,
         "gpus": [gpu.name for gpu in devices.gpus],

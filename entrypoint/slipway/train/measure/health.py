@@ -17,7 +17,9 @@ import time
 import torch
 
 SIDE = 23  # of the small squares; a prime, so that no unit of the device always gets the same numbers
-LARGEST = 3  # of their integers: 23 · 3² = 207 < 256, which bf16 still represents (8 bits), as it does 2ⁿ times that
+# Of their integers: 23 · 3² = 207 < 256, which bf16 still represents (8 bits), as it does 2ⁿ times that; so does fp16, whose
+# largest number is 65,504: 207 · 256 = 52,992.
+LARGEST = 3
 TIMES = {"cuda": 256, "cpu": 32}  # how often they fit; a power of two
 SQUARES = 3  # different pairs of factors
 CALLS = {"cuda": 20, "cpu": 2}  # with each, so that a unit which fails now and then is noticed
@@ -42,15 +44,19 @@ def repeat(square: Square, times: int, dtype: torch.dtype, device: torch.device)
 
 def kinds(device: torch.device) -> dict[str, tuple[torch.dtype, bool]]:
     """The arithmetics of a device by name: type, and whether fp32 may be rounded to TF32, for the tensor cores."""
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0):
-        return {"fp32": (torch.float32, False)}
-    return {"fp32": (torch.float32, False), "tf32": (torch.float32, True), "bf16": (torch.bfloat16, False)}
+    found = {"fp32": (torch.float32, False)}
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        found |= {"tf32": (torch.float32, True), "bf16": (torch.bfloat16, False)}
+    if device.type == "cuda":  # tensor cores have it since 7.0, below which this torch does not go
+        found["fp16"] = (torch.float16, False)
+    return found
 
 
 def check_products(device: torch.device) -> dict[str, str]:
     """`right` with what was computed and how fast, or `wrong` with the first wrong number."""
-    # Sums of parts in bf16 would be rounded, which is fine for training and no fault of the device.
+    # Sums of parts in 16 bits would be rounded, which is fine for training and no fault of the device.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     told, times, calls = [], TIMES[device.type], CALLS[device.type]
     for name, (dtype, rounded) in kinds(device).items():
         torch.set_float32_matmul_precision("high" if rounded else "highest")

@@ -1,0 +1,150 @@
+"""`slipway selftest`: does this image do what it promises, on the devices that are here?"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from slipway.cli.launching import CONTEXT
+from slipway.protocol.errors import CODE_OF
+from slipway.protocol.mistake import did_you_mean
+
+if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
+    from slipway.launch.selftest.report import Timed
+    from slipway.launch.selftest.rows import Row
+    from slipway.launch.selftest.trial import Ground
+
+
+class StoppedError(BaseException):
+    """Somebody stopped the selftest; no probe that catches errors may hold it up. `code` is the exit code that says so."""
+
+    def __init__(self, number: int) -> None:
+        from slipway.launch.attempt.stops import STOP_WORDS
+
+        kind = signal.Signals(number)
+        super().__init__(kind.name)
+        self.code = CODE_OF[STOP_WORDS[kind]]
+
+
+def run_selftest(as_json: bool, only: str | None) -> None:
+    """Prove this image, or this checkout, on the devices of this node.
+
+    Real jobs, one after the other, from a product of matrices to a hang on purpose. Takes minutes, needs no network, and
+    leaves nothing behind but what belongs to rows that failed. On several nodes start it on each: it looks at its own alone.
+    What it prints belongs into a report of a mistake.
+
+    Exit code 0: all rows are ok or were skipped. 77: this node is unhealthy. 1: the image, or the checkout, is at fault. 78:
+    something is configured wrongly.
+    """
+    from slipway.launch.health.finding import terminal_width
+    from slipway.launch.health.links import describe_links
+    from slipway.launch.resolve.devices import read_devices
+    from slipway.launch.resolve.host import read_host
+    from slipway.launch.resolve.versions import read_versions
+    from slipway.launch.selftest.report import report_json, report_lines
+    from slipway.launch.selftest.rows import ROWS
+    from slipway.launch.selftest.trial import Ground, count_processes, environment_of_jobs
+
+    chosen = choose_rows(ROWS, only)
+    environ = environment_of_jobs(os.environ)
+    host, devices = read_host(environ), read_devices(environ)
+    processes = count_processes(environ, devices, host)
+    try:
+        with private_folder() as folder:
+            timed = try_rows(chosen, Ground(folder, environ, devices, host, processes))
+            if not any(result.code for result, _ in timed):
+                shutil.rmtree(folder)
+    except StoppedError as stopped:
+        click.echo(f"slipway: selftest: {stopped}: stopped, and nothing is left behind", err=True)
+        sys.exit(stopped.code)
+    report = report_json(timed, read_versions(host, devices), describe_links(devices))
+    click.echo(json.dumps(report, indent=1) if as_json else "\n".join(report_lines(report, True, terminal_width())))
+    if report["code"]:
+        click.echo(f"slipway: selftest: what the jobs left lies in {folder}", err=True)
+    sys.exit(report["code"])
+
+
+def choose_rows(rows: tuple["Row", ...], only: str | None) -> tuple["Row", ...]:
+    """The rows that were asked for, in the table's order. Raises click.BadParameter for a name that is none."""
+    names = [name.strip() for name in only.split(",")] if only else [row.name for row in rows]
+    known = [row.name for row in rows]
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(
+            f"{unknown[0]!r} is no row; type some of {','.join(known)}.{did_you_mean(unknown[0], known)}",
+            param_hint="--only",
+        )
+    return tuple(row for row in rows if row.name in names)
+
+
+def try_rows(rows: tuple["Row", ...], ground: "Ground") -> list["Timed"]:
+    """One row after the other, with its progress on stderr."""
+    from slipway.launch.attempt.worker_output import say
+    from slipway.launch.selftest.judge import broken, left_out
+
+    timed: list[Timed] = []
+    for number, row in enumerate(rows, 1):
+        say(f"selftest {number}/{len(rows)}: {row.name}: {row.proves}")
+        begin = time.monotonic()
+        if reason := row.lacks(ground):
+            results = [left_out(row.name, reason)]
+        else:
+            try:
+                results = list(row.look(row.name, ground))
+            except Exception as error:  # one that breaks hides no other
+                results = [broken(row.name, f"{type(error).__name__}: {error}")]
+        seconds = time.monotonic() - begin
+        timed += [(result, seconds / len(results)) for result in results]
+        for result in results:
+            say(f"  {result.level} after {seconds:.0f} s: {result.found}")
+    return timed
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for all jobs among the temporary files. At a signal that stops a job, StoppedError ends the block.
+
+    No process that was started in it survives, and no folder where somebody stopped it.
+    """
+    from slipway.launch.attempt.stops import STOP_WORDS, turn_deaf
+    from slipway.launch.process_tree import adopt_orphans, end_all
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        turn_deaf()  # a second one would interrupt the tidying
+        raise StoppedError(number)
+
+    adopt_orphans()
+    folder = Path(tempfile.mkdtemp(prefix="slipway-selftest-"))
+    before = {number: signal.signal(number, stop) for number in STOP_WORDS}
+    try:
+        yield folder
+    except BaseException:
+        end_all(os.getpid())
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        turn_deaf()
+        end_all(os.getpid())
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: exit code, machine, and the rows.")
+ONLY = click.Option(["--only"], metavar="ROW,…", help="Try these rows alone, with commas between the names.")
+selftest = click.Command(
+    "selftest",
+    callback=run_selftest,
+    params=[JSON, ONLY],
+    help=run_selftest.__doc__,
+    epilog="\b\nExample: slipway selftest --only products,gpt",
+    context_settings=CONTEXT,
+)

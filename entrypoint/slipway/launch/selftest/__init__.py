@@ -1,0 +1,1 @@
+"""`slipway selftest`: proves this image, or this checkout, on the devices that are here."""

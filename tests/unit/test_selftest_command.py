@@ -1,0 +1,82 @@
+"""`slipway selftest` as a command: which rows, what it prints, what it leaves. The rows are made up."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stand_ins import Slipway, make_devices, make_host
+
+from slipway.launch.resolve import devices, host
+from slipway.launch.selftest import rows
+from slipway.launch.selftest.judge import Result, broken, passed
+from slipway.launch.selftest.rows import Row
+from slipway.launch.selftest.trial import Ground
+
+
+def good(name: str, ground: Ground) -> Iterator[Result]:
+    (ground.folder / "left").touch()
+    yield passed(name, "right")
+
+
+def bad(name: str, ground: Ground) -> Iterator[Result]:
+    yield broken(name, "wrong numbers", 77, "take it out")
+
+
+def breaks(name: str, ground: Ground) -> Iterator[Result]:
+    yield passed(name, "the first half")
+    raise ValueError("no such thing")
+
+
+@pytest.fixture(autouse=True)
+def _stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = (Row("good", "", good), Row("bad", "", bad), Row("breaks", "", breaks), Row("gpu", "", bad, rows.no_gpu))
+    monkeypatch.setattr(rows, "ROWS", made)
+    monkeypatch.setattr(devices, "read_devices", lambda environ: make_devices())
+    monkeypatch.setattr(host, "read_host", lambda environ: make_host())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.glob("slipway-selftest-*"))
+
+
+def test_what_works_and_what_is_skipped_end_with_0_and_leave_nothing(slipway: Slipway, tmp_path: Path) -> None:
+    answer = slipway("selftest", "--only", "gpu, good")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0].split() == ["ok", "good", "right", "(0", "s)"]
+    assert lines[1].split()[:5] == ["skipped", "gpu", "needs", "a", "GPU:"]
+    assert lines[2] == "1 ok, 1 skipped, in 0 s"
+    assert lines[3].startswith("no GPU (no NVIDIA driver), ")
+    assert "slipway: selftest 2/2: gpu" in answer.err
+    assert left(tmp_path) == []
+
+
+def test_rows_that_fail_hide_no_others_and_what_they_left_is_named(slipway: Slipway, tmp_path: Path) -> None:
+    answer = slipway("selftest", "--json")
+    report = json.loads(answer.out)
+    assert answer.code == report["code"] == 77
+    assert {row["what"]: row["level"] for row in report["rows"]} == {
+        "good": "ok", "bad": "failed", "breaks": "failed", "gpu": "skipped",
+    }  # fmt: skip
+    assert report["rows"][2]["found"] == "ValueError: no such thing"
+    assert set(report["rows"][1]) == {"what", "level", "found", "advice", "code", "seconds"}
+    assert {"slipway", "image", "torch", "cuda", "nccl", "driver", "gpus", "kernel", "links"} <= set(report["machine"])
+    [folder] = left(tmp_path)
+    assert f"what the jobs left lies in {folder}" in answer.err
+
+
+def test_what_is_no_nodes_fault_is_the_images(slipway: Slipway) -> None:
+    answer = slipway("selftest", "--only", "breaks")
+    assert answer.code == 1
+    assert "exit code 1: the image, or this checkout, is at fault" in answer.out
+
+
+def test_a_row_that_is_not_there_is_a_mistake(slipway: Slipway) -> None:
+    answer = slipway("selftest", "--only", "good,gppu")
+    assert answer.code == 2
+    assert "'gppu' is no row; type some of good,bad,breaks,gpu. Did you mean gpu?" in answer.err
