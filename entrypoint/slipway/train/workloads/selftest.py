@@ -77,7 +77,7 @@ def main() -> None:
     # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     fault, workload, *args = sys.argv[1:]
-    with open_context() as context:
+    with open_context(abandon=True) as context:
         train(context, fault, workload, args)
 
 
