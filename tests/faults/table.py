@@ -176,7 +176,7 @@ FAULTS = [
     Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20, needs=("mounts",)),
     Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
     Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume(), needs=("mounts",)),
-    Fault("disk becomes read-only", becomes_read_only, 77, "a node is unhealthy: .*Read-only file system", SOON, FROM_20, needs=("loop devices",)),
+    Fault("disk becomes read-only", becomes_read_only, 77, "a node is unhealthy: .*Read-only file system", SOON, Resume(20, exact=False), needs=("loop devices",)),  # what the metrics had not brought to the disk is lost with it
     Fault("temporary files and caches full", nowhere_else, 0, "^finished on 1 node", SOON, FINISHED, needs=("mounts",)),
     Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, FROM_20, core=True),
     Fault("run directory deleted, then a rank dies", run_directory_goes(deleted=True), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, Resume()),
