@@ -155,6 +155,7 @@ def test_the_default_ends_a_crash_loop_before_the_limit_does() -> None:
         (ended("failed", "RuntimeError: Connection closed by peer"), True),
         (ended("failed", "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill"), False),
         (ended("failed", "ModuleNotFoundError: No module named 'x'"), False),
+        (ended("failed", "RuntimeError: Unable to find address for: eth0"), True),
         (ended("failed", "SIGSEGV"), False),
     ],
 )  # fmt: skip

@@ -23,6 +23,7 @@ PASSING = (
     r"Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
     r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable"
     r"|Connection refused|timed out"
+    r"|Unable to find address for"  # gloo's, of a network interface that is down while its cable or container is cut off
 )
 
 
