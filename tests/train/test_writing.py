@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import slipway
 from slipway.train.loop.metrics import keep_metrics
 from slipway.train.snapshots import snapshot as module
+from slipway.train.snapshots import writer as writing
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.snapshots.writer import ALIGNED, Writer, set_aside
 
@@ -128,20 +130,22 @@ class OnGpu(torch.Tensor):
     is_cuda = property(lambda _: True)  # type: ignore[assignment]
 
 
-def test_for_tensors_on_a_gpu_that_piece_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[tuple[int, int]] = []
-
-    class Cudart:
-        @staticmethod
-        def cudaHostRegister(begin: int, size: int, flags: int) -> int:  # noqa: N802
-            pinned.append((begin, size))
-            return flags
-
-    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
-    monkeypatch.setattr(torch.cuda, "check_error", lambda error: None)
-    memory, _ = set_aside({("model", "a"): torch.ones(1000).as_subclass(OnGpu)})
-    assert pinned == [(memory.data_ptr(), memory.nbytes)]
-    assert memory.nbytes < 4096
+def test_for_tensors_on_a_gpu_that_piece_is_pinned_as_it_is_and_no_longer_than_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: dict[int, int] = {}
+    monkeypatch.setattr(writing, "pin", lambda memory: pinned.update({memory.data_ptr(): memory.nbytes}))
+    monkeypatch.setattr(writing, "unpin", lambda memory: pinned.pop(memory.data_ptr()))
+    monkeypatch.setattr(writing, "copy_all", lambda sources, targets: lambda: None)
+    writer = Writer(tmp_path, keep=1)
+    for step in (1, 2):
+        writer.start(Snapshot(step, {}, {"model": {"a": torch.ones(1000).as_subclass(OnGpu)}}), copy=True)
+        assert not writer.wait(30)
+        writer.check()
+    assert list(pinned.values()) == [4032]
+    del writer
+    gc.collect()
+    assert not pinned
 
 
 def test_a_snapshot_that_cannot_be_written_is_told_when_it_is_asked_for(

@@ -499,3 +499,9 @@ def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, An
 )
 def test_out_of_memory_kills_are_counted(tmp_path: Path, files: dict[str, str], count: int) -> None:
     assert count_ooms(write_files(tmp_path, files)) == count
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "failed"), ("cuda", "unhealthy")])
+def test_a_script_that_wants_a_gpu_where_there_is_none_is_its_own_fault(tmp_path: Path, device: str, word: str) -> None:
+    said = {1: ["RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"]}
+    assert end(tmp_path, own=False, device=device, status=1, failures=[failure(1, 1)], last=said).word == word

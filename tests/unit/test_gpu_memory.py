@@ -63,5 +63,5 @@ def test_memory_of_the_last_attempt_is_waited_for(
     def look() -> Devices:
         return looks.pop(0) if len(looks) > 1 else looks[0]
 
-    wait_for_memory(holding(*before), look, clock, lines.append)
+    wait_for_memory(holding(*before).gpus, look, clock, lines.append)
     assert (clock.now, lines) == (seconds, said)

@@ -154,6 +154,12 @@ def make_sockets(*gpus: int, cpus: int = 64) -> Devices:
     )
 
 
+UNEVEN = Devices(
+    tuple(
+        replace(gpu, cores=cores) for gpu, cores in zip(make_devices(2).gpus, (tuple(range(31)), (31,)), strict=True)
+    ),
+    32.0,
+)
 BINDING = "(--cpu-binding none leaves it to the system)"
 
 
@@ -164,6 +170,7 @@ BINDING = "(--cpu-binding none leaves it to the system)"
         ({}, make_sockets(1), f"CPU binding: local rank 0 on cores 32-63, near their GPUs {BINDING}"),
         ({}, make_sockets(0, -1), f"CPU binding: local rank 0 on cores 0-31, near their GPUs {BINDING}"),
         ({"SLIPWAY_CPU_BINDING": "none"}, make_sockets(0, 0, 1, 1), None),
+        ({}, UNEVEN, None),  # the second process would have a core of its own, and all would wait for it
         ({"NPROC_PER_NODE": "2"}, make_sockets(0, 0, 1, 1), None),  # perhaps with two GPUs each
         ({"NPROC_PER_NODE": "cpu"}, make_sockets(0, 0, 1, 1), None),
         ({}, make_devices(4), None),

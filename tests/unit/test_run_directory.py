@@ -240,6 +240,13 @@ def test_a_run_that_did_not_finish_is_resumed(word: str) -> None:
     assert choose(resume="auto").path.name == "linear-a"
 
 
+def test_copied_snapshots_do_not_look_newer_than_what_is_written_from_now_on() -> None:
+    snapshot = Path("runs/mine/snapshots/step-00000500")
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text('{"attempt": 7}')
+    assert choose(resume="auto", run_dir="runs/mine").attempt == 8
+
+
 def test_the_attempt_only_grows() -> None:
     attempts = []
     for started in (5.0, 6.0, 7.0):

@@ -162,6 +162,8 @@ def test_errors_in_a_held_folder_tell_its_name(tmp_path: Path) -> None:
         ("/r/a/snapshots/step-00000003", "/r/a", ("snapshots", "step-00000003")),
         ("/r/node-1/snapshots", "/r/node-1", ("snapshots",)),
         ("node-1", ".", ("node-1",)),
+        ("/scratch/node-12/me/runs/gpt-1", "/scratch/node-12/me/runs/gpt-1", ()),
+        ("/mnt/snapshots/me/runs/x/node-0/outcome", "/mnt/snapshots/me/runs/x", ("node-0", "outcome")),
     ],
 )
 def test_the_levels_of_a_run(folder: str, run: str, names: tuple[str, ...]) -> None:

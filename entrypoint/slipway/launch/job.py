@@ -16,6 +16,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
@@ -80,7 +81,9 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
         announce(job, node, ending, ending.pause)
         if not stops.wait(ending.pause):
-            wait_for_memory(job.devices, partial(read_devices, job.environ), stops, say)
+            topology = job.plan.topology
+            used = place_gpus(topology.gpus, topology.processes_per_node)
+            wait_for_memory(used, partial(read_devices, job.environ), stops, say)
 
 
 def was_stopped(stops: Stops) -> bool:

@@ -11,6 +11,7 @@ from slipway.protocol.outcomes import Word
 # CUDA 12 runs on this driver and newer ones: https://docs.nvidia.com/deploy/cuda-compatibility/, minor version compatibility.
 OLDEST_DRIVER = "525.60.13"
 DRIVER_TOO_OLD = r"driver on your system is too old|driver version is insufficient"
+NO_DEVICE = r"no CUDA-capable device|No CUDA GPUs|no GPUs found!|Found no NVIDIA driver"
 SMALL_SHM = r"shared memory|/dev/shm"  # a data loader's, and NCCL's
 NO_INTERFACE = r"no (socket |IP )?interface found|No usable listening interface"
 
@@ -27,7 +28,7 @@ _TABLE = tuple(
             Word.UNHEALTHY,
         ),
         (r"unspecified launch failure|CUDA unknown error", Word.UNHEALTHY),
-        (r"no CUDA-capable device|No CUDA GPUs|no GPUs found!|Found no NVIDIA driver", Word.UNHEALTHY),
+        (NO_DEVICE, Word.UNHEALTHY),
         (rf"{DRIVER_TOO_OLD}|unsupported display driver|driver initialization failed", Word.UNHEALTHY),
         (r"CUDA driver is a stub|attempted on non supported HW|system not yet initialized", Word.UNHEALTHY),
         # What is left of CUDA's is the workload's own: too little memory, a kernel that is wrong.

@@ -27,10 +27,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
-def remove_tree(path: Path, missing_ok: bool = False) -> None:
+def remove_tree(path: Path) -> None:
     """Delete a folder and everything in it, of a link only the link. Raises OSError."""
     if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok)
+        path.unlink()
     else:
         shutil.rmtree(path)
 

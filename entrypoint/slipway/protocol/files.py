@@ -23,6 +23,7 @@ OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's o
 # Results of `allreduce`, `linear --compare` and `check`:
 ALLREDUCE_FILE, COMPARISON_FILE, CHECK_FILE = "allreduce.json", "comparison.json", "check.json"
 SNAPSHOTS, CHARTS = "snapshots", "tensorboard"  # folders
+MANIFEST = "manifest.json"  # in each snapshot's folder
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
@@ -81,7 +82,10 @@ def list_snapshots(folder: Path) -> list[Path]:
 
 def newest_step(run: Path) -> int | None:
     """The step of the newest snapshot in a run directory, None without one."""
-    newest = next(iter(list_snapshots(run / SNAPSHOTS)), None)
+    try:
+        newest = next(iter(list_snapshots(run / SNAPSHOTS)), None)
+    except OSError:  # a disk that is away for a while
+        return None
     return snapshot_step(newest) if newest else None
 
 
@@ -91,6 +95,11 @@ def attempt_in(record: Mapping[str, Any]) -> int:
     return number if type(number) is int and 0 < number <= ATTEMPTS else 0
 
 
+def snapshot_attempt(path: Path) -> int:
+    """The number of the attempt that wrote a snapshot; 0 where its manifest does not say."""
+    return attempt_in(read_json(path / MANIFEST))
+
+
 def newest_attempt(run: Path) -> int:
     """The number of the newest attempt on a run; 0 where nothing says."""
     return attempt_in(read_json(run / RUN_FILE))
@@ -98,10 +107,11 @@ def newest_attempt(run: Path) -> int:
 
 def levels_below_run(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """The run directory that a folder lies in, or is, and the names from there, by what folders of a run are called."""
-    for number, name in reversed(list(enumerate(folder.parts))):
-        if name in (SNAPSHOTS, CHARTS) or number_in(name, NODE) is not None:
-            return Path(*folder.parts[:number]), folder.parts[number:]
-    return folder, ()
+    _, above, name = ("", "", *folder.parts)[-3:]
+    depth = int(name in (SNAPSHOTS, CHARTS) or number_in(name, NODE) is not None)
+    if above == SNAPSHOTS or (number_in(above, NODE) is not None and name in (LOGS, OUTCOMES, HEARTBEATS)):
+        depth = 2
+    return Path(*folder.parts[: len(folder.parts) - depth]), folder.parts[len(folder.parts) - depth :]
 
 
 @contextmanager

@@ -16,7 +16,15 @@ from slipway.launch.process_tree import signal_name
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome
-from slipway.protocol.causes import DRIVER_TOO_OLD, NO_INTERFACE, OLDEST_DRIVER, SMALL_SHM, cause_of, in_one_line
+from slipway.protocol.causes import (
+    DRIVER_TOO_OLD,
+    NO_DEVICE,
+    NO_INTERFACE,
+    OLDEST_DRIVER,
+    SMALL_SHM,
+    cause_of,
+    in_one_line,
+)
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word
@@ -67,6 +75,7 @@ class Facts:
     parent: str = "torchrun"  # what started the workers
     run: Path | None = None  # the run directory, as the workers know it
     runtime: str = "host"  # what runs us, as in Host
+    device: str = "cuda"  # what the plan gave to the processes: cuda or cpu
 
 
 def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -184,6 +193,8 @@ def _cause(
         said = cause_of(evidence)
         # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair.
         word = said if facts.own or said != Word.PEER else Word.FAILED
+        if facts.device == "cpu" and re.search(NO_DEVICE, evidence):
+            word = Word.FAILED  # the launcher said at the start that there is none
     if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
         word = Word.UNHEALTHY  # the worker could not write down how it ended
     if facts.own and facts.run and re.search(rf"{DENIED}.*'{re.escape(str(facts.run))}/", evidence):

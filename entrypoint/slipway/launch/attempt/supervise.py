@@ -66,6 +66,7 @@ class Attempt:
             self.ranks,
             run=run.path,
             runtime=topology.runtime,
+            device=topology.device,
         )
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
@@ -206,7 +207,7 @@ class Attempt:
             if disk := raise_flag(self.node_dir, stop):
                 self.facts.disk = disk
                 self.deadline.give_up(time.monotonic())
-        if not self.plan.workload.own and not (self.node_dir / HONOURS_STOP).exists():
+        if not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP):  # noqa: PTH110  # Path.exists raises ESTALE
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
             send_signal(ready, stop.number)

@@ -68,6 +68,15 @@ def place_gpus(gpus: tuple[Gpu, ...], processes: int) -> tuple[Gpu, ...]:
     return tuple(gpus[local % len(gpus)] for local in range(processes)) if gpus else ()
 
 
+def is_fair(gpus: tuple[Gpu, ...], processes: int, cpus: float) -> bool:
+    """Whether each process, on the cores near its GPU, would have at least half of an equal share of the `cpus`.
+
+    A job that was given cores of one socket and one core of the other would wait for the processes on that one.
+    """
+    bound = [gpu.cores for gpu in place_gpus(gpus, processes) if gpu.cores]
+    return all(len(cores) // bound.count(cores) >= cpus / processes / 2 for cores in bound)
+
+
 def share_gpus(gpus: tuple[Gpu, ...], processes: int, process: Process | None) -> bool:
     """Whether two processes of this node may be on one physical GPU, which NCCL refuses ("Duplicate GPU detected").
 

@@ -12,7 +12,14 @@ from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.host import Host
-from slipway.launch.resolve.placement import choose_backend, choose_threads, place_gpus, place_processes, share_gpus
+from slipway.launch.resolve.placement import (
+    choose_backend,
+    choose_threads,
+    is_fair,
+    place_gpus,
+    place_processes,
+    share_gpus,
+)
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
 from slipway.launch.resolve.schedulers import (
     BEFORE_PLAIN,
@@ -157,7 +164,8 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.runtime)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
-    if device == "cpu" or processes < len(devices.gpus) or sources.value("SLIPWAY_CPU_BINDING") == "none":
+    wanted = processes >= len(devices.gpus) and sources.value("SLIPWAY_CPU_BINDING") != "none"
+    if device == "cpu" or not wanted or not is_fair(devices.gpus, processes, devices.cpus):
         devices = devices._replace(gpus=tuple(replace(gpu, cores=()) for gpu in devices.gpus))
     return Topology(
         nodes=nodes,

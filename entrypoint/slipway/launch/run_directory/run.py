@@ -5,6 +5,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from slipway.protocol.files import (
     WAITING_FILE,
     attempt_in,
     held_folder,
+    list_snapshots,
     newest_attempt,
     newest_step,
     node_folder,
     rank_file,
     read_json,
+    snapshot_attempt,
     write_json,
 )
 from slipway.protocol.outcomes import Word
@@ -115,14 +118,19 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
     if own and (resume == "none" or newest_step(path) is not None):
         resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
-    return Run(path, resume, _attempt_of(plan, record), own=own)
+    return Run(path, resume, _attempt_of(plan, path, record), own=own)
 
 
-def _attempt_of(plan: Plan, record: Mapping[str, Any]) -> int:
+def _attempt_of(plan: Plan, run: Path, record: Mapping[str, Any]) -> int:
     """The number of the attempt that begins. With a launcher per process that of rank 0 may have written it down already."""
     topology, newest = plan.topology, attempt_in(record)
     begun = topology.process and topology.rank and topology.start is not None and record.get("start") == topology.start
-    return newest if begun and newest else max(newest, topology.restarts) + 1
+    if begun and newest:
+        return newest
+    # Snapshots that were copied here, or whose run.json is lost, must not look newer than what is written from now on.
+    with suppress(OSError):
+        newest = max(newest, *map(snapshot_attempt, list_snapshots(run / SNAPSHOTS)), 0)
+    return max(newest, topology.restarts) + 1
 
 
 def newest_run(runs: Path, workload: str = "") -> Path | None:

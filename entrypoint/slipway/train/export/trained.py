@@ -15,10 +15,18 @@ from typing import Any
 
 import torch
 
-from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, RUN_FILE, SNAPSHOTS, list_snapshots, snapshot_name
+from slipway.protocol.files import (
+    MANIFEST,
+    METRICS_FILE,
+    OPTIONS_FILE,
+    RUN_FILE,
+    SNAPSHOTS,
+    list_snapshots,
+    snapshot_name,
+)
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.metrics import read_evaluation
-from slipway.train.snapshots.snapshot import MANIFEST, MODEL, Snapshot, load_newest, load_snapshot
+from slipway.train.snapshots.snapshot import MODEL, Snapshot, load_newest, load_snapshot
 
 # Options that say where files lay on this machine, or what is done with the result.
 LEFT_OUT = ("config", "export")

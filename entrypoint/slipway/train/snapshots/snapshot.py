@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ from safetensors.torch import load
 from slipway.protocol.durable import make_folder, remove_tree, sync_folder
 from slipway.protocol.files import (
     LARGEST,
+    MANIFEST,
     STEP,
-    attempt_in,
     held_folder,
     list_snapshots,
     open_run_file,
     parse_json,
-    read_json,
+    snapshot_attempt,
     snapshot_name,
     snapshot_step,
 )
@@ -41,7 +41,6 @@ from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
 from slipway.train.worker.outcome import NoProgressError, SupersededError
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = ".safetensors"
 MODEL = "model"  # the stem of the files with the weights
@@ -91,7 +90,8 @@ def save_snapshot(
         try:
             verify_snapshot(held / final.name)
         except SnapshotError as error:
-            raise OSError(errno.EIO, f"the disk does not give back what was written: {error}") from error
+            wrong = str(error).replace(str(held), str(folder))
+            raise OSError(errno.EIO, f"the disk does not give back what was written: {wrong}") from error
         if superseded():  # a process may be frozen for an hour between any two lines
             raise SupersededError("another launcher went on with this run, so no snapshot is deleted any more")
         prune(held, snapshot, keep)
@@ -114,7 +114,8 @@ def write_snapshot(
             write_contents(held, snapshot, note)
     except OSError:
         if not superseded():  # else the other cleared ours away, and this one may be his
-            remove_tree(temporary, missing_ok=True)  # a full disk is needed for saying so
+            with suppress(OSError):  # what went wrong first counts
+                remove_tree(temporary)  # a full disk is needed for saying so
             raise
     if superseded():
         raise SupersededError("another launcher went on with this run, so this snapshot is not taken")
@@ -131,7 +132,7 @@ def newest_first(folder: Path) -> list[Path]:
     perhaps: what it finishes then is of an earlier attempt. Where the manifest does not tell, the step alone counts.
     """
     found = list_snapshots(folder)
-    attempts = {path: attempt_in(read_json(path / MANIFEST)) for path in found}
+    attempts = {path: snapshot_attempt(path) for path in found}
     newest = max(attempts.values(), default=0)
     return sorted(found, key=lambda path: (attempts[path] or newest, snapshot_step(path)), reverse=True)
 
@@ -141,7 +142,7 @@ def prune(folder: Path, written: Snapshot, keep: int) -> None:
     snapshots = list_snapshots(folder)
     wanted = [path for path in snapshots if snapshot_step(path) <= written.step][:keep]
     for path in snapshots:
-        if path not in wanted and attempt_in(read_json(path / MANIFEST)) <= written.attempt:
+        if path not in wanted and snapshot_attempt(path) <= written.attempt:
             # A half-deleted snapshot must not look like a damaged one.
             remove_tree(path.rename(folder / f".{path.name}.deleting"))
 
@@ -235,7 +236,7 @@ def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
         elif name != STATE:
             tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, size, sha256)))
     state = parse_state(path, read_file(path / STATE, *manifest[STATE]))
-    return Snapshot(snapshot_step(path), state, tensors, attempt_in(read_json(path / MANIFEST)))
+    return Snapshot(snapshot_step(path), state, tensors, snapshot_attempt(path))
 
 
 def parse_tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
@@ -273,7 +274,7 @@ def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str
             warn(f"skipping the damaged snapshot {path.name}: {error}")
             continue
         for later in list_snapshots(folder):
-            if snapshot_step(later) > found.step and 0 < attempt_in(read_json(later / MANIFEST)) < found.attempt:
+            if snapshot_step(later) > found.step and 0 < snapshot_attempt(later) < found.attempt:
                 warn(
                     f"passing over {later.name}, which an earlier attempt finished after this one had gone on without it"
                 )

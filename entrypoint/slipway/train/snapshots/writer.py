@@ -8,6 +8,7 @@ beside OpenMP, gloo and CUDA is a hazard, and the child outlives a killed worker
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +33,6 @@ class Writer:
         self.written = 0  # bytes so far, for whoever waits
         self._keep = keep
         self._aside: dict[Names, torch.Tensor] = {}
-        self._memory: list[torch.Tensor] = []  # what those lie in; pinned memory must not be freed
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
@@ -87,8 +87,11 @@ class Writer:
         new = {names: tensor for names, tensor in places.items() if form(tensor) != form(self._aside.get(names))}
         if new:
             memory, copies = set_aside(new)
-            self._memory.append(memory)
             self._aside |= copies
+            if any(tensor.is_cuda for tensor in new.values()):
+                pin(memory)
+                # Before it is freed: whatever gets its address next could not be pinned.
+                weakref.finalize(self, unpin, memory).atexit = False
         ready = copy_all(places, self._aside)
         tensors = {stem: {name: self._aside[stem, name] for name in named} for stem, named in snapshot.tensors.items()}
         return replace(snapshot, tensors=tensors), ready
@@ -100,22 +103,30 @@ def form(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
 
 
 def set_aside(tensors: Mapping[Names, torch.Tensor]) -> tuple[torch.Tensor, dict[Names, torch.Tensor]]:
-    """CPU memory in one piece, and room in it for a copy of each tensor; it is pinned where any of them is on a GPU.
-
-    torch's allocator of pinned memory rounds each piece up to a power of two, which for GPT-2 makes 2.31 GiB of 1.39; one that
-    was allocated otherwise is pinned as it is: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html.
-    """
+    """CPU memory in one piece, and room in it for a copy of each tensor."""
     begins, size = {}, 0
     for names, tensor in tensors.items():
         begins[names], size = size, size + -(-tensor.nbytes // ALIGNED) * ALIGNED
     memory = torch.empty(size, dtype=torch.uint8)
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), size, 0))
     return memory, {
         names: memory[begin : begin + tensors[names].nbytes].view(tensors[names].dtype).view(tensors[names].shape)
         for names, begin in begins.items()
     }
+
+
+def pin(memory: torch.Tensor) -> None:
+    """Let a GPU write into CPU memory by itself: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html.
+
+    torch's allocator of pinned memory rounds each tensor up to a power of two, which for GPT-2 makes 2.31 GiB of 1.39.
+    """
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def unpin(memory: torch.Tensor) -> None:
+    """Undo `pin`."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostUnregister(memory.data_ptr()))
 
 
 def copy_all(sources: Mapping[Names, torch.Tensor], targets: Mapping[Names, torch.Tensor]) -> Callable[[], None]:
