@@ -73,7 +73,7 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
 def break_the_disk(faults: Mapping[str, Any]) -> None:
     def write(path: Any, *_: Any) -> None:
         time.sleep(faults.get("slow", {}).get("save", 0))
-        if "full_disk" in faults and f"{faults['full_disk']:08d}" in str(path):
+        if "full_disk" in faults and f"{faults['full_disk']:08d}" in os.path.realpath(path):  # a folder that is held
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     wrap(snapshot, "write_file", write)

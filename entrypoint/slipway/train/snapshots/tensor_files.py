@@ -30,6 +30,7 @@ def write_file(
     """
     digest = hashlib.sha256()
     size = 0
+    path.unlink(missing_ok=True)
     with path.open("xb") as file:  # a link that somebody put there is not followed
         for piece in pieces(chunks):
             file.write(piece)
