@@ -107,7 +107,7 @@ def newest_attempt(run: Path) -> int:
 
 def levels_below_run(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """The run directory that a folder lies in, or is, and the names from there, by what folders of a run are called."""
-    _, above, name = ("", "", *folder.parts)[-3:]
+    above, name = ("", "", *folder.parts)[-2:]
     depth = int(name in (SNAPSHOTS, CHARTS) or number_in(name, NODE) is not None)
     if above == SNAPSHOTS or (number_in(above, NODE) is not None and name in (LOGS, OUTCOMES, HEARTBEATS)):
         depth = 2

@@ -19,7 +19,7 @@ from slipway.launch.selftest.judge import (
     judge_training,
 )
 from slipway.launch.selftest.trial import Ground
-from slipway.protocol.files import ALLREDUCE_FILE, LOGS, SNAPSHOTS, node_folder, read_json, snapshot_name
+from slipway.protocol.files import ALLREDUCE_FILE, LOGS, MANIFEST, SNAPSHOTS, node_folder, read_json, snapshot_name
 
 KERNELS = "slipway.train.measure.kernels"
 LEARNING = "gpt --preset tiny --steps 50 --warmup 10 --log-every 25 --eval-samples 16 --sample-tokens 0".split()  # noqa: SIM905
@@ -98,7 +98,7 @@ def try_resume(name: str, ground: Ground) -> Iterator[Result]:
     whole = ground.rehearse(name, "none", *RESUMED)
     half = whole.run / SNAPSHOTS / snapshot_name(HALF)
     resumed = whole if whole.code else ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
-    files = [read_json(run / SNAPSHOTS / snapshot_name(WHOLE) / "manifest.json") for run in (whole.run, resumed.run)]
+    files = [read_json(run / SNAPSHOTS / snapshot_name(WHOLE) / MANIFEST) for run in (whole.run, resumed.run)]
     yield judge_resume(name, whole, resumed, (files[0].get("files") or {}, files[1].get("files") or {}))
 
 
