@@ -103,7 +103,7 @@ def probe(site: Site, *words: str, **variables: str) -> list[dict[str, str]]:
 def test_two_nodes_train_in_the_image_which_does_not_know_their_user(site: Site) -> None:
     job = site.train(*LINEAR, SLIPWAY_TEST_HOOKS="stranger")
     assert job.end() == "COMPLETED", job.text
-    assert "2 nodes × 2 CPU processes = 4 processes" in job.text or site.real
+    assert re.search(r"2 nodes × \d+ CPU processes", job.text), job.text
     assert "finished on 2 nodes" in job.text
     assert not LOUD.search(job.text), job.text
     [run] = site.team.glob(f"runs/*-{job.number}")

@@ -47,7 +47,7 @@ class Site:
     def train(self, *words: str, options: tuple[str, ...] = ("--nodes=2",), **variables: str) -> Job:
         """Submit slurm/train.sbatch with these words for `slipway run`."""
         given = {
-            "NPROC_PER_NODE": "2",
+            "NPROC_PER_NODE": "cpu",  # GPUs that Slurm grants here are but device nodes
             "IMAGE": self.image,
             "SHARED": str(self.team),
             **(self.variables or {}),
