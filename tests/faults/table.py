@@ -186,7 +186,7 @@ FAULTS = [
     dies("before its name", "os.rename", WRITING, 1, 10),
     dies("before its name is durable", "open", "/snapshots$", 2, 20),
     dies("before the older one goes", "os.rename", "step-00000010$", 1, 20),
-    dies("while the older one goes", "os.remove", "model.safetensors$", 1, 20),
+    dies("while the older one goes", "os.remove", "^model.safetensors$", 1, 20),
     Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has"), core=True),
     Fault("bit-flipped snapshot", found(flip("optimizer.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/optimizer.safetensors has")),
     Fault("file of a snapshot deleted", found(delete("ranks.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/ranks.safetensors is missing")),
