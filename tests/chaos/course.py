@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checks import find_odd_ending, find_odd_result
 from containers import docker
-from places import SETTINGS, STEPS, WORKLOADS, ContainedNode, Node, find_processes
+from places import SETTINGS, STEPS, WORKLOADS, ContainedNode, Node, find_processes, remove_network
 from plans import STARTS, Again, Harm, Plan
 
 from slipway.protocol.files import newest_step, read_json
@@ -59,7 +59,7 @@ class Course:
                 self.settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
             if self.contained:
                 docker("network", "create", f"chaos-{self.mark}")
-                stack.callback(docker, "network", "rm", f"chaos-{self.mark}")
+                stack.callback(remove_network, f"chaos-{self.mark}")
             for rank in range(self.plan.nodes):
                 self.nodes.append(self.start(rank, 0, self.folder / f"disk-{rank}-0"))
             while not self.is_over():

@@ -190,3 +190,12 @@ def is_engine_here() -> bool:
     if needs.find_missing("engine"):
         return False
     return needs.works("docker", "image", "inspect", needs.IMAGE)
+
+
+def remove_network(name: str) -> None:
+    """Remove a network of which the engine may still be taking out a container that has ended. RuntimeError after a minute."""
+    until = time.monotonic() + 60
+    while engine("network", "rm", name).wait():
+        if time.monotonic() > until:
+            raise RuntimeError(f"docker network rm {name} fails for a minute")
+        time.sleep(0.5)
