@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from stand_ins import plan_for, write_files
 
-from slipway.launch.attempt import deadline, supervise
+from slipway.launch.attempt import supervise
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.run_directory.run import Run
+from slipway.protocol.files import HONOURS_STOP
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
 
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "AFTER_FAILURE", HURRY)
+    monkeypatch.setattr(supervise, "AFTER_FAILURE", HURRY)
     monkeypatch.setattr(supervise, "TICK", 0.05)
     monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)  # pytest's process should stay as it is
 
@@ -28,8 +29,8 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 class Worker:
     """A worker that ends by itself after a while. What `fails` is told a moment after its start."""
 
-    def __init__(self, fails: str, node_dir: Path) -> None:
-        self.process = subprocess.Popen(["sleep", str(SAVING)], start_new_session=True)
+    def __init__(self, fails: str, node_dir: Path, command: tuple[str, ...] = ("sleep", str(SAVING))) -> None:
+        self.process = subprocess.Popen(command, start_new_session=True)
         self.started, self.workers, self.words = True, [self.process.pid], ""
         self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
 
@@ -78,3 +79,63 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
         stops.came = [Stop(time.monotonic(), signal.SIGTERM, "SIGTERM")] if stop else []
         attempt = Attempt(plan_for(), run, grace=60.0, hang=0.0, say=lambda line: None, stops=stops)
         assert attempt.supervise({}, worker.lost).status == status
+
+
+SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
+PASSES_OVER = ("sh", "-c", "trap : TERM; while :; do sleep 0.05; done")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "after_failure", "status"),
+    [
+        (SAVES, False, None, 0),
+        (SAVES, False, HURRY, -signal.SIGKILL),
+        (SAVES, True, None, -signal.SIGKILL),  # it is not told
+        (PASSES_OVER, True, None, -signal.SIGKILL),
+        (("sleep", "60"), False, None, -signal.SIGTERM),
+    ],
+    ids=["saves", "the setting", "flag", "flag, passed over", "without a handler"],
+)
+def test_a_script_is_told_of_another_nodes_failure_and_may_save(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    flag: bool,
+    after_failure: float | None,
+    status: int,
+) -> None:
+    worker = Worker("node", tmp_path / "node-0", command)
+
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
+        relay.close_writers()
+        return worker
+
+    monkeypatch.setattr(supervise, "Child", start)
+    (tmp_path / "train.py").touch()
+    plan = plan_for((str(tmp_path / "train.py"),))
+    run = Run(tmp_path, "none", 1)
+    (run.node(0) / "logs").mkdir(parents=True)
+    if flag:
+        (run.node(0) / HONOURS_STOP).touch()
+    with Stops() as stops:
+        attempt = Attempt(plan, run, 60.0, 0.0, lambda line: None, stops, after_failure)
+        facts = attempt.supervise({}, worker.lost)
+    assert facts.status == status
+
+
+@pytest.mark.parametrize("exitcode", [-signal.SIGTERM, 128 + signal.SIGTERM])
+def test_who_ended_by_that_sigterm_is_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exitcode: int) -> None:
+    worker = Worker("node", tmp_path / "node-0", ("sleep", "60"))
+    monkeypatch.setattr(Worker, "failures", [{"rank": 0, "exitcode": exitcode, "time": 1.0}])
+
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
+        relay.close_writers()
+        return worker
+
+    monkeypatch.setattr(supervise, "Child", start)
+    (tmp_path / "train.py").touch()
+    run = Run(tmp_path, "none", 1)
+    (run.node(0) / "logs").mkdir(parents=True)
+    with Stops() as stops:
+        attempt = Attempt(plan_for((str(tmp_path / "train.py"),)), run, 60.0, 0.0, lambda line: None, stops)
+        assert attempt.supervise({}, worker.lost).failures == []

@@ -38,7 +38,7 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
-    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
+    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops, job.after_failure)
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise(job.plan.environment(job.environ), lost)
     try:

@@ -84,13 +84,16 @@ def _processes(text: str) -> int | str:
         raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
 
 
-def _restarts(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return _number(0, 1000)(text)
-    except ValueError:
-        raise ValueError("a number from 0 to 1000 or auto are allowed") from None
+def _number_or_auto(low: int, high: int) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        if text == "auto":
+            return text
+        try:
+            return _number(low, high)(text)
+        except ValueError:
+            raise ValueError(f"a number from {low} to {high} or auto are allowed") from None
+
+    return parse
 
 
 def _words(text: str) -> str:
@@ -170,10 +173,18 @@ SETTINGS = (
         "S",
     ),
     Setting(
+        "SLIPWAY_AFTER_FAILURE_SECONDS",
+        "--after-failure-seconds",
+        "auto",
+        _number_or_auto(1, 86_400),
+        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and 5 where Slipway saves.",
+        "S|auto",
+    ),
+    Setting(
         "SLIPWAY_MAX_RESTARTS",
         "--max-restarts",
         "auto",
-        _restarts,
+        _number_or_auto(0, 1000),
         "How often a job that failed is started again: auto is 3 for Slipway's workloads and 0 for your own script.",
         "N|auto",
     ),
