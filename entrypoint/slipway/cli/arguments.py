@@ -78,9 +78,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     if options.get("standalone"):
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
-    if options.get("env_file") and not path.is_file():
+    if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
         raise LaunchError(f"--env-file {path}: there is no such file.")
-    env_file = read_env_file(path) if path.is_file() else {}
+    env_file = read_env_file(path) if options.get("env_file") or path.is_file() else {}
     sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
@@ -177,7 +177,7 @@ def _hash_stdlib() -> str:
 
 def _require_mpi() -> None:
     asked = "import sys, torch.distributed as d; sys.exit(not d.is_mpi_available())"
-    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+    if subprocess.run([sys.executable, "-P", "-c", asked], check=False).returncode:
         raise LaunchError(
             "This torch was built without the mpi backend. Use --backend nccl (GPUs) or gloo (CPUs); to start from mpirun, "
             "start one launcher per process: `mpirun -n 8 -x MASTER_ADDR=HOST slipway run …` uses nccl or gloo between them."

@@ -37,7 +37,10 @@ from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchErr
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
-ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes of a worker that left the signal to Python, or a shell
+ENDED_BY_TERM = (
+    -signal.SIGTERM,
+    128 + signal.SIGTERM,
+)  # exit codes of a worker that left the signal to Python, or a shell
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
 
 

@@ -40,11 +40,15 @@ class Workload:
 _LEASHED = ("setpriv", "--pdeathsig=KILL")
 # The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
 # the stop flag; a user's own program gets the default handlers back.
-_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
+_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1,HUP")
+
+
+# Python for our own modules: files in the working directory must not stand in for what they import (-P).
+_PYTHON = (sys.executable, "-P", "-u", "-m")
 
 
 def _ours(name: str, summary: str, **more: Any) -> Workload:
-    command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
+    command = (*_LEASHED, *_PYTHON, f"slipway.train.workloads.{name}")
     return Workload(name, summary, command, own=True, early=True, **more)
 
 
@@ -113,7 +117,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 CHECK = Workload(
     "check",
     "the nodes exchange what they found, and numbers",
-    (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
+    (*_LEASHED, *_DEFAULT_SIGNALS, *_PYTHON, "slipway.train.workloads.check"),
     early=True,
     resumes=False,
     keeps=False,
@@ -122,13 +126,13 @@ CHECK = Workload(
 
 def spawned(workload: Workload) -> Workload:
     """Return one of our workloads as a single process that starts its workers itself, instead of torchrun."""
-    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.worker.spawn", workload.name)
+    command = (*_LEASHED, *_PYTHON, "slipway.train.worker.spawn", workload.name)
     return dataclasses.replace(workload, command=command, spawned=True)
 
 
 def rehearsed(workload: Workload, fault: str) -> Workload:
     """Return one of our workloads as `slipway selftest` trains it: with this fault, or `none`, on its last rank."""
-    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.workloads.selftest", fault, workload.name)
+    command = (*_LEASHED, *_PYTHON, "slipway.train.workloads.selftest", fault, workload.name)
     return dataclasses.replace(workload, command=command)
 
 
