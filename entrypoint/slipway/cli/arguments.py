@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.launching import hyphens, launcher_options, take_options
+from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
@@ -43,6 +43,10 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
     topology = resolve_topology(sources, devices, host)
+    if topology.nodes > 1:
+        refuse_rendezvous(options)
+    elif options.get("rdzv_id"):
+        topology = dataclasses.replace(topology, rendezvous_id=options["rdzv_id"])
     if workload.spawned:
         _require_one_machine(topology)
     if chosen and workload.staged:
@@ -51,9 +55,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
-    topology = dataclasses.replace(
-        topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
-    )
+    notes = warnings(host, topology, results_folder(sources), workload.own)
+    notes = [*notes, *([] if workload.own else misplaced(arguments, workload.name))]
+    topology = dataclasses.replace(topology, notes=(*topology.notes, *notes))
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
