@@ -76,7 +76,7 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
 # those of another job. And the launchers' secret is none of theirs.
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
-    | {LOCAL_DEVICES, LOCAL_CORES}
+    | {LOCAL_DEVICES, LOCAL_CORES, "SLIPWAY_PREVIOUS_OUTCOME"}
 )
 
 
