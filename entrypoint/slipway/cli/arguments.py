@@ -55,9 +55,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
-    notes = warnings(host, topology, results_folder(sources), workload.own)
-    notes = [*notes, *([] if workload.own else misplaced(arguments, workload.name))]
-    topology = dataclasses.replace(topology, notes=(*topology.notes, *notes))
+    notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes += [] if workload.own else misplaced(arguments, workload.name)
+    topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
