@@ -47,6 +47,14 @@ def test_they_have_as_long_as_the_setting_says(slipway: Run, tmp_path: Path) -> 
     assert not (tmp_path / "saved-0").exists()
 
 
+def test_the_ranks_of_another_node_may_save_too(node: Run, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=7, fails=True))
+    jobs = [node(rank, 2, "saves.py") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
+    assert (tmp_path / "saved-0").read_text() == "SIGTERM"
+    assert any("rank 1: exit code 3" in line for line in jobs[0].closing), jobs[0].closing
+
+
 def read_all(terminal: int, words: str, launcher: int) -> str:
     """What came on a terminal until these words did."""
     seen, until = "", time.monotonic() + 100

@@ -172,9 +172,9 @@ def test_what_changes_nothing_here_is_taken(slipway: Slipway) -> None:
 @pytest.mark.parametrize(
     ("words", "warned"),
     [
-        (["train.py", "--nproc-per-node", "2"], "--nproc-per-node"),
-        (["train.py", "--lr", "1", "--grace_seconds=5"], "--grace-seconds"),
-        (["-m", "pkg", "--standalone"], "--standalone"),
+        (["train.py", "--nproc-per-node", "2"], "slipway run --nproc-per-node … train.py"),
+        (["train.py", "--lr", "1", "--grace_seconds=5"], "slipway run --grace-seconds … train.py"),
+        (["-m", "pkg", "--standalone"], "slipway run --standalone … -m pkg"),
         (["--nproc-per-node", "1", "train.py", "--resume", "auto", "--backend", "gloo"], ""),
         (["linear", "--nproc-per-node", "2"], ""),
     ],
@@ -186,5 +186,5 @@ def test_an_option_of_ours_behind_a_script_is_warned_of_and_passed_on(
     answer = slipway("plan", *words)
     assert answer.code == 0
     lines = [line for line in answer.out.splitlines() if "stands behind" in line]
-    assert [line.split()[1] for line in lines] == ([warned] if warned else [])
+    assert [line.partition("program: ")[2] for line in lines] == ([warned] if warned else [])
     assert not warned or words[-1] in answer.out.splitlines()[-1]

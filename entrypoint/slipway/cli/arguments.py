@@ -37,7 +37,8 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
-    workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
+    words = words or shlex.split(sources.value("WORKLOAD"))
+    workload, arguments = find_workload(words)
     chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
@@ -56,7 +57,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
     notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
-    notes += [] if workload.own else misplaced(arguments, workload.name)
+    notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
     topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
         _require_mpi()
