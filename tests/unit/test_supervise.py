@@ -139,3 +139,25 @@ def test_who_ended_by_that_sigterm_is_no_cause(tmp_path: Path, monkeypatch: pyte
     with Stops() as stops:
         attempt = Attempt(plan_for((str(tmp_path / "train.py"),)), run, 60.0, 0.0, lambda line: None, stops)
         assert attempt.supervise({}, worker.lost).failures == []
+
+
+def test_torchrun_is_not_waited_for_once_the_workers_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own end waits for the torchrun of the other node."""
+    worker = Worker("node", tmp_path / "node-0", ("sleep", "60"))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    worker.workers = [ended.pid]
+
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
+        relay.close_writers()
+        return worker
+
+    monkeypatch.setattr(supervise, "Child", start)
+    (tmp_path / "train.py").touch()
+    run = Run(tmp_path, "none", 1)
+    (run.node(0) / "logs").mkdir(parents=True)
+    began = time.monotonic()
+    with Stops() as stops:
+        attempt = Attempt(plan_for((str(tmp_path / "train.py"),)), run, 60.0, 0.0, lambda line: None, stops)
+        assert attempt.supervise({}, worker.lost).status == -signal.SIGKILL
+    assert time.monotonic() - began < 15

@@ -67,10 +67,8 @@ class Stops:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         kind = signal.Signals(number)
-        amounts = (
-            signal.SIGTERM if kind == signal.SIGHUP else kind
-        )  # which scripts handle that save when they are stopped
-        self.came.append(Stop(time.monotonic(), amounts, kind.name))
+        # Scripts that save when they are stopped handle SIGTERM.
+        self.came.append(Stop(time.monotonic(), signal.SIGTERM if kind == signal.SIGHUP else kind, kind.name))
 
     def __exit__(self, *_: object) -> None:
         """Give back the handlers that were there before."""

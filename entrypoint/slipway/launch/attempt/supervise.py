@@ -37,10 +37,7 @@ from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchErr
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
-ENDED_BY_TERM = (
-    -signal.SIGTERM,
-    128 + signal.SIGTERM,
-)  # exit codes of a worker that left the signal to Python, or a shell
+ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
 
 
@@ -181,6 +178,8 @@ class Attempt:
             self.deadline.fail(now, self._time_to_end(), news.gone)
         if facts.lost:
             self._signal_script(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
+            if child.workers and not any(map(state_of, child.workers)):
+                self.deadline.fail(now, LAST_OUTPUT)  # torchrun alone is left, which waits for that of the other node
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)
 

@@ -41,8 +41,6 @@ _LEASHED = ("setpriv", "--pdeathsig=KILL")
 # The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
 # the stop flag; a user's own program gets the default handlers back.
 _DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1,HUP")
-
-
 # Python for our own modules: files in the working directory must not stand in for what they import (-P).
 _PYTHON = (sys.executable, "-P", "-u", "-m")
 
