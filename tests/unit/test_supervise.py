@@ -10,9 +10,11 @@ import pytest
 from stand_ins import plan_for, write_files
 
 from slipway.launch.attempt import supervise
+from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HONOURS_STOP
 
@@ -50,6 +52,36 @@ class Worker:
         return time.monotonic() > self._late
 
 
+def supervise_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    worker: Worker,
+    plan: Plan,
+    asked: tuple[Stop, ...] = (),
+    after_failure: float | None = None,
+) -> Facts:
+    """See an attempt through in this run directory, with a stand-in for torchrun and its workers."""
+
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
+        relay.close_writers()
+        return worker
+
+    monkeypatch.setattr(supervise, "Child", start)
+    run = Run(folder, "none", 1)
+    (run.node(0) / "logs").mkdir(parents=True, exist_ok=True)
+    with Stops() as stops:
+        stops.came = [*asked]
+        attempt = Attempt(plan, run, 60.0, 0.0, lambda line: None, stops, after_failure)
+        return attempt.supervise({}, worker.lost)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Plan:
+    """The plan of a user's script."""
+    (tmp_path / "train.py").touch()
+    return plan_for((str(tmp_path / "train.py"),))
+
+
 @pytest.mark.parametrize(
     ("fails", "stop", "status"),
     [
@@ -67,22 +99,12 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
 ) -> None:
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
     worker = Worker(fails, tmp_path / "node-0")
-
-    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
-        relay.close_writers()
-        return worker
-
-    monkeypatch.setattr(supervise, "Child", start)
-    run = Run(tmp_path, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True)
-    with Stops() as stops:
-        stops.came = [Stop(time.monotonic(), signal.SIGTERM, "SIGTERM")] if stop else []
-        attempt = Attempt(plan_for(), run, grace=60.0, hang=0.0, say=lambda line: None, stops=stops)
-        assert attempt.supervise({}, worker.lost).status == status
+    asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),) if stop else ()
+    assert supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked).status == status
 
 
 SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
-PASSES_OVER = ("sh", "-c", "trap : TERM; while :; do sleep 0.05; done")
+SLEEPS = ("sleep", "60")
 
 
 @pytest.mark.parametrize(
@@ -90,74 +112,42 @@ PASSES_OVER = ("sh", "-c", "trap : TERM; while :; do sleep 0.05; done")
     [
         (SAVES, False, None, 0),
         (SAVES, False, HURRY, -signal.SIGKILL),
-        (SAVES, True, None, -signal.SIGKILL),  # it is not told
-        (PASSES_OVER, True, None, -signal.SIGKILL),
-        (("sleep", "60"), False, None, -signal.SIGTERM),
+        (SAVES, True, None, -signal.SIGKILL),
+        (SLEEPS, False, None, -signal.SIGTERM),
     ],
-    ids=["saves", "the setting", "flag", "flag, passed over", "without a handler"],
+    ids=["saves", "the setting", "looks at the flag, and so is not told", "without a handler"],
 )
 def test_a_script_is_told_of_another_nodes_failure_and_may_save(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    script: Plan,
     command: tuple[str, ...],
     flag: bool,
     after_failure: float | None,
     status: int,
 ) -> None:
     worker = Worker("node", tmp_path / "node-0", command)
-
-    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
-        relay.close_writers()
-        return worker
-
-    monkeypatch.setattr(supervise, "Child", start)
-    (tmp_path / "train.py").touch()
-    plan = plan_for((str(tmp_path / "train.py"),))
-    run = Run(tmp_path, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True)
     if flag:
-        (run.node(0) / HONOURS_STOP).touch()
-    with Stops() as stops:
-        attempt = Attempt(plan, run, 60.0, 0.0, lambda line: None, stops, after_failure)
-        facts = attempt.supervise({}, worker.lost)
-    assert facts.status == status
+        write_files(tmp_path / "node-0", {HONOURS_STOP: ""})
+    assert supervise_worker(monkeypatch, tmp_path, worker, script, after_failure=after_failure).status == status
 
 
 @pytest.mark.parametrize("exitcode", [-signal.SIGTERM, 128 + signal.SIGTERM])
-def test_who_ended_by_that_sigterm_is_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exitcode: int) -> None:
-    worker = Worker("node", tmp_path / "node-0", ("sleep", "60"))
+def test_who_ended_by_that_sigterm_is_no_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan, exitcode: int
+) -> None:
+    worker = Worker("node", tmp_path / "node-0", SLEEPS)
     monkeypatch.setattr(Worker, "failures", [{"rank": 0, "exitcode": exitcode, "time": 1.0}])
-
-    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
-        relay.close_writers()
-        return worker
-
-    monkeypatch.setattr(supervise, "Child", start)
-    (tmp_path / "train.py").touch()
-    run = Run(tmp_path, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True)
-    with Stops() as stops:
-        attempt = Attempt(plan_for((str(tmp_path / "train.py"),)), run, 60.0, 0.0, lambda line: None, stops)
-        assert attempt.supervise({}, worker.lost).failures == []
+    assert supervise_worker(monkeypatch, tmp_path, worker, script).failures == []
 
 
-def test_torchrun_is_not_waited_for_once_the_workers_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_not_waited_for_once_the_workers_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
+) -> None:
     """Its own end waits for the torchrun of the other node."""
-    worker = Worker("node", tmp_path / "node-0", ("sleep", "60"))
+    worker, began = Worker("node", tmp_path / "node-0", SLEEPS), time.monotonic()
     ended = subprocess.Popen(["true"])
     ended.wait()
     worker.workers = [ended.pid]
-
-    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
-        relay.close_writers()
-        return worker
-
-    monkeypatch.setattr(supervise, "Child", start)
-    (tmp_path / "train.py").touch()
-    run = Run(tmp_path, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True)
-    began = time.monotonic()
-    with Stops() as stops:
-        attempt = Attempt(plan_for((str(tmp_path / "train.py"),)), run, 60.0, 0.0, lambda line: None, stops)
-        assert attempt.supervise({}, worker.lost).status == -signal.SIGKILL
+    assert supervise_worker(monkeypatch, tmp_path, worker, script).status == -signal.SIGKILL
     assert time.monotonic() - began < 15
