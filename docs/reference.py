@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from slipway.cli.cli import slipway
-from slipway.launch.resolve.settings import SETTINGS
+from slipway.launch.resolve.settings import LIBRARIES, SETTINGS
 from slipway.options import WORKLOADS
 from slipway.options.command import click_command
 from slipway.protocol.errors import EXITS
@@ -50,6 +50,14 @@ def settings() -> Iterator[str]:
     yield "`slipway plan` shows every value, where it came from and what it overrides."
     yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py); options of a workload are in"
     yield "[the command line](cli.md)."
+    libraries = ", ".join(f"`{name}…`" for name in LIBRARIES)
+    yield from [
+        "",
+        "Of `.env`, or `--env-file FILE`, those lines count that name a setting, `IMAGE`, `COMPOSE_FILE`, or a variable of",
+        f"torch's libraries ({libraries}), which the workers get.",
+        "They are plain `NAME=value`, without quotes, `$` or `export`; else they are an error (78), as is a name in",
+        "`SLIPWAY_…` that is no setting. All other lines are yours: they may look as they like, and the workers do not get them.",
+    ]
     yield from [
         "",
         "| setting | other names | option | values | default | what it is |",

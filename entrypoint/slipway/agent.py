@@ -24,6 +24,7 @@ from slipway.protocol.files import STOP_FILE
 from slipway.reaper import stand_between
 
 MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
+A_DAY = 86_400  # s; after a failure the launcher ends those that take too long, not torchrun after its 30 s
 
 
 def main(argv: list[str]) -> int:
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> int:
             # torchrun must neither signal them again nor kill them after its 30 s.
             while stop.exists() and any(handler.proc.poll() is None for handler in self.subprocess_handlers.values()):
                 time.sleep(0.1)
-            super().close(death_sig, timeout)
+            super().close(death_sig, A_DAY if self._failures else timeout)
 
     def meet(self: StaticTCPRendezvous) -> RendezvousInfo:
         """torchrun's rendezvous, but for a mark in its store: another job's store at this address would be waited at for long."""

@@ -36,6 +36,9 @@ def start(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["train.py", "run"], ["run", "train.py", "run"]),
         (["./dir/train.py"], ["run", "./dir/train.py"]),
         (["-m", "pkg", "-m"], ["run", "-m", "pkg", "-m"]),
+        (["-mpkg"], ["run", "-mpkg"]),
+        (["--module", "pkg"], ["run", "--module", "pkg"]),
+        (["--no-python", "sh"], ["run", "--no-python", "sh"]),
         (["--help"], ["--help"]),
         (["--version"], ["--version"]),
     ],
@@ -83,7 +86,7 @@ def test_an_executable_keeps_the_process_and_its_signals() -> None:
         (["zzzzzz"], "Available are"),
         (["absent.py"], "There is no file absent.py in"),
         (["./absent"], "neither a command"),
-        (["plain.txt"], "not executable"),
+        (["plain.txt"], "slipway run plain.txt"),
         (["-m"], "name of a module"),
     ],
 )

@@ -18,7 +18,7 @@ from click.shell_completion import BashComplete
 from stand_ins import Slipway
 
 from slipway.cli import cli
-from slipway.cli.launching import RDZV
+from slipway.cli.launching import RDZV, TORCHRUN
 from slipway.launch.resolve.plan import DEBUG
 from slipway.launch.resolve.settings import BY_NAME
 from slipway.options import WORKLOADS as KINDS
@@ -67,7 +67,7 @@ def test_the_page_that_test_reference_compares_has_every_option_and_default(name
 def test_only_what_is_refused_is_hidden(name: str, command: click.Command) -> None:
     refused = set()
     if command.name in ("run", "plan", "check") or name.startswith("slipway render "):
-        refused |= set(RDZV)
+        refused |= {*RDZV, *(word for names in TORCHRUN for word in names)}
     if name.startswith("slipway render "):
         refused |= {BY_NAME[place].option for place in (*PLACES, "WORLD_SIZE")} | {"--standalone"}
     assert {word for option in options_of(command, hidden=True) for word in option.opts} == refused
@@ -172,7 +172,7 @@ def test_runs_are_offered_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert offered(command, "--runs", "other") == ["gpt-3"]
     Path(".env").write_text("SLIPWAY_RUNS=other\n")
     assert offered(command) == ["gpt-3"]
-    Path(".env").write_text("what is this")
+    Path(".env").write_text("SLIPWAY_RUNS: what is this")
     assert offered(command) == []
 
 
@@ -228,7 +228,7 @@ def test_what_is_mistyped_is_answered_with_what_is_nearest(
 ) -> None:
     answer = slipway(*words)
     assert answer.code == code
-    assert re.search(rf"Did you mean '?{near}", answer.err), answer.err
+    assert re.search(rf"Did you mean (one of: .*)?'?{near}", answer.err), answer.err
 
 
 @pytest.mark.parametrize("words", [["sample", "absent"], ["eval", "absent"], ["export", "absent", "model"]])

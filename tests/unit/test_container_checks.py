@@ -197,7 +197,7 @@ def test_in_the_image_the_env_file_overrules_where_results_go(slipway: Slipway) 
 
 def test_names_that_docker_compose_reads_from_the_same_file_are_left_to_it(slipway: Slipway) -> None:
     Path(".env").write_text(
-        "COMPOSE_FILE=compose/compose.yaml:compose/cpu.yaml\nCOMPOSE_PROFILES=tensorboard\nSLIPWAY_IMAGE=slipway:dev\n"
+        "COMPOSE_FILE=compose/compose.yaml:compose/cpu.yaml\nCOMPOSE_PROFILES=tensorboard\nIMAGE=slipway:dev\n"
         "TENSORBOARD_PORT=6006\nNPROC_PER_NODE=1\n"
     )
     made = slipway("plan", "linear")

@@ -2,17 +2,17 @@
 
 import pytest
 
-from slipway.launch.attempt.deadline import AFTER_FAILURE, STACKS, Deadline, Due
+from slipway.launch.attempt.deadline import STACKS, Deadline, Due
 
-GRACE = 100.0
+GRACE, AFTER_FAILURE = 100.0, 5.0
 
 
 def happened(*events: str) -> Deadline:
     """What happened at second 0, 1, 2, …"""
     deadline = Deadline(GRACE)
     for now, event in enumerate(events):
-        if event == "node gone":
-            deadline.fail(now, gone=True)
+        if event in ("fail", "node gone"):
+            deadline.fail(now, AFTER_FAILURE, gone=event == "node gone")
         else:
             getattr(deadline, event)(now)
     return deadline

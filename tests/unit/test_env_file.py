@@ -1,4 +1,4 @@
-"""The lines of a `.env` file that docker, compose and python-dotenv read alike; all others are refused unread."""
+"""Our lines of a `.env` file are those that docker, compose and python-dotenv read alike; others are passed over unread."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.settings import read_env_file
+from slipway.launch.resolve.settings import read_all_values, read_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
@@ -19,54 +19,51 @@ def read(folder: Path, text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        ("NAME=value", "value"),
-        ("NAME=v", "v"),
-        ("NAME=gpt --preset tiny", "gpt --preset tiny"),
-        ("NAME=a#b", "a#b"),
-        ("NAME=a#", "a#"),
-        ("NAME=https://host:1/path?a=b&c=d#part", "https://host:1/path?a=b&c=d#part"),
-        ("NAME=YQ==", "YQ=="),
-        ("NAME=a=b=c", "a=b=c"),
-        ("NAME==", "="),
-        ("NAME=*?[]{}()<>|;&!~%@,:+-/", "*?[]{}()<>|;&!~%@,:+-/"),
-        ("NAME=Straße", "Straße"),
+        ("WORKLOAD=value", "value"),
+        ("WORKLOAD=v", "v"),
+        ("WORKLOAD=gpt --preset tiny", "gpt --preset tiny"),
+        ("WORKLOAD=a#b", "a#b"),
+        ("WORKLOAD=a#", "a#"),
+        ("WORKLOAD=https://host:1/path?a=b&c=d#part", "https://host:1/path?a=b&c=d#part"),
+        ("WORKLOAD=YQ==", "YQ=="),
+        ("WORKLOAD=a=b=c", "a=b=c"),
+        ("WORKLOAD==", "="),
+        ("WORKLOAD=*?[]{}()<>|;&!~%@,:+-/", "*?[]{}()<>|;&!~%@,:+-/"),
+        ("WORKLOAD=Straße", "Straße"),
         ("# comment", None),
         ("  # comment", None),
-        ("#NAME=value", None),
+        ("#WORKLOAD=value", None),
         ("", None),
         ("   ", None),
-        ("NAME=", None),
+        ("WORKLOAD=", None),
     ],
 )
 def test_lines_that_all_readers_understand_alike(tmp_path: Path, line: str, value: str | None) -> None:
-    assert read(tmp_path, f"{line}\nLAST=1\n") == ({"LAST": "1"} if value is None else {"NAME": value, "LAST": "1"})
+    assert read(tmp_path, f"{line}\nRANK=1\n") == ({"RANK": "1"} if value is None else {"WORKLOAD": value, "RANK": "1"})
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "TOKEN='hunter2'",
-        'TOKEN="hunter2"',
-        'TOKEN=hunter2"',
-        "TOKEN=hunter2's",
-        "TOKEN=$hunter2",
-        "TOKEN=hunter2$$",
-        "TOKEN=${hunter2}",
-        "TOKEN=hunter2\\n",
-        "TOKEN=`hunter2`",
-        "export TOKEN=hunter2",
-        "TOKEN=hunter2 # mine",
-        "TOKEN=hunter2\t# mine",
-        "TOKEN= hunter2",
-        "TOKEN=hunter2 ",
-        "TOKEN=hunter2\t",
-        "TOKEN =hunter2",
-        " TOKEN=hunter2",
-        "1TOKEN=hunter2",
-        "TO-KEN=hunter2",
-        "TOKEN: hunter2",
-        "TOKEN hunter2",
-        "=hunter2",
+        "SLIPWAY_TOKEN='hunter2'",
+        'SLIPWAY_TOKEN="hunter2"',
+        'SLIPWAY_TOKEN=hunter2"',
+        "SLIPWAY_TOKEN=hunter2's",
+        "SLIPWAY_TOKEN=$hunter2",
+        "SLIPWAY_TOKEN=hunter2$$",
+        "SLIPWAY_TOKEN=${hunter2}",
+        "SLIPWAY_TOKEN=hunter2\\n",
+        "SLIPWAY_TOKEN=`hunter2`",
+        "export SLIPWAY_TOKEN=hunter2",
+        "SLIPWAY_TOKEN=hunter2 # mine",
+        "SLIPWAY_TOKEN=hunter2\t# mine",
+        "SLIPWAY_TOKEN= hunter2",
+        "SLIPWAY_TOKEN=hunter2 ",
+        "SLIPWAY_TOKEN=hunter2\t",
+        "SLIPWAY_TOKEN =hunter2",
+        " SLIPWAY_TOKEN=hunter2",
+        "SLIPWAY_TOKEN: hunter2",
+        "SLIPWAY_TOKEN hunter2",
     ],
 )
 def test_other_lines_are_refused_by_file_and_line_and_never_show_the_value(tmp_path: Path, line: str) -> None:
@@ -80,11 +77,11 @@ def test_other_lines_are_refused_by_file_and_line_and_never_show_the_value(tmp_p
 
 def test_a_name_without_a_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="line 1"):
-        read(tmp_path, "NAME\n")
+        read(tmp_path, "RANK\n")
 
 
 def test_the_last_of_two_lines_counts(tmp_path: Path) -> None:
-    assert read(tmp_path, "NAME=1\nNAME=2\n") == {"NAME": "2"}
+    assert read(tmp_path, "WORKLOAD=1\nWORKLOAD=2\n") == {"WORKLOAD": "2"}
 
 
 def test_line_ends_of_windows_are_no_part_of_a_value(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_line_ends_of_windows_are_no_part_of_a_value(tmp_path: Path) -> None:
     assert read_env_file(file) == {"RANK": "1", "WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize("content", [None, b"NAME=\xff\xfe\n"])
+@pytest.mark.parametrize("content", [None, b"WORKLOAD=\xff\xfe\n"])
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "job.env"
     if content is not None:
@@ -102,9 +99,49 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, co
         read_env_file(file)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export WANDB_API_KEY='abc' # mine",
+        'OPENAI_API_KEY="sk-$HOME"',
+        "GREETING = hello ${USER}",
+        "UNFINISHED='abc",
+        "TO-KEN=1",
+        "RANK-OF=1",
+        "1RANK=x",
+        "=x",
+        "no line of such a file",
+        "KEY='-----BEGIN\nRANK=7\n-----END'",
+        "LOCAL_RANK=3",
+        "HF_TOKEN='abc'",
+    ],
+)
+def test_lines_of_others_are_passed_over(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, f"NNODES=2\n{line}\nRANK=1\n") == {"NNODES": "2", "RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "TORCH_LOGS"]
+)
+def test_what_torchs_libraries_are_told_counts_and_is_read_as_strictly(tmp_path: Path, name: str) -> None:
+    assert read(tmp_path, f"{name}=1\n") == {name: "1"}
+    with pytest.raises(LaunchError, match=rf"line 2 \({name}\)"):
+        read(tmp_path, f"\n{name}='1'\n")
+
+
+def test_a_setting_that_is_mistyped_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"line 1: there is no setting SLIPWAY_GRACE\. Did you mean SLIPWAY_"):
+        read(tmp_path, "SLIPWAY_GRACE=5\n")
+
+
+def test_what_must_not_be_shown_is_found_in_lines_of_others_too(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("export HF_TOKEN='abc'\nRANK='1'\nEMPTY=\n")
+    assert read_all_values(tmp_path / ".env") == {"HF_TOKEN": "abc", "RANK": "1"}
+
+
 VISIBLE = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="'\"$\\`#"), min_size=1)
 
 
 @given(value=st.lists(VISIBLE, min_size=1).map(" ".join))
 def test_what_is_accepted_is_read_as_it_stands(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
-    assert read(tmp_path_factory.mktemp("env"), f"NAME={value}\n") == {"NAME": value}
+    assert read(tmp_path_factory.mktemp("env"), f"WORKLOAD={value}\n") == {"WORKLOAD": value}

@@ -1,6 +1,7 @@
 """Options of the launcher: torchrun's spelling, hyphens and underscores, before and behind the workload's name."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def test_words_behind_a_module_are_the_modules_own(slipway: Slipway, options: li
 def test_rendezvous_options_are_refused_with_their_replacement(
     slipway: Slipway, where: str, option: str, says: str
 ) -> None:
-    answer = slipway("plan", option, "x", "linear") if where == "before" else slipway("plan", "linear", option, "x")
+    words = [option, "x", "linear"] if where == "before" else ["linear", option, "x"]
+    answer = slipway("plan", *words, WORLD_SIZE="2", MASTER_ADDR="node0")
     assert answer.code == 78
     assert option.replace("_", "-") in answer.err
     assert says in answer.err
@@ -99,3 +101,90 @@ def test_a_workload_setting_that_cannot_be_read_is_78(slipway: Slipway, text: st
     assert answer.code == 78
     assert "WORKLOAD" in answer.err
     assert "Traceback" not in answer.err
+
+
+FORMS = [
+    (["train"], "", ["train"]),
+    (["./train"], "", ["./train"]),
+    (["-mpkg", "--lr", "1"], "", ["-m", "pkg", "--lr", "1"]),
+    (["--module", "pkg", "-m"], "", ["-m", "pkg", "-m"]),
+    (["-m", "--nproc-per-node", "2", "pkg"], "", ["-m", "pkg"]),
+    (["--nproc_per_node", "2", "-mpkg", "-mx"], "", ["-m", "pkg", "-mx"]),
+    (["-t", "3", "-mpkg"], "", ["-m", "pkg"]),
+    ([], "train", ["train"]),
+]
+
+
+@pytest.mark.parametrize(("words", "workload", "program"), FORMS)
+def test_a_program_is_named_as_torchrun_and_python_have_it(
+    slipway: Slipway, words: list[str], workload: str, program: list[str]
+) -> None:
+    Path("train").write_text("print()\n")
+    _, argv = read(slipway, *words, **({"WORKLOAD": workload} if workload else {}))
+    assert argv[argv.index("-u") + 1 :] == program
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-python", "tool", "-m", "x"], ["--no_python", "--nproc-per-node", "2", "tool", "-m", "x"]]
+)
+def test_a_program_that_needs_no_python_is_started_as_it_is(slipway: Slipway, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    _, argv = read(slipway, *words, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert argv[-4:] == ["--default-signal=TERM,INT,USR1,HUP", "tool", "-m", "x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--no-python"], 78, "needs a program"),
+        (["--no-python", "absent"], 78, "there is no program absent"),
+        (["--module"], 78, "name of a module"),
+        (["--no-python", "-m", "x"], 2, "type one of them"),
+        (["shell"], 78, "slipway run --no-python shell"),
+        (["binary"], 78, "slipway run --no-python binary"),
+        (["--role", "r", "train"], 78, "--role is torchrun's: all workers have the same role"),
+        (["--local_addr", "a", "train"], 78, "NCCL_SOCKET_IFNAME"),
+        (["-r", "3", "train"], 78, "slipway logs"),
+        (["--redirects=3", "train"], 78, "slipway logs"),
+        (["--log-dir", "x", "train"], 78, "--run-dir DIR"),
+        (["linear", "--log-dir", "x"], 78, "--run-dir DIR"),
+    ],
+)
+def test_what_cannot_be_started_so_is_told_with_what_to_type(
+    slipway: Slipway, words: list[str], code: int, says: str
+) -> None:
+    Path("train").touch()
+    Path("shell").write_text("#!/bin/sh\n")
+    Path("binary").write_bytes(b"\x7fELF\x02")
+    answer = slipway("plan", *words)
+    assert (answer.code, says in answer.err) == (code, True), answer.err
+
+
+def test_what_changes_nothing_here_is_taken(slipway: Slipway) -> None:
+    Path("train").touch()
+    words = ["-t", "3", "--tee=3", "--monitor-interval", "1", "--start_method", "fork", "--rdzv-backend", "c10d"]
+    topology, argv = read(slipway, *words, "--rdzv-endpoint=localhost:0", "--rdzv_id", "mine", "--nnodes", "1", "train")
+    assert topology["nodes"] == 1
+    assert "--rdzv-id=mine" in argv, "TORCHELASTIC_RUN_ID"
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["train.py", "--nproc-per-node", "2"], "slipway run --nproc-per-node … train.py"),
+        (["train.py", "--lr", "1", "--grace_seconds=5"], "slipway run --grace-seconds … train.py"),
+        (["-m", "pkg", "--standalone"], "slipway run --standalone … -m pkg"),
+        (["--nproc-per-node", "1", "train.py", "--resume", "auto", "--backend", "gloo"], ""),
+        (["linear", "--nproc-per-node", "2"], ""),
+    ],
+)
+def test_an_option_of_ours_behind_a_script_is_warned_of_and_passed_on(
+    slipway: Slipway, words: list[str], warned: str
+) -> None:
+    Path("train.py").touch()
+    answer = slipway("plan", *words)
+    assert answer.code == 0
+    lines = [line for line in answer.out.splitlines() if "stands behind" in line]
+    assert [line.partition("program: ")[2] for line in lines] == ([warned] if warned else [])
+    assert not warned or words[-1] in answer.out.splitlines()[-1]

@@ -13,10 +13,10 @@ from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.topology import TOPOLOGICAL
 
-ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGHUP,SIGQUIT"]
+ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGQUIT"]
 LEASHED = ["setpriv", "--pdeathsig=KILL"]  # no worker outlives torchrun
-OURS = [*LEASHED, sys.executable, "-u", "-m"]
-USER = [*LEASHED, "env", "--default-signal=TERM,INT,USR1", sys.executable, "-u"]
+OURS = [*LEASHED, sys.executable, "-P", "-u", "-m"]
+USER = [*LEASHED, "env", "--default-signal=TERM,INT,USR1,HUP", sys.executable, "-u"]
 
 
 def head(nodes: int, rank: int, processes: int, addr: str, port: int) -> list[str]:
@@ -111,12 +111,10 @@ def test_the_users_own_threads_stay() -> None:
 
 
 def test_the_file_fills_names_that_are_unset_and_leaves_settings_to_the_launcher() -> None:
-    file = {
-        "HF_HOME": "/data/hf", "WANDB_MODE": "offline", "SLIPWAY_RUNS": "/runs", "RANK": "0", "PET_STANDALONE": "1",
-    }  # fmt: skip
-    made = plan_for(environ={"WANDB_MODE": "online"}, env_file=file)
+    file = {"NCCL_DEBUG": "INFO", "NCCL_NET": "IB", "PYTORCH_ALLOC_CONF": "a:b", "SLIPWAY_RUNS": "/runs", "RANK": "0"}
+    made = plan_for(environ={"NCCL_NET": "Socket"}, env_file=file)
     assert {name: made.env.get(name) for name in file} == {
-        "HF_HOME": "/data/hf", "WANDB_MODE": None, "SLIPWAY_RUNS": None, "RANK": None, "PET_STANDALONE": None,
+        "NCCL_DEBUG": "INFO", "NCCL_NET": None, "PYTORCH_ALLOC_CONF": "a:b", "SLIPWAY_RUNS": None, "RANK": None,
     }  # fmt: skip
 
 
@@ -138,13 +136,13 @@ def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
 
 
 def test_no_secret_is_printed() -> None:
-    environ, file = {"SLIPWAY_TOKEN": "hunter2"}, {"HF_TOKEN": "hunter3", "SLIPWAY_TOKEN": "hunter4"}
+    environ, file = {"SLIPWAY_TOKEN": "hunter2"}, {"NCCL_TOKEN": "hunter3", "SLIPWAY_TOKEN": "hunter4"}
     made = plan_for(environ=environ, env_file=file)
     values = resolved_values(made.topology, make_sources(environ, env_file=file))
     lines = [*plan_lines(made, values, []), json.dumps(plan_json(made, values, {}))]
     assert [line for line in lines if "hunter" in line] == []
     assert [line for line in lines if "SLIPWAY_TOKEN" in line and "***" in line]
-    assert made.env["HF_TOKEN"] == "hunter3"
+    assert made.env["NCCL_TOKEN"] == "hunter3"
 
 
 def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> None:
@@ -253,8 +251,8 @@ def test_only_without_torchrun_the_launcher_places_the_worker(environ: dict[str,
 
 
 def test_what_only_compose_reads_does_not_reach_the_workers() -> None:
-    made = plan_for(env_file={"COMPOSE_FILE": "a.yaml", "NNODES": "1", "MINE": "1"})
-    assert {"COMPOSE_FILE", "NNODES", "MINE"} & set(made.env) == {"MINE"}
+    made = plan_for(env_file={"COMPOSE_FILE": "a.yaml", "NNODES": "1", "NCCL_NET": "IB"})
+    assert {"COMPOSE_FILE", "NNODES", "NCCL_NET"} & set(made.env) == {"NCCL_NET"}
 
 
 def test_only_what_is_misread_or_decided_changes_in_the_environment() -> None:
@@ -273,7 +271,7 @@ def test_the_plan_for_people_is_a_table_of_values_and_a_command() -> None:
     lines = plan_of(environ, ["lr  0.1"])
     assert lines[0].startswith("3 nodes × 2 CPU processes")
     rows = lines[lines.index("") + 1 :]
-    width = len("SLIPWAY_HEARTBEAT_TIMEOUT")
+    width = len("SLIPWAY_AFTER_FAILURE_SECONDS")
     assert rows[0] == f"{'WORLD_SIZE':<{width}}  {'3':<17}  environment (NNODES)"
     assert rows[1] == f"{'':<{width}}  overrides 2 from environment (WORLD_SIZE)"
     assert rows[2] == f"{'RANK':<{width}}  {'2':<17}  environment (RANK)"

@@ -108,7 +108,7 @@ def test_the_printed_command_can_be_pasted_into_a_shell(slipway: Slipway, tmp_pa
     torchrun.chmod(0o755)
     words = ("my script.py", "a b", "it's", "$HOME", "*")
     Path(words[0]).touch()
-    Path(".env").write_text("HF_HOME=/with space/*;&\n")
+    Path(".env").write_text("TORCH_HOME=/with space/*;&\n")
     environ = {"PET_NNODES": "1", "RANK": "0"}
     text = slipway("plan", *words, **environ).out.split("torchrun:\n", 1)[1]
     made = read_plan(slipway, *words, **environ)["torchrun"]
@@ -123,7 +123,7 @@ def test_the_printed_command_can_be_pasted_into_a_shell(slipway: Slipway, tmp_pa
     ]
     left = dict(line.split("=", 1) for line in ran.stderr.split("\0") if line)
     assert {name: left.get(name) for name in env} == env
-    assert env["HF_HOME"] == "/with space/*;&"
+    assert env["TORCH_HOME"] == "/with space/*;&"
     assert not {"PET_NNODES", "RANK"} & set(left)
 
 

@@ -18,7 +18,7 @@ def stops(tmp_path: Path) -> Iterator[Stops]:
         yield stops
 
 
-TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+TERM, USR1, INT, HUP = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,31 @@ def test_signals_are_noted_and_wake_whoever_waits(stops: Stops) -> None:
     assert stops.first.name == "SIGTERM"
 
 
+def test_a_hangup_is_a_stop_that_scripts_get_as_sigterm(stops: Stops) -> None:
+    os.kill(os.getpid(), HUP)
+    assert stops.wait(30)
+    assert [(stop.number, stop.name) for stop in stops.came] == [(TERM, "SIGHUP")]
+    assert stops.word == "stopped"
+
+
+def test_a_hangup_that_is_ignored_on_entry_stays_ignored() -> None:
+    before = signal.signal(HUP, signal.SIG_IGN)  # nohup
+    try:
+        with Stops() as stops:
+            os.kill(os.getpid(), HUP)
+            os.kill(os.getpid(), USR1)
+            assert stops.wait(30)
+            assert [stop.name for stop in stops.came] == ["SIGUSR1"]
+        assert signal.getsignal(HUP) == signal.SIG_IGN
+    finally:
+        signal.signal(HUP, before)
+
+
 def test_the_handlers_of_before_come_back() -> None:
-    before = [signal.getsignal(number) for number in (TERM, USR1, INT)]
+    before = [signal.getsignal(number) for number in (TERM, USR1, INT, HUP)]
     with Stops():
         assert signal.getsignal(TERM) != before[0]
-    assert [signal.getsignal(number) for number in (TERM, USR1, INT)] == before
+    assert [signal.getsignal(number) for number in (TERM, USR1, INT, HUP)] == before
 
 
 def test_without_a_request_waiting_takes_its_time(stops: Stops) -> None:

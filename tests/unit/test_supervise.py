@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 from stand_ins import plan_for, write_files
 
-from slipway.launch.attempt import deadline, supervise
+from slipway.launch.attempt import supervise
+from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
+from slipway.protocol.files import HONOURS_STOP
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
 
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "AFTER_FAILURE", HURRY)
+    monkeypatch.setattr(supervise, "AFTER_FAILURE", HURRY)
     monkeypatch.setattr(supervise, "TICK", 0.05)
     monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)  # pytest's process should stay as it is
 
@@ -28,8 +31,8 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 class Worker:
     """A worker that ends by itself after a while. What `fails` is told a moment after its start."""
 
-    def __init__(self, fails: str, node_dir: Path) -> None:
-        self.process = subprocess.Popen(["sleep", str(SAVING)], start_new_session=True)
+    def __init__(self, fails: str, node_dir: Path, command: tuple[str, ...] = ("sleep", str(SAVING))) -> None:
+        self.process = subprocess.Popen(command, start_new_session=True)
         self.started, self.workers, self.words = True, [self.process.pid], ""
         self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
 
@@ -49,6 +52,36 @@ class Worker:
         return time.monotonic() > self._late
 
 
+def supervise_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    worker: Worker,
+    plan: Plan,
+    asked: tuple[Stop, ...] = (),
+    after_failure: float | None = None,
+) -> Facts:
+    """See an attempt through in this run directory, with a stand-in for torchrun and its workers."""
+
+    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
+        relay.close_writers()
+        return worker
+
+    monkeypatch.setattr(supervise, "Child", start)
+    run = Run(folder, "none", 1)
+    (run.node(0) / "logs").mkdir(parents=True, exist_ok=True)
+    with Stops() as stops:
+        stops.came = [*asked]
+        attempt = Attempt(plan, run, 60.0, 0.0, lambda line: None, stops, after_failure)
+        return attempt.supervise({}, worker.lost)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Plan:
+    """The plan of a user's script."""
+    (tmp_path / "train.py").touch()
+    return plan_for((str(tmp_path / "train.py"),))
+
+
 @pytest.mark.parametrize(
     ("fails", "stop", "status"),
     [
@@ -66,15 +99,55 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
 ) -> None:
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
     worker = Worker(fails, tmp_path / "node-0")
+    asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),) if stop else ()
+    assert supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked).status == status
 
-    def start(plan: object, node_dir: object, environ: object, relay: WorkerOutput, *_: object) -> Worker:
-        relay.close_writers()
-        return worker
 
-    monkeypatch.setattr(supervise, "Child", start)
-    run = Run(tmp_path, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True)
-    with Stops() as stops:
-        stops.came = [Stop(time.monotonic(), signal.SIGTERM, "SIGTERM")] if stop else []
-        attempt = Attempt(plan_for(), run, grace=60.0, hang=0.0, say=lambda line: None, stops=stops)
-        assert attempt.supervise({}, worker.lost).status == status
+SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
+SLEEPS = ("sleep", "60")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "after_failure", "status"),
+    [
+        (SAVES, False, None, 0),
+        (SAVES, False, HURRY, -signal.SIGKILL),
+        (SAVES, True, None, -signal.SIGKILL),
+        (SLEEPS, False, None, -signal.SIGTERM),
+    ],
+    ids=["saves", "the setting", "looks at the flag, and so is not told", "without a handler"],
+)
+def test_a_script_is_told_of_another_nodes_failure_and_may_save(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Plan,
+    command: tuple[str, ...],
+    flag: bool,
+    after_failure: float | None,
+    status: int,
+) -> None:
+    worker = Worker("node", tmp_path / "node-0", command)
+    if flag:
+        write_files(tmp_path / "node-0", {HONOURS_STOP: ""})
+    assert supervise_worker(monkeypatch, tmp_path, worker, script, after_failure=after_failure).status == status
+
+
+@pytest.mark.parametrize("exitcode", [-signal.SIGTERM, 128 + signal.SIGTERM])
+def test_who_ended_by_that_sigterm_is_no_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan, exitcode: int
+) -> None:
+    worker = Worker("node", tmp_path / "node-0", SLEEPS)
+    monkeypatch.setattr(Worker, "failures", [{"rank": 0, "exitcode": exitcode, "time": 1.0}])
+    assert supervise_worker(monkeypatch, tmp_path, worker, script).failures == []
+
+
+def test_torchrun_is_not_waited_for_once_the_workers_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
+) -> None:
+    """Its own end waits for the torchrun of the other node."""
+    worker, began = Worker("node", tmp_path / "node-0", SLEEPS), time.monotonic()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    worker.workers = [ended.pid]
+    assert supervise_worker(monkeypatch, tmp_path, worker, script).status == -signal.SIGKILL
+    assert time.monotonic() - began < 15

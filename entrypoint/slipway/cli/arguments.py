@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.launching import hyphens, launcher_options, take_options
+from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
@@ -37,12 +37,17 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
-    workload, arguments = find_workload(words or shlex.split(sources.value("WORKLOAD")))
+    words = words or shlex.split(sources.value("WORKLOAD"))
+    workload, arguments = find_workload(words)
     chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
     topology = resolve_topology(sources, devices, host)
+    if topology.nodes > 1:
+        refuse_rendezvous(options)
+    elif options.get("rdzv_id"):
+        topology = dataclasses.replace(topology, rendezvous_id=options["rdzv_id"])
     if workload.spawned:
         _require_one_machine(topology)
     if chosen and workload.staged:
@@ -51,9 +56,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
-    topology = dataclasses.replace(
-        topology, notes=(*topology.notes, *warnings(host, topology, results_folder(sources), workload.own))
-    )
+    notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
+    topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
@@ -78,9 +83,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     if options.get("standalone"):
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
-    if options.get("env_file") and not path.is_file():
+    if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
         raise LaunchError(f"--env-file {path}: there is no such file.")
-    env_file = read_env_file(path) if path.is_file() else {}
+    env_file = read_env_file(path) if options.get("env_file") or path.is_file() else {}
     sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
@@ -177,7 +182,7 @@ def _hash_stdlib() -> str:
 
 def _require_mpi() -> None:
     asked = "import sys, torch.distributed as d; sys.exit(not d.is_mpi_available())"
-    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+    if subprocess.run([sys.executable, "-P", "-c", asked], check=False).returncode:
         raise LaunchError(
             "This torch was built without the mpi backend. Use --backend nccl (GPUs) or gloo (CPUs); to start from mpirun, "
             "start one launcher per process: `mpirun -n 8 -x MASTER_ADDR=HOST slipway run …` uses nccl or gloo between them."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.cli.launching import CONTEXT, launcher_options
+from slipway.cli.launching import CONTEXT, launcher_options, refuse_rendezvous
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
@@ -37,6 +37,7 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     from slipway.launch.health.nodes import InterruptedCheckError
     from slipway.launch.muster.card import ERROR
 
+    refuse_rendezvous(options)
     environ = dict(os.environ)
     host, early = look_at_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_MUSTER_TIMEOUT": MEETING_SECONDS})

@@ -5,7 +5,8 @@ They are understood before a workload's name and behind it; behind a user's own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,12 +19,27 @@ from slipway.protocol.errors import LaunchError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+# torchrun's options beside ours. Those of its rendezvous change nothing on one node; where several meet this replaces them.
 RDZV = {
     "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
     "--rdzv-endpoint": "use --master-addr HOST and --master-port PORT",
     "--rdzv-id": "use --run-dir DIR to name the run",
     "--rdzv-conf": "nothing replaces it",
 }
+# What replaces the others; nothing where what they ask for is so here anyway.
+TORCHRUN = {
+    ("--tee", "-t"): "",
+    ("--monitor-interval",): "",
+    ("--start-method",): "",
+    ("--redirects", "-r"): "`slipway logs` shows what each rank printed, and > FILE takes it from the terminal",
+    ("--log-dir",): "use --run-dir DIR or --runs DIR; the log of each rank is in the run's node-R/logs",
+    ("--role",): "all workers have the same role; nothing replaces it",
+    ("--local-addr",): "use NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to choose a network",
+    ("--numa-binding",): "use --cpu-binding",
+    ("--shutdown-timeout",): "use --after-failure-seconds S",
+}
+# Names of ours that many scripts have for options of their own.
+SHARED = {"--backend", "--check", "--debug", "--resume", "--run-dir", "--runs"}
 
 
 def hyphens(name: str) -> str:
@@ -49,7 +65,8 @@ def launcher_options() -> list[click.Parameter]:
         click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
         click.Option(["--env-file"], metavar="FILE", type=click.Path(), help="Read this file instead of ./.env."),
     ]
-    return options + [click.Option([name], hidden=True, callback=_refuse_rdzv) for name in RDZV]
+    options += [click.Option([name], hidden=True) for name in RDZV]
+    return options + [click.Option(names, hidden=True, callback=_refuse_torchruns) for names in TORCHRUN]
 
 
 def complete_setting(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -76,15 +93,37 @@ WORDS = click.Argument(
     ["words"],
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="[WORKLOAD|SCRIPT.py|-m MODULE] [ARGUMENTS]",
+    metavar="[WORKLOAD|SCRIPT|-m MODULE|--no-python PROGRAM] [ARGUMENTS]",
     shell_complete=complete_program,
 )
+FORMS = {
+    "-m": click.Option(["-m", "--module"], is_flag=True, help="What follows is a module, as for `python -m`."),
+    "--no-python": click.Option(["--no-python"], is_flag=True, help="What follows is a program that needs no Python."),
+}
 
 
-def _refuse_rdzv(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        name = f"--{hyphens(option.name or '')}"
-        raise LaunchError(f"{name} is torchrun's: {RDZV[name]}.")
+def _refuse_torchruns(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None and (instead := TORCHRUN[tuple(option.opts)]):
+        raise LaunchError(f"{option.opts[0]} is torchrun's: {instead}.")
+
+
+def refuse_rendezvous(options: Mapping[str, Any]) -> None:
+    """Raise LaunchError for an option of torchrun's rendezvous, with what replaces it."""
+    for name, instead in RDZV.items():
+        if options.get(name[2:].replace("-", "_")) is not None:
+            raise LaunchError(f"{name} is torchrun's: {instead}.")
+
+
+def misplaced(arguments: Sequence[str], program: str) -> list[str]:
+    """A warning where a user's program is given what only the launcher is likely to know."""
+    ours = {option.opts[0] for option in launcher_options()} - SHARED
+    names = (hyphens(word.partition("=")[0]) for word in arguments)
+    if not (name := next((name for name in names if name in ours), "")):
+        return []
+    return [
+        f"warning: {name} stands behind {program}, which gets it as its own. The launcher's options come before the program: "
+        f"slipway run {name} … {program}"
+    ]
 
 
 class Launching(click.Command):
@@ -92,18 +131,27 @@ class Launching(click.Command):
 
     allow_interspersed_args = False
 
+    def __init__(self, name: str, *, params: Sequence[click.Parameter], **more: Any) -> None:
+        super().__init__(name, params=[*params, *FORMS.values()], **more)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `--` in front of the `-m` that starts a module, as in front of a script's name there is no need to."""
-        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
+        """Read `-mMODULE` as Python does, and put `-m` or `--no-python` in front of the program among the words."""
+        valued = {name for option in self.params if not getattr(option, "is_flag", True) for name in option.opts}
         before = ""
         for index, word in enumerate(args):
-            if word == "-m":
-                args = [*args[:index], "--", *args[index:]]
-                break
-            if not word.startswith("-") and (not before.startswith("--") or "=" in before or hyphens(before) in flags):
-                break  # the program; what follows is its own
+            if hyphens(before) not in valued:
+                if re.match("-m.", word):
+                    args = [*args[:index], "-m", "--", word[2:], *args[index + 1 :]]
+                if not word.startswith("-") or word == "--" or re.match("-m.", word):
+                    break  # what follows is the program and its own
             before = word
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        forms = [word for word, option in FORMS.items() if ctx.params.pop(option.name or "")]
+        if len(forms) > 1:
+            raise click.UsageError("-m and --no-python say different things of the program; type one of them.", ctx)
+        if forms:
+            ctx.params["words"] = (*forms, *ctx.params["words"])
+        return rest
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

@@ -17,7 +17,7 @@ import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.launch.attempt.worker_output import short_path
-from slipway.launch.resolve.settings import read_env_file
+from slipway.launch.resolve.settings import read_all_values
 from slipway.launch.run_directory.status import read_status
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _bundle(run: Path, name: str) -> None:
             "--bundle."
         )
     file = Path(".env")
-    made = bundle_run(run, name, os.environ, read_env_file(file) if file.is_file() else {}, time.time())
+    made = bundle_run(run, name, os.environ, read_all_values(file) if file.is_file() else {}, time.time())
     click.echo(f"{short_path(made.path.absolute())}  {made.size:,} bytes")
     for title, lines in (("notes", made.notes), ("left out", made.left_out)):
         for line in lines:

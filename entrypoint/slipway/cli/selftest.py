@@ -115,7 +115,7 @@ def private_folder() -> Iterator[Path]:
 
     No process that was started in it survives, and no folder where somebody stopped it.
     """
-    from slipway.launch.attempt.stops import STOP_WORDS, turn_deaf
+    from slipway.launch.attempt.stops import catch_stops, turn_deaf
     from slipway.launch.process_tree import adopt_orphans, end_all
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -124,7 +124,7 @@ def private_folder() -> Iterator[Path]:
 
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="slipway-selftest-"))
-    before = {number: signal.signal(number, stop) for number in STOP_WORDS}
+    before = catch_stops(stop)
     try:
         yield folder
     except BaseException:

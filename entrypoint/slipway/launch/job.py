@@ -65,7 +65,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         ours, node = agreed
         try:
             lock = lock or take_lock(ours, node, stops, stack)
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes))
+            previous = node.tries[-1].outcome if node.tries else None
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), previous)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise

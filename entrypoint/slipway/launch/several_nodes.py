@@ -43,7 +43,7 @@ class SeveralNodes:
             address=topology.master_addr,
             port=topology.master_port,
             timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
-            patience=job.seconds("SLIPWAY_GRACE_SECONDS") + 40,
+            patience=max(job.seconds("SLIPWAY_GRACE_SECONDS"), job.after_failure or 0) + 40,
             window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
             heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
             folder=runs_folder(job),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from slipway.cli.arguments import read_sources
-from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
+from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError
@@ -30,6 +30,7 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
             late, rest = take_options(words[1:], params, f"slipway render {name}")
             several = {key: (*given[key], *late[key]) for key in late if isinstance(late[key], tuple)}
             given, words = given | late | several, (words[0], *rest)
+        refuse_rendezvous(given)
         if given["standalone"]:
             raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):

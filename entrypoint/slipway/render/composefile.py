@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from slipway.launch.resolve.catalog import is_program
+from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.redact import make_redactor, secret_arguments
 from slipway.render.request import MARGIN, JobRequest, without_variables
 from slipway.render.yaml_text import yaml_text
@@ -57,7 +57,7 @@ def _training(service: dict[str, Any], asked: ComposeRequest) -> dict[str, Any]:
         "stop_grace_period": f"{asked.grace + MARGIN}s",
     }
     service = {"image": image, "command": ["run", *map(without_variables, asked.words)]} | service | changed
-    if asked.words and is_program(asked.words[0]):
+    if asked.words and asked.words[0] not in WORKLOADS:
         service["volumes"] = [*service["volumes"], ".:/workspace"]  # where the image looks for a program
     if asked.gpus == 0:  # as compose/cpu.yaml says it
         del service["deploy"]

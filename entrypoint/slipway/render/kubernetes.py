@@ -1,6 +1,5 @@
 """`slipway render k8s`, `jobset` and `trainer`: manifests, ready for `kubectl apply -f -`."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from importlib import resources
@@ -8,8 +7,7 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.schedulers import SCHEDULERS
-from slipway.launch.resolve.settings import BY_NAME, Sources
+from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, Sources
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.manifests import (
@@ -26,12 +24,6 @@ from slipway.render.times import TIME_FORMS, read_time
 from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
 
 GPUS = 4  # for each node, as base/single/job.yaml says
-# In a .env for compose and for the Hub: not of training, which is offline here.
-ELSEWHERE = re.compile(r"COMPOSE_\w+|IMAGE|TENSORBOARD_PORT|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
-# What schedulers tell a launcher: who would find it in a pod would take the pod for another.
-TOLD = {"TORCHELASTIC_RUN_ID"} | {
-    name for each in SCHEDULERS for names in (each.marks, *each.table.values()) for name in names
-}
 # Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
 QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
 QUANTITY = matching(
@@ -119,19 +111,8 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
 
 
 def _other_variables(sources: Sources) -> dict[str, str]:
-    """What else .env gives to training, as it does everywhere: NCCL_DEBUG, HF_HOME, variables of a script.
-
-    Raises LaunchError for what would mislead the launcher in the pods.
-    """
-    settings = {name for setting in BY_NAME.values() for name in (setting.name, *setting.aliases)}
-    others = {}
-    for name, value in sources.env_file.items():
-        if name in TOLD - settings or (name.startswith("SLIPWAY_") and name not in settings):
-            what = "a scheduler tells it, and the pods have another" if name in TOLD else "there is no such setting"
-            raise LaunchError(f"{name} in {sources.env_file_name}: {what}. Take the line out.")
-        if name not in settings and not ELSEWHERE.fullmatch(name):
-            others[name] = value
-    return others
+    """What else .env gives to training, as it does everywhere: NCCL_DEBUG and the like."""
+    return {name: value for name, value in sources.env_file.items() if name.startswith(LIBRARIES)}
 
 
 def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:

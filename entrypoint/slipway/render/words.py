@@ -51,7 +51,7 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
     """
     if not words and sources.claims(BY_NAME["WORKLOAD"])[0].source != "default":
         words = shlex.split(sources.value("WORKLOAD"))
-    if words and (here or not words[0].endswith(".py")):
+    if words and (here or not (words[0] == "--no-python" or words[0].endswith(".py"))):
         workload, arguments = find_workload(words)
         if workload.own:
             check_arguments(workload.name, arguments)

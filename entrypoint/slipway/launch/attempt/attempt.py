@@ -17,14 +17,21 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.plan_file import write_plan
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.verdict.attempts import Try
+from slipway.launch.verdict.block import locate
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import EXITS, LaunchError, code_of
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import printable
 
 
-def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None]) -> Try:
-    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start."""
+def attempt(
+    job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None], previous: Outcome | None = None
+) -> Try:
+    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
+
+    `previous`: what ended the attempt before, which the workers are told.
+    """
     try:
         make_folders(job.plan.topology.mended)
     except OSError as error:
@@ -38,9 +45,9 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
     hang = job.seconds("SLIPWAY_HANG_SECONDS")
-    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops)
+    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops, job.after_failure)
     with progress_elsewhere(job, run, under_way.node_dir):
-        facts = under_way.supervise(job.plan.environment(job.environ), lost)
+        facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)
     try:
         after = newest_step(run.path)
     except OSError:  # a disk that is away now changes nothing of how the workers ended
@@ -50,6 +57,14 @@ def attempt(job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | Non
     if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         outcome = snapshots_gone(outcome, run, now=time.time())
     return Try(run.attempt, outcome, before, after, facts.moved)
+
+
+def tell(previous: Outcome | None) -> dict[str, str]:
+    """What the workers are told of the attempt before theirs: the outcome's word, where it was, and the cause."""
+    if previous is None:
+        return {}
+    text = f"{previous.word}: {locate(previous)}: {previous.evidence}".removesuffix(": ")
+    return {"SLIPWAY_PREVIOUS_OUTCOME": printable(text).encode(errors="replace").decode()}
 
 
 def progress_elsewhere(job: Job, run: Run, node_dir: Path) -> AbstractContextManager[object]:

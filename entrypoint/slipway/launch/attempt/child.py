@@ -65,7 +65,7 @@ class Child:
         length = len(workload.command) + len(plan.arguments) if workload.early else 0
         early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
         arguments = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
-        words = (sys.executable, "-m", "slipway.agent", *arguments, *plan.argv[1:])
+        words = (sys.executable, "-P", "-m", "slipway.agent", *arguments, *plan.argv[1:])
         if workload.spawned:
             words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
         with open_log(self._log, header) as log:

@@ -2,7 +2,8 @@
 
 from enum import Enum
 
-AFTER_FAILURE = 5.0  # s that the other workers have after one failed; torchrun alone would give them 30
+# s that the other ranks have after one failed: ours have nothing to save then, and a script what torchrun alone would give it
+AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT = 5.0, 30.0
 STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
@@ -30,14 +31,14 @@ class Deadline:
         """The workers are asked to stop."""
         self._stopping, self._at = True, min(self._at, now + self._grace)
 
-    def fail(self, now: float, gone: bool = False) -> None:
+    def fail(self, now: float, seconds: float, gone: bool = False) -> None:
         """A worker failed, or another node; `gone`: it went away without a word, and the workers here wait for it in vain.
 
-        They have little time, unless they were asked to stop and may be saving: the grace bounds that.
+        They have so many `seconds`, unless they were asked to stop and may be saving: the grace bounds that.
         """
         self._failed, self._stuck = True, self._stuck or gone
         if not self._stopping:
-            self._at = min(self._at, now + AFTER_FAILURE)
+            self._at = min(self._at, now + seconds)
 
     def hang(self, now: float) -> None:
         """No rank moves any more."""

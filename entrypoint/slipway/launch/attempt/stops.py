@@ -8,12 +8,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipway.protocol.files import STOP_FILE, read_json, touch_run_file, write_json
 from slipway.protocol.outcomes import Word
 
-STOP_WORDS = {signal.SIGTERM: Word.STOPPED, signal.SIGUSR1: Word.STOPPED, signal.SIGINT: Word.CANCELLED}
+STOP_WORDS = {
+    signal.SIGTERM: Word.STOPPED,
+    signal.SIGUSR1: Word.STOPPED,
+    signal.SIGHUP: Word.STOPPED,  # a terminal that was closed, a connection that was lost
+    signal.SIGINT: Word.CANCELLED,
+}
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between looks at the clock and at files
 
@@ -28,6 +33,12 @@ class Stop(NamedTuple):
     number: signal.Signals
     name: str
     here: bool = True
+
+
+def catch_stops(handler: Callable[[int, FrameType | None], object]) -> dict[signal.Signals, Any]:
+    """Catch the signals that stop a job, but for a SIGHUP that is ignored already (nohup). Returns the handlers of before."""
+    spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    return {number: signal.signal(number, handler) for number in STOP_WORDS if number not in spared}
 
 
 def turn_deaf() -> None:
@@ -51,12 +62,13 @@ class Stops:
         self.reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._note) for number in STOP_WORDS}
+        self._before = catch_stops(self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         kind = signal.Signals(number)
-        self.came.append(Stop(time.monotonic(), kind, kind.name))
+        # Scripts that save when they are stopped handle SIGTERM.
+        self.came.append(Stop(time.monotonic(), signal.SIGTERM if kind == signal.SIGHUP else kind, kind.name))
 
     def __exit__(self, *_: object) -> None:
         """Give back the handlers that were there before."""

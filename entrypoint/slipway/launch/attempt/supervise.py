@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
-from slipway.launch.attempt.deadline import Deadline, Due
+from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
@@ -37,6 +37,7 @@ from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchErr
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
+ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
 
 
@@ -51,9 +52,18 @@ class Attempt:
     """One attempt on this node, from start to end."""
 
     def __init__(
-        self, plan: Plan, run: Run, grace: float, hang: float, say: Callable[[str], None], stops: Stops
+        self,
+        plan: Plan,
+        run: Run,
+        grace: float,
+        hang: float,
+        say: Callable[[str], None],
+        stops: Stops,
+        after_failure: float | None = None,
     ) -> None:
-        """`grace` and `hang` are seconds: from a stop to the end, and of a phase `train` without a step (0: any)."""
+        """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
+        and from one rank's failure to the end of the others (None: as they need it).
+        """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         self.deadline = Deadline(grace)
         topology = plan.topology
@@ -71,7 +81,7 @@ class Attempt:
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
-        self._hang, self._next_look, self._looked = hang, 0.0, time.monotonic()
+        self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
         self._woke = self._looked
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
@@ -153,19 +163,23 @@ class Attempt:
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
-            self.deadline.fail(now)
+            self.deadline.fail(now, self._time_to_end())
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
             self._look_for_hang(now)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
             if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
-                self.deadline.fail(now)
+                self.deadline.fail(now, self._time_to_end())
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
             self.say(f"{news.text}: ending the processes of this node{follow}")
-            self.deadline.fail(now, news.gone)
+            self.deadline.fail(now, self._time_to_end(), news.gone)
+        if facts.lost:
+            self._signal_script(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
+            if child.workers and not any(map(state_of, child.workers)):
+                self.deadline.fail(now, LAST_OUTPUT)  # torchrun alone is left, which waits for that of the other node
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)
 
@@ -207,10 +221,24 @@ class Attempt:
             if disk := raise_flag(self.node_dir, stop):
                 self.facts.disk = disk
                 self.deadline.give_up(time.monotonic())
-        if not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP):  # noqa: PTH110  # Path.exists raises ESTALE
+        self._signal_script(workers, stop.number)
+
+    @property
+    def _handles_signals(self) -> bool:
+        """Whether the workers are a user's script that has not asked for the stop flag."""
+        return not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP)  # noqa: PTH110  # Path.exists raises ESTALE
+
+    def _time_to_end(self) -> float:
+        """Seconds that the other ranks have once one failed."""
+        usual = AFTER_FAILURE_OF_SCRIPT if self._handles_signals else AFTER_FAILURE
+        return usual if self._after_failure is None else self._after_failure
+
+    def _signal_script(self, workers: list[int], number: signal.Signals) -> None:
+        """Signal each worker of a user's script once."""
+        if self._handles_signals:
             # A worker that is just being started still ignores the signal, and it would be lost.
-            ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, stop.number)]
-            send_signal(ready, stop.number)
+            ready = [pid for pid in workers if pid not in self._signalled and not ignores(pid, number)]
+            send_signal(ready, number)
             self._signalled.update(ready)
 
     def _end_when_due(self, child: Child) -> None:
@@ -244,6 +272,8 @@ class Attempt:
         facts.last, facts.agent_log = output.last, child.words
         if self.plan.topology.process and facts.status:
             facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
+        if facts.lost and not facts.stop:  # those that ended by our SIGTERM are no cause
+            facts.failures = [failure for failure in facts.failures if failure["exitcode"] not in ENDED_BY_TERM]
         if self.plan.workload.own:
             self.detector.look(read_beats(self.node_dir, self.ranks), time.monotonic())
             facts.moved = self.detector.started(self._begun)

@@ -24,7 +24,7 @@ class ProbeEnding:
 def start_probe(module: str, word: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a module of `train` with one argument, in this environment."""
     return subprocess.Popen(
-        [sys.executable, "-m", module, word],
+        [sys.executable, "-P", "-m", module, word],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -40,11 +40,13 @@ class Workload:
 _LEASHED = ("setpriv", "--pdeathsig=KILL")
 # The launcher starts torchrun with the stop signals ignored, and workers inherit that. Ours keep it, since they look at
 # the stop flag; a user's own program gets the default handlers back.
-_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1")
+_DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,USR1,HUP")
+# Python for our own modules: files in the working directory must not stand in for what they import (-P).
+_PYTHON = (sys.executable, "-P", "-u", "-m")
 
 
 def _ours(name: str, summary: str, **more: Any) -> Workload:
-    command = (*_LEASHED, sys.executable, "-u", "-m", f"slipway.train.workloads.{name}")
+    command = (*_LEASHED, *_PYTHON, f"slipway.train.workloads.{name}")
     return Workload(name, summary, command, own=True, early=True, **more)
 
 
@@ -113,7 +115,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 CHECK = Workload(
     "check",
     "the nodes exchange what they found, and numbers",
-    (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u", "-m", "slipway.train.workloads.check"),
+    (*_LEASHED, *_DEFAULT_SIGNALS, *_PYTHON, "slipway.train.workloads.check"),
     early=True,
     resumes=False,
     keeps=False,
@@ -122,19 +124,19 @@ CHECK = Workload(
 
 def spawned(workload: Workload) -> Workload:
     """Return one of our workloads as a single process that starts its workers itself, instead of torchrun."""
-    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.worker.spawn", workload.name)
+    command = (*_LEASHED, *_PYTHON, "slipway.train.worker.spawn", workload.name)
     return dataclasses.replace(workload, command=command, spawned=True)
 
 
 def rehearsed(workload: Workload, fault: str) -> Workload:
     """Return one of our workloads as `slipway selftest` trains it: with this fault, or `none`, on its last rank."""
-    command = (*_LEASHED, sys.executable, "-u", "-m", "slipway.train.workloads.selftest", fault, workload.name)
+    command = (*_LEASHED, *_PYTHON, "slipway.train.workloads.selftest", fault, workload.name)
     return dataclasses.replace(workload, command=command)
 
 
 def is_program(first: str) -> bool:
-    """Whether a first argument means a user's own program: `path/to/script.py` or `-m`."""
-    return first == "-m" or first.endswith(".py")
+    """Whether a first argument means a user's own program: `path/to/script.py`, `-m` or `--no-python`."""
+    return first.startswith("-m") or first in ("--module", "--no-python", "--no_python") or first.endswith(".py")
 
 
 def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
@@ -145,24 +147,41 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
-    command = (*_LEASHED, *_DEFAULT_SIGNALS, sys.executable, "-u")
+    start = (*_LEASHED, *_DEFAULT_SIGNALS)
+    python = (*start, sys.executable, "-u")
     if first == "-m":
         if not rest:
             raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")
-        return Workload(rest[0], "a user's module", (*command, "-m", rest[0])), rest[1:]
+        return Workload(rest[0], "a user's module", (*python, "-m", rest[0])), rest[1:]
+    if first == "--no-python":
+        if not rest or not shutil.which(rest[0]):
+            name = f"; there is no program {rest[0]}, or it is not executable" if rest else ""
+            raise LaunchError(f"--no-python needs a program: slipway run --no-python PROGRAM [arguments]{name}.")
+        return Workload(Path(rest[0]).stem, "a user's program", (*start, rest[0])), rest[1:]
+    if Path(first).is_file():
+        _require_python(first)
+        return Workload(Path(first).stem, "a user's script", (*python, first)), rest
     if first.endswith(".py"):
-        if not Path(first).is_file():
-            raise LaunchError(
-                f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here."
-            )
-        return Workload(Path(first).stem, "a user's script", (*command, first)), rest
+        raise LaunchError(f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here.")
     raise unknown_name(first, WORKLOADS)
+
+
+def _require_python(file: str) -> None:
+    """Raise LaunchError for a file that says itself that it is something else."""
+    try:
+        with Path(file).open("rb") as opened:
+            line = opened.readline(256)
+    except OSError as error:
+        raise LaunchError(f"{file} cannot be read: {error}") from None
+    foreign = line.startswith(b"#!") and b"python" not in line and not file.endswith(".py")
+    if foreign or line.startswith(b"\x7fELF"):
+        raise LaunchError(f"{file} is no Python script. To start it as it is type: slipway run --no-python {file}")
 
 
 def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
     """The error for a first argument that means nothing."""
     meant = did_you_mean(name, known)
-    program = " It exists but is not executable." if Path(name).is_file() and not shutil.which(name) else ""
+    program = f" To start that file as a script type: slipway run {name}." if Path(name).is_file() else ""
     return LaunchError(
         f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "
         f"Available are {', '.join(sorted(known))}."

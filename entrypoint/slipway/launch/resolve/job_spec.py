@@ -26,6 +26,12 @@ class Job:
         return float(self.sources.value(name))
 
     @property
+    def after_failure(self) -> float | None:
+        """Seconds that the other ranks have once one failed; None where nobody says."""
+        seconds = self.sources.parsed("SLIPWAY_AFTER_FAILURE_SECONDS")
+        return None if seconds == "auto" else float(str(seconds))
+
+    @property
     def single(self) -> bool:
         """Whether this launcher agrees with nobody: that of a single node, or one of as many as there are processes."""
         return self.plan.topology.nodes == 1 or self.plan.topology.process is not None

@@ -10,7 +10,7 @@ from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.devices import Gpu
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.redact import redact
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
+from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 
@@ -76,7 +76,7 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
 # those of another job. And the launchers' secret is none of theirs.
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
-    | {LOCAL_DEVICES, LOCAL_CORES}
+    | {LOCAL_DEVICES, LOCAL_CORES, "SLIPWAY_PREVIOUS_OUTCOME"}
 )
 
 
@@ -93,7 +93,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         f"--master-port={topology.store_port}",
         *([f"--rdzv-id={topology.rendezvous_id}"] if topology.rendezvous_id else []),
         "--max-restarts=0",
-        "--signals-to-handle=SIGHUP,SIGQUIT",
+        "--signals-to-handle=SIGQUIT",
         "--no-python",
         *workload.command,
         *arguments,
@@ -101,12 +101,10 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
 
 
 def _worker_environment(topology: Topology, workload: Workload, sources: Sources) -> dict[str, str]:
-    names = {setting.name for setting in SETTINGS} | {alias for setting in SETTINGS for alias in setting.aliases}
-    others = ("COMPOSE_", "PET_")  # docker's own, and what torchrun would read as its options
     filled = {
         name: value
         for name, value in sources.env_file.items()
-        if name not in names and not sources.environ.get(name) and not name.startswith(others)
+        if name.startswith(LIBRARIES) and not sources.environ.get(name)
     }
     env = {**topology.mended, **filled, "SLIPWAY_BACKEND": topology.backend, "SLIPWAY_DEVICE": topology.device}
     if topology.threads is not None:

@@ -7,12 +7,16 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
 
 
 class Claim(NamedTuple):
@@ -84,13 +88,16 @@ def _processes(text: str) -> int | str:
         raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
 
 
-def _restarts(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return _number(0, 1000)(text)
-    except ValueError:
-        raise ValueError("a number from 0 to 1000 or auto are allowed") from None
+def _number_or_auto(low: int, high: int) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        if text == "auto":
+            return text
+        try:
+            return _number(low, high)(text)
+        except ValueError:
+            raise ValueError(f"a number from {low} to {high} or auto are allowed") from None
+
+    return parse
 
 
 def _words(text: str) -> str:
@@ -170,10 +177,18 @@ SETTINGS = (
         "S",
     ),
     Setting(
+        "SLIPWAY_AFTER_FAILURE_SECONDS",
+        "--after-failure-seconds",
+        "auto",
+        _number_or_auto(1, 86_400),
+        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and 5 where Slipway saves.",
+        "S|auto",
+    ),
+    Setting(
         "SLIPWAY_MAX_RESTARTS",
         "--max-restarts",
         "auto",
-        _restarts,
+        _number_or_auto(0, 1000),
         "How often a job that failed is started again: auto is 3 for Slipway's workloads and 0 for your own script.",
         "N|auto",
     ),
@@ -261,27 +276,56 @@ SETTINGS = (
 BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
 
 
+# What is read of a `.env` file beside the settings: variables of torch and its libraries, handed to the workers, and what
+# `slipway render` takes from Compose's own lines.
+LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
+_COMPOSE = ("IMAGE", "COMPOSE_FILE")
+_NAMES = frozenset(name for setting in SETTINGS for name in (setting.name, *setting.aliases))
+
+
 def read_env_file(path: Path) -> dict[str, str]:
     """Read a `.env` file without touching the environment; names with empty values are left out.
 
-    Only the lines that docker's `--env-file`, compose and python-dotenv read alike are allowed: no quotes, `$`,
-    backslashes, `export` or trailing comments. Raises LaunchError naming file, line and what to write instead.
+    Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
+    docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
+    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
+    SLIPWAY_… that is no setting.
     """
+    values = {}
+    for binding in _parse(path):
+        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
+        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
+        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
+        if not name or not _is_ours(name[1]):
+            continue
+        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
+        if not re.fullmatch(_PORTABLE, line):
+            raise LaunchError(  # never the value: it may be a secret
+                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
+                "comment behind it; docker, compose and Slipway then read the same."
+            )
+        if name[1].startswith("SLIPWAY_") and name[1] not in _NAMES:
+            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], _NAMES)}")
+        values[name[1]] = line.partition("=")[2]
+    return {name: value for name, value in values.items() if value}
+
+
+def read_all_values(path: Path) -> dict[str, str]:
+    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
+    return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
+
+
+def _parse(path: Path) -> "list[Binding]":
+    from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
+
     try:
-        text = path.read_text(encoding="utf-8")
+        return list(parse_stream(StringIO(path.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{path} cannot be read: {error}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.lstrip().startswith("#") and not re.fullmatch(_PORTABLE, line):
-            # Never the value: it may be a secret.
-            name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=", line)
-            raise LaunchError(
-                f"{path}, line {number}{f' ({name[1]})' if name else ''}: write NAME=value without quotes, $, backslashes, "
-                "export, spaces around the value or a comment behind it; docker, compose and Slipway then read the same."
-            )
-    from dotenv import dotenv_values  # 15 ms that a start without a file need not pay
 
-    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value}
+
+def _is_ours(name: str) -> bool:
+    return name in _NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
 
 
 _PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""

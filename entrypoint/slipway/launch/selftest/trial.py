@@ -90,7 +90,7 @@ class Ground:
 
     def _end(self, name: str, words: list[str]) -> Ended:
         run, file = self.folder / name, self.folder / f"{name}.txt"
-        command = [sys.executable, "-m", *words, *ALONE, "--run-dir", str(run)]
+        command = [sys.executable, "-P", "-m", *words, *ALONE, "--run-dir", str(run)]
         with file.open("w") as output:
             job = subprocess.Popen(
                 command,

@@ -32,7 +32,7 @@ from slipway.train.worker.outcome import WorkerOutcome, describe_failure, write_
 from slipway.train.worker.place import Place, read_place
 from slipway.train.worker.stop import StopFlag
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PIECE = 2**26  # bytes that are sent at once
 
 

@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, work: Path) -> None:
         """Start it on the plan in `work`."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "slipway.train.text.tokens.piece", str(work)],
+            [sys.executable, "-P", "-m", "slipway.train.text.tokens.piece", str(work)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,167 @@
+"""What works under torchrun works here: failures and saves, lost terminals, names that clash, forms of a program."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Run = Callable[..., Launcher]
+
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep({seconds})
+    open("saved-" + os.environ["RANK"], "w").write(signal.Signals(number).name)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("waiting", flush=True)
+if {fails} and os.environ["RANK"] == "1":
+    time.sleep(1)
+    sys.exit(3)
+time.sleep(300)
+"""
+
+
+@pytest.mark.core
+def test_the_other_ranks_may_save_after_one_failed(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=12, fails=True))
+    job = slipway("run", "--nproc-per-node", "2", "saves.py")
+    assert job.process.returncode == 1, job.text
+    assert (tmp_path / "saved-0").read_text() == "SIGTERM"
+    assert any("rank 1: exit code 3" in line for line in job.closing), job.closing
+
+
+def test_they_have_as_long_as_the_setting_says(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=40, fails=True))
+    began = time.monotonic()
+    job = slipway("run", "--nproc-per-node", "2", "--after-failure-seconds", "2", "saves.py")
+    assert job.process.returncode == 1, job.text
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "saved-0").exists()
+
+
+def test_the_ranks_of_another_node_may_save_too(node: Run, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=7, fails=True))
+    jobs = [node(rank, 2, "saves.py") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
+    assert (tmp_path / "saved-0").read_text() == "SIGTERM"
+    assert any("rank 1: exit code 3" in line for line in jobs[0].closing), jobs[0].closing
+
+
+def read_all(terminal: int, words: str, launcher: int) -> str:
+    """What came on a terminal until these words did."""
+    seen, until = "", time.monotonic() + 100
+    while words not in seen and time.monotonic() < until:
+        try:
+            seen += os.read(terminal, 65_536).decode(errors="replace")
+        except OSError:  # everybody there has ended
+            break
+    assert words in seen, (launcher, seen)
+    return seen
+
+
+@pytest.mark.core
+def test_a_terminal_that_is_closed_stops_like_sigterm(tmp_path: Path) -> None:
+    """As where ssh drops: the launcher gets SIGHUP, and nothing that is written to the terminal arrives any more."""
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=1, fails=False))
+    command = f"cd {tmp_path} && exec {sys.executable} -m slipway run --nproc-per-node 2 saves.py"
+    child, terminal = os.forkpty()
+    if not child:
+        os.execvp("sh", ["sh", "-c", command])
+    read_all(terminal, "[0:1] waiting", child)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "SIGTERM"
+
+
+def test_under_nohup_a_hangup_is_ignored(start: Run, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=0, fails=False))
+    job = start("run", "--nproc-per-node", "1", "saves.py", before=("nohup",))
+    job.wait_for("waiting")
+    job.signal(signal.SIGHUP)
+    time.sleep(2)
+    assert job.process.poll() is None
+    job.signal(signal.SIGTERM)
+    assert job.end() == 75, job.text
+    assert not any("SIGHUP" in line for line in job.closing)
+
+
+NAMES = (
+    "click",
+    "json",
+    "logging",
+    "types",
+    "torch",
+    "dotenv",
+    "socket",
+)  # `python -m slipway` would take a slipway.py
+PATHS = "import os, sys\nprint('path', sys.path[0], flush=True)\n"
+
+
+@pytest.mark.core
+def test_files_in_the_working_directory_stand_in_for_nothing(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "scripts/pkg").mkdir(parents=True)
+    (tmp_path / "scripts/own.py").write_text(PATHS)
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')\n")
+    for words, says in (
+        (("run", "--nproc-per-node", "2", "scripts/own.py"), f"[0:1] path {tmp_path}/scripts"),
+        (("linear", "--nproc-per-node", "2", "--steps", "1"), "finished on 1 node"),
+    ):
+        job = slipway(*words)
+        assert job.process.returncode == 0, job.text
+        assert says in job.text
+        assert "the wrong file" not in job.text
+    console_script = [Path(sys.executable).with_name("slipway"), "--version"]
+    assert "version" in subprocess.run(console_script, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_module_finds_its_neighbours_as_with_python(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__main__.py").write_text(PATHS + "import beside\n")
+    (tmp_path / "beside.py").write_text("print('found', flush=True)\n")
+    job = slipway("run", "--nproc-per-node", "1", "-mpkg")
+    assert job.process.returncode == 0, job.text
+    assert f"path {tmp_path}\nfound\n" in job.text
+
+
+def test_a_program_of_any_kind_is_started_per_process(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "tool.sh").write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n')
+    (tmp_path / "tool.sh").chmod(0o755)
+    job = slipway("run", "--nproc-per-node", "2", "--no-python", "./tool.sh", "-m", "x")
+    assert job.process.returncode == 0, job.text
+    assert "[0:1] rank 1 of 2: -m x" in job.text
+
+
+def test_lines_of_others_in_the_env_file_do_not_reach_a_script(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("export OPENAI_API_KEY='abc' # mine\nNPROC_PER_NODE=1\nMINE=1\nNCCL_DEBUG=WARN\n")
+    (tmp_path / "train").write_text(
+        "import os\nprint([os.getenv(n) for n in ('OPENAI_API_KEY', 'MINE', 'NCCL_DEBUG')])\n"
+    )
+    job = slipway("run", "train")
+    assert job.process.returncode == 0, job.text
+    assert "[None, None, 'WARN']" in job.text
+    assert "2 CPU processes" in slipway("run", "--env-file", "/dev/null", "train").text
+
+
+def test_another_attempt_knows_how_the_one_before_ended(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(
+        "import os, sys\n"
+        "told = os.environ.get('SLIPWAY_PREVIOUS_OUTCOME')\n"
+        "print('attempt', os.environ['SLIPWAY_ATTEMPT'], told, flush=True)\n"
+        "sys.exit(0 if told else 3)\n"
+    )
+    job = slipway(
+        "run", "--nproc-per-node", "1", "--max-restarts", "1", "again.py", SLIPWAY_PREVIOUS_OUTCOME="another job's"
+    )
+    assert job.process.returncode == 0, job.text
+    assert "attempt 1 None" in job.text
+    assert re.search(r"attempt 2 failed: node 0 \(.+\), rank 0: exit code 3", job.text), job.text
