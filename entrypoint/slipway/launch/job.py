@@ -65,7 +65,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         ours, node = agreed
         try:
             lock = lock or take_lock(ours, node, stops, stack)
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes))
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
