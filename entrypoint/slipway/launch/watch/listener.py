@@ -26,9 +26,9 @@ class Worker:
     def __init__(self, link: socket.socket) -> None:
         self.link, self.rest = link, b""
         self.pid, self.rank = 0, -1
-        self.answer: Mapping[str, Any] = {}  # the newest
-        self.answered = 0.0  # monotonic seconds
-        self.asked = 0.0
+        self.numbers: object = None  # as told last
+        self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
+        self.answered = 0.0  # when that came, monotonic seconds
 
     def take(self, chunk: bytes) -> None:
         """Take bytes that came. ValueError where they are none of a watcher's."""
@@ -42,7 +42,9 @@ class Worker:
             if self.rank < 0:
                 self.pid, self.rank = int(content["pid"]), int(content["rank"])
             else:
-                self.answer, self.answered = content, time.monotonic()
+                self.numbers = content.get("groups")
+                if "threads" in content:
+                    self.everything, self.answered = content, time.monotonic()
 
 
 class Listener:
@@ -75,7 +77,6 @@ class Listener:
         for worker in self._workers:
             with suppress(OSError):
                 worker.link.send(f"{question}\n".encode())
-                worker.asked = time.monotonic()
 
     @property
     def workers(self) -> dict[int, Worker]:

@@ -1,5 +1,6 @@
 """Watches the workers of this node, whatever program they run: since when nothing moves, and where each stands."""
 
+import math
 import selectors
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ class Watch:
         self._node_rank, self._node_dir, self._limit = node_rank, node_dir, limit
         self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
-        self._next, self._asked = now, 0.0
+        self._next, self._asked = now if limit else math.inf, 0.0
         self._cpu: dict[int, float] = {}  # of each worker's processes, when the node came to a stand
         self._wanted = 0.0  # when somebody asked for stacks
         self._listener: Listener | None = None
@@ -54,7 +55,7 @@ class Watch:
         if now >= self._next:
             self._next = now + self._every
             self._take(workers, lines, now)
-            if self._limit and self._still.seconds >= self._limit:
+            if self._still.seconds >= self._limit:
                 self._asked = self._asked or now
                 self._listener.ask("all")
             else:
@@ -98,14 +99,14 @@ class Watch:
         if worker.answered < since:
             return Standing(rank, self._node_rank, "does not answer", cores=cores)
         try:
-            return read_standing(rank, self._node_rank, worker.answer, self._world_size, cores)
+            return read_standing(rank, self._node_rank, worker.everything, self._world_size, cores)
         except ValueError:
             return Standing(rank, self._node_rank, "does not answer", cores=cores)
 
     def _take(self, workers: Sequence[int], lines: int, now: float) -> None:
         assert self._listener is not None
         known = self._listener.workers
-        numbers = tuple((rank, str(worker.answer.get("groups"))) for rank, worker in sorted(known.items()))
+        numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
         trees = tuple(activity([pid, *descendants(pid)]) for pid in workers)
         self._still.look((tuple(workers), lines, numbers, trees), now)
         if not self._still.seconds:
@@ -125,7 +126,7 @@ class Watch:
             rows = {str(row.rank): row for row in self._standings(workers, self._wanted)}
             content = {
                 rank: {"pid": workers[place] if place < len(workers) else None, "state": rows[rank].state}
-                | ({"answer": known[int(rank)].answer} if not rows[rank].state else {})
+                | ({"answer": known[int(rank)].everything} if not rows[rank].state else {})
                 for place, rank in enumerate(rows)
             }
             write_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
