@@ -35,6 +35,9 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
         raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` tells how it ended.")
     answers = ask(path, found.nodes)
     missing = [node for node in found.nodes if node not in answers]
+    silent = f"did not answer within {PATIENCE:.0f} s; it does not where SLIPWAY_WATCH=0 was set"
+    if not answers:
+        raise LaunchError(f"The launcher of {path} {silent}.")
     rows = {int(rank): (node, row) for node, ranks in answers.items() for rank, row in ranks.items()}
     if rank is not None and rank not in rows and not missing:
         raise LaunchError(f"There is no rank {rank} here; there are {', '.join(map(str, sorted(rows)))}.")
@@ -43,7 +46,7 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
         for line in describe(number, node, row, len(rows), whole=rank is not None):
             click.echo(printable(line))
     for node in missing:
-        click.echo(f"node {node}: its launcher did not answer within {PATIENCE:.0f} s", err=True)
+        click.echo(f"node {node}: its launcher {silent}", err=True)
 
 
 def ask(path: Path, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:

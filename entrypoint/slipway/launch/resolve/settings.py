@@ -207,7 +207,7 @@ SETTINGS = (
         "SLIPWAY_WATCH",
         "",
         "1",
-        _switch,
+        _number(0, 1),
         "Ask each worker where it stands, for hangs and `slipway stacks`; 0 leaves the workers alone.",
     ),
     Setting(

@@ -75,8 +75,9 @@ def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
         chain.append(hang)
     if not chain:
         return None
+    chain.sort(key=lambda hang: len(hang.ranks))  # fewest are to blame for what most wait in
     first = chain[0]
-    others = "; ".join(hang.text for hang in chain[1:])
+    others = "; ".join(hang.text for hang in chain[1:MOST])
     order = "the ranks wait for each other in different collectives: "
     return Hang(first.ranks, order + first.text + (f"; and {others}" if others else ""), first.waiting)
 
@@ -112,9 +113,9 @@ def _unrecorded(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) 
     if not (others and inside):
         return None
     rank, one = next(iter(inside.items()))
-    do = "does" if len(others) == 1 else "do"
+    have = "has" if len(others) == 1 else "have"
     text = (
-        f"rank {rank} waits in {one.waits_in}() ({one.place}), and {_ranks(others, by_rank)} {do} not come to it; "
+        f"{_ranks(others, by_rank)} {have} not come to {one.waits_in}(), in which {_count(list(inside))}; "
         f"{_places(others, by_rank)}"
     )
     return Hang(tuple(others), text, rank)

@@ -3,7 +3,7 @@
 Strings come from somebody's program: they are cut to a length, and whoever prints them makes them printable.
 """
 
-import sysconfig
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from typing import Any
 
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
 GROUPS, MEMBERS = 8, 256  # of which the ranks are told, and how many these may be: it goes into a message of the muster
-STANDARD = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
-LIBRARIES = ("/site-packages/", "/dist-packages/")
+LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
 
 
@@ -28,7 +27,7 @@ class Frame:
     @property
     def own(self) -> bool:
         """Whether it is of the user's program: not of the standard library, nor installed."""
-        return not (self.file.startswith(("<frozen", *STANDARD)) or any(part in self.file for part in LIBRARIES))
+        return not LIBRARY.search(self.file)
 
     def __str__(self) -> str:
         """How people read it."""

@@ -13,7 +13,7 @@ from slipway.launch.watch.stillness import Stillness
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, write_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
-ANSWER_SECONDS = 2.0  # that a watcher has for an answer
+ANSWER_SECONDS = 5.0  # that a watcher has for an answer
 BUSY = 0.2  # of a core: who works so much may be waited for twice as long
 
 
