@@ -85,7 +85,10 @@ class Watcher:
             asked = self._link.recv(4096)
             if not asked:
                 return
-            answer = numbers() | (everything() if b"all" in asked else {})
+            try:
+                answer = numbers() | (everything() if b"all" in asked else {})
+            except Exception as error:  # of another torch's tables: the program has nothing to do with it
+                answer = {"error": repr(error)}
             self._link.sendall(f"{json.dumps(answer)}\n".encode())  # not a write, which would count as the program's
 
 
@@ -139,8 +142,8 @@ def members() -> dict[str, list[int]]:
     """The ranks of each process group, by its name, from the tables of torch.distributed."""
     world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     with suppress(AttributeError, RuntimeError):  # another torch; a group is being made at this moment
-        ranks = {world.pg_names[group]: sorted(ranks) for group, ranks in list(world.pg_group_ranks.items())}
-        return {str(name): value for name, value in ranks.items()}
+        named = [(world.pg_names.get(group), ranks) for group, ranks in list(world.pg_group_ranks.items())]
+        return {str(name): sorted(ranks) for name, ranks in named if name is not None}  # without a name: not a member
     return {}
 
 

@@ -238,7 +238,7 @@ def endless_loop():
 def endless_in_c():
     train(2)
     if RANK == 1:
-        re.match(r"(a+)+$", "a" * 60 + "b")  # here, and holds the interpreter
+        re.match(r"(a+)+$", "a" * 60 + "b")  # holds the interpreter: no Python code of the process can answer
     train(1)
 
 
@@ -246,7 +246,7 @@ def endless_in_c():
 def asleep_in_c():
     train(2)
     if RANK == 1:
-        ctypes.PyDLL(None).sleep(FOREVER)  # here, and holds the interpreter
+        ctypes.PyDLL(None).sleep(FOREVER)  # holds the interpreter: no Python code of the process can answer
     train(1)
 
 

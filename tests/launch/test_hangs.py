@@ -11,7 +11,7 @@ from launchers import Launcher
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hangs"))
 
-from hangs import Case, read_cases, run_case  # noqa: E402
+from hangs import Case, read_cases, run_case
 
 Run = Callable[..., Launcher]
 HANG = ("--nproc-per-node", "2", "--hang-seconds", "6")
@@ -59,6 +59,10 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
     assert shown.returncode == 0, shown.stderr
     assert "rank 1 (node 0) stands in a_while.py:7 <module>()" in shown.stdout
     assert "rank 0 (node 0) stands in a_while.py:8 <module>(); waits in all_reduce #2" in shown.stdout
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "status"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "  hang        rank 1 (node 0) has not come to all_reduce #2" in shown.stdout
     assert job.end() == 0, job.text
     assert job.text.count("went on") == 2
     assert "something moves again" in job.text
@@ -67,7 +71,7 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
 def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
     words = ("run", "--nproc-per-node", "1", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
-    nodes = [node(rank, *words) for rank in range(2)]
+    nodes = [node(rank, 2, *words) for rank in range(2)]
     assert [one.end() for one in nodes] == [76, 76]
     line = "hang: rank 1 (node 1) has not come to all_reduce #2, in which rank 0 waits since"
     assert f"slipway: {line}" in nodes[0].text

@@ -76,7 +76,7 @@ def describe(rank: int, node: int, row: Mapping[str, Any], ranks: int, *, whole:
         one = read_standing(rank, node, answer, ranks) if answer else Standing(rank, node, str(row.get("state")))
     except ValueError:
         one = Standing(rank, node, "gave an answer that makes no sense")
-    yield from one.lines
+    yield from one.lines(whole=whole)
     if not answer:
         if row.get("pid"):
             yield f"    from outside: py-spy dump --pid {row['pid']}, on that node and as the same user"

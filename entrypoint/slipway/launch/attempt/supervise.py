@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from slipway.launch.attempt import flight_recorder
@@ -37,7 +38,7 @@ from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
 from slipway.launch.watch.standing import Standing
 from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
-from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
+from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
 # Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
@@ -219,6 +220,7 @@ class Attempt:
         everywhere = self._compare(self._watch.stands)
         if self._watch.stands is None and self._told_of:
             self._told_of = ""
+            self._note_hang(None)
             self.say("something moves again: it was no hang, or is over")
         hang = find_hang(everywhere) if everywhere and not (self._told_of or self.stops.came) else None
         if everywhere and hang and not self._watch.waits_longer(everywhere, hang.ranks):
@@ -227,13 +229,23 @@ class Attempt:
     def _tell_hang(self, hang: Hang, standings: Sequence[Standing], now: float) -> None:
         self._told_of = hang.text
         self.say(f"hang: {hang.text}")
-        for line in stacks_of(hang, standings):
+        stacks = stacks_of(hang, standings)
+        for line in stacks:
             self.say(line)
+        self._note_hang({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": stacks})
         if self._end_hangs:
             self.facts.hang, self.facts.behind = f"hang: {hang.text}", next(iter(hang.ranks), None)
             self.deadline.hang(now)
         else:
             self.say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")
+
+    def _note_hang(self, hang: Mapping[str, object] | None) -> None:
+        """Keep what is told of a hang for whoever asks in another shell, as long as it lasts."""
+        with suppress(OSError):  # a full disk is not the hang's to tell
+            if hang is None:
+                (self.node_dir / HANG_FILE).unlink(missing_ok=True)
+            else:
+                write_json(self.node_dir / HANG_FILE, hang)
 
     def _can_write(self) -> bool:
         probe = self.node_dir / HEARTBEATS / "probe"

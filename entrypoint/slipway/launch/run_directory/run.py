@@ -16,6 +16,7 @@ from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     CHARTS,
     HEARTBEATS,
+    HANG_FILE,
     HONOURS_STOP,
     LOGS,
     OUTCOME_FILE,
@@ -23,6 +24,7 @@ from slipway.protocol.files import (
     RUN_FILE,
     SNAPSHOTS,
     STOP_FILE,
+    STACKS_WANTED,
     WAITING_FILE,
     attempt_in,
     held_folder,
@@ -247,5 +249,5 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
         mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
     else:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
-    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE]
+    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, STACKS_WANTED]
     return [*mine, *(node / name for name in shared)]

@@ -162,4 +162,4 @@ def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
     """The stacks of one rank that waits and of those that it waits for, as lines."""
     by_rank = {one.rank: one for one in standings}
     ranks = [*hang.ranks[:MOST], *([hang.waiting] if hang.waiting is not None else [])]
-    return [line for rank in dict.fromkeys(ranks) for line in by_rank[rank].lines]
+    return [line for rank in dict.fromkeys(ranks) for line in by_rank[rank].lines()]

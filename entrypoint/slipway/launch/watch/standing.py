@@ -89,12 +89,19 @@ class Standing:
         inside = [frame.function for frame in self.frames if frame.file.endswith(WAITING)]
         return inside[-1] if inside else ""
 
-    @property
-    def lines(self) -> list[str]:
-        """All of it for people; the innermost frame comes last, as Python has it."""
+    def lines(self, *, whole: bool = False) -> list[str]:
+        """All of it for people; the innermost frame comes last, as Python has it. `whole`: with every frame of libraries."""
         pending = "".join(f"; waits in {call} since {clock(call.since)}" for call in self.pending[:1])
-        frames = [f"    {frame.file}:{frame.line} {frame.function}()" for frame in reversed(self.frames)]
-        return [f"  rank {self.rank} (node {self.node_rank}) {self.place}{pending}", *frames]
+        lines = [f"  rank {self.rank} (node {self.node_rank}) {self.place}{pending}"]
+        left_out = 0
+        for depth, frame in reversed([*enumerate(self.frames)]):
+            if whole or frame.own or depth == 0:
+                lines += [f"    … {left_out} more"] if left_out else []
+                lines.append(f"    {frame.file}:{frame.line} {frame.function}()")
+                left_out = 0
+            else:
+                left_out += 1
+        return lines
 
     @property
     def pending(self) -> tuple[Call, ...]:

@@ -1,9 +1,11 @@
 """Watches the workers of this node, whatever program they run: since when nothing moves, and where each stands."""
 
 import math
+import os
 import selectors
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.process_tree import STATES, descendants, stat_fields, state_of
@@ -14,7 +16,7 @@ from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, write_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
 ANSWER_SECONDS = 5.0  # that a watcher has for an answer
-BUSY = 0.2  # of a core: who works so much may be waited for twice as long
+BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
 
 
 class Watch:
@@ -116,8 +118,9 @@ class Watch:
         """`slipway stacks` asks with a file, and is answered with one."""
         wanted = self._node_dir / STACKS_WANTED
         assert self._listener is not None
-        if not self._wanted and wanted.exists():
-            wanted.unlink(missing_ok=True)
+        if not self._wanted and os.path.exists(wanted):  # noqa: PTH110  # Path.exists raises ESTALE
+            with suppress(OSError):
+                wanted.unlink()
             self._wanted = now
             self._listener.ask("all")
         known = self._listener.workers
@@ -129,7 +132,8 @@ class Watch:
                 | ({"answer": known[int(rank)].everything} if not rows[rank].state else {})
                 for place, rank in enumerate(rows)
             }
-            write_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
+            with suppress(OSError):  # a disk that is full or away
+                write_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
             self._wanted = 0.0
 
 
