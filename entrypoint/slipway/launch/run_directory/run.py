@@ -15,16 +15,16 @@ from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     CHARTS,
-    HEARTBEATS,
     HANG_FILE,
+    HEARTBEATS,
     HONOURS_STOP,
     LOGS,
     OUTCOME_FILE,
     OUTCOMES,
     RUN_FILE,
     SNAPSHOTS,
-    STOP_FILE,
     STACKS_WANTED,
+    STOP_FILE,
     WAITING_FILE,
     attempt_in,
     held_folder,
