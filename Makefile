@@ -23,7 +23,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@entrypoint/setup.sh requirements.lock
 	@touch $@
 
-.venv/.dev: requirements-dev.lock pyproject.toml
+.venv/.dev: requirements-dev.lock pyproject.toml entrypoint/slipway.pth
 	@entrypoint/setup.sh requirements-dev.lock
 	@touch $@
 
@@ -54,6 +54,10 @@ test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo proce
 .PHONY: faults
 faults: .venv/.dev .venv/.train ## Harm real jobs in every way that we know, and print what each of them ended with
 	@$(SECTIONS) faults -- $(ARGS)
+
+.PHONY: hangs
+hangs: .venv/.dev .venv/.train ## Let programs hang in every way that we know, and print what is told of each (ARGS="a word of their names")
+	@.venv/bin/python -u tests/hangs/hangs.py $(ARGS)
 
 .PHONY: test-docs
 test-docs: .venv/.dev .venv/.train ## Build the site, and run the shell blocks of the documentation

@@ -92,5 +92,7 @@ say "fetched $(gigabytes $(($(fetched) - before))) in $SECONDS s; installing int
 step .venv/bin/pip install --disable-pip-version-check --require-hashes --no-deps --requirement "$lock" --no-index \
     --find-links "$wheels"
 step .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+# An editable installation leaves it out; Python looks for such files in site-packages alone.
+step cp entrypoint/slipway.pth "$(echo .venv/lib/python3.*/site-packages)"
 rm -rf .tmp
 say "done in $SECONDS s ($log)"

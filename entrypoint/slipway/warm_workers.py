@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slipway.protocol.binding import on_cores, own_cores, own_device
+from slipway.watcher import ADDRESS
 
 Worker = subprocess.Popen[bytes]
 
@@ -61,6 +62,7 @@ def main(module: str, *arguments: str) -> int:
     if not variables:
         return 1  # torchrun came to its end before it started workers, and has said why
     os.environ.update(json.loads(variables))
+    os.environ.pop(ADDRESS, None)  # this process has its watcher already
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     sys.argv = [module, *arguments]

@@ -28,7 +28,7 @@ move() { # move LAYER PATH…
 if [[ "${1:-}" == code ]]; then
     $venv/bin/pip install --quiet --no-deps --no-build-isolation --no-compile --no-cache-dir "$2"
     compile "$site"/slipway
-    move code "$site"/slipway "$site"/slipway-*.dist-info $venv/bin/slipway
+    move code "$site"/slipway "$site"/slipway.pth "$site"/slipway-*.dist-info $venv/bin/slipway
     install -D --mode=755 /build/entrypoint.sh /layers/code$venv/bin/entrypoint
     install -D --mode=644 --target-directory=/layers/code$venv/share/licenses "$2"/LICENSE
 else

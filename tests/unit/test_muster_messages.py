@@ -15,6 +15,7 @@ from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import judge
+from slipway.launch.watch.standing import Call, Frame, Group, Standing
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
 EXAMPLES = (
@@ -34,6 +35,18 @@ EXAMPLES = (
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
     Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
+    wire.Stands(
+        Standing(
+            3,
+            1,
+            frames=(Frame("train.py", 7, "load"),),
+            calls=(Call("1", 56, "all_reduce", "Float [4]", 1.5, False),),
+            groups=(Group("1", (2, 3)),),
+            cores=0.5,
+        ),
+        first=True,
+    ),
+    wire.Moves(),
     wire.Ping(),
     wire.Pong(),
 )

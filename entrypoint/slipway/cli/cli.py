@@ -38,6 +38,7 @@ BESIDE = {
     "report": "slipway.cli.reports:report_runs",
     "sample": "slipway.cli.results:sample_run",
     "selftest": "slipway.cli.selftest:selftest",
+    "stacks": "slipway.cli.stacks:stacks",
     "status": "slipway.cli.runs:status",
     "stop": "slipway.cli.runs:stop_run",
     "workloads": "slipway.cli.reports:workloads",
@@ -191,7 +192,7 @@ def main() -> None:
 
 
 # What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
-SILENT = {"status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval", "completion"}
+SILENT = {"stacks", "status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval", "completion"}
 
 
 def _tell_pod(code: int, said: str) -> None:

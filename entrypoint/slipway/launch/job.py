@@ -66,7 +66,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), previous)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise

@@ -7,6 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+STATES = {
+    "T": "stopped (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "waiting for a disk or a driver",
+}  # proc_pid_stat(5)
 
 
 def adopt_orphans() -> None:

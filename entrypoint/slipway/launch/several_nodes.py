@@ -24,6 +24,7 @@ from slipway.launch.resolve.versions import installed
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.attempts import Ending, count_failures
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.launch.watch.standing import Standing
 from slipway.protocol.files import newest_step
 
 
@@ -86,6 +87,10 @@ class SeveralNodes:
         for note in go.notes:
             say(note)
         return agreed
+
+    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+        """Where all ranks stand, once those of all nodes stand still: on node 0, which judges; None elsewhere."""
+        return self._muster.compare(standings)
 
     def report(
         self, outcome: Outcome, rule: Callable[[Verdict, tuple[int, ...]], Ending], stopped: Callable[[], bool]

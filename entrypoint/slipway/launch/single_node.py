@@ -1,7 +1,7 @@
 """The launcher of a single node, or one of as many as there are processes: it agrees with itself at once."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slipway.launch.node import Node
 from slipway.launch.resolve.connectivity import free_port
@@ -10,6 +10,7 @@ from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.topology import FREE_PORT
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.launch.watch.standing import Standing
 from slipway.protocol.files import newest_step
 
 
@@ -31,6 +32,10 @@ class SingleNode:
         resume = run.resume if newest_step(run.path) is None and run.resume != "none" else "auto"
         run = dataclasses.replace(run, attempt=run.attempt + 1, resume=resume)
         return with_free_port(job), dataclasses.replace(node, run=run)
+
+    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+        """Where all ranks stand, once all stand still: those of this node are all."""
+        return standings
 
     def report(
         self, outcome: Outcome, rule: Callable[[Verdict, tuple[int, ...]], Ending], stopped: Callable[[], bool]

@@ -28,6 +28,8 @@ STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
 WAITING_FILE = "waiting.json"  # between two attempts
+STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
+HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
 HONOURS_STOP = "honours-stop"  # its workers look at the flag
 LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt

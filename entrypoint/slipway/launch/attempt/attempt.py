@@ -10,7 +10,7 @@ from pathlib import Path
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
 from slipway.launch.resolve.caches import make_folders
 from slipway.launch.resolve.job_spec import Job
@@ -26,11 +26,17 @@ from slipway.protocol.printable import printable
 
 
 def attempt(
-    job: Job, run: Run, stops: Stops, lost: Callable[[], Elsewhere | None], previous: Outcome | None = None
+    job: Job,
+    run: Run,
+    stops: Stops,
+    lost: Callable[[], Elsewhere | None],
+    compare: Compare,
+    previous: Outcome | None = None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `previous`: what ended the attempt before, which the workers are told.
+    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
+    attempt before, which the workers are told.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -44,8 +50,19 @@ def attempt(
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
-    hang = job.seconds("SLIPWAY_HANG_SECONDS")
-    under_way = Attempt(job.plan, run, job.seconds("SLIPWAY_GRACE_SECONDS"), hang, say, stops, job.after_failure)
+    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
+    watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
+    under_way = Attempt(
+        job.plan,
+        run,
+        job.seconds("SLIPWAY_GRACE_SECONDS"),
+        job.patience,
+        say,
+        stops,
+        job.after_failure,
+        compare=watched,
+        end_hangs=end,
+    )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)
     try:

@@ -6,11 +6,11 @@ hang.
 
 from collections.abc import Callable, Iterable, Mapping
 
+from slipway.launch.process_tree import STATES
 from slipway.launch.run_directory.heartbeats import Beat
 from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 
 LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
-STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a driver"}
 
 
 def _stands(before: Beat, beat: Beat) -> bool:

@@ -9,7 +9,8 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from slipway.launch.attempt import flight_recorder
@@ -33,9 +34,14 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
+from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
+from slipway.launch.watch.standing import Standing
+from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
-from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
+from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
 
+# Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
+Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
@@ -60,9 +66,13 @@ class Attempt:
         say: Callable[[str], None],
         stops: Stops,
         after_failure: float | None = None,
+        compare: Compare | None = None,
+        end_hangs: bool = False,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
+
+        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         self.deadline = Deadline(grace)
@@ -87,6 +97,13 @@ class Attempt:
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
+        self._compare, self._end_hangs, self._told_of = compare, end_hangs, ""
+        limit = 0.0 if plan.workload.own else hang
+        self._watch = (
+            Watch(self.ranks, topology.world_size, topology.node_rank, self.node_dir, limit, time.monotonic())
+            if compare
+            else None
+        )
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
@@ -97,6 +114,7 @@ class Attempt:
         adopt_orphans()
         try:
             child, output = self._start(environ)
+            self._output = output
         except OSError as error:
             advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
             raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
@@ -140,6 +158,8 @@ class Attempt:
             "SLIPWAY_ATTEMPT": str(self.run.attempt),
             "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
+        if self._watch:
+            told |= self._watch.open(environ, self.selector)
         if self.plan.topology.backend == "nccl":
             prefix = f"{self.node_dir}/{LOGS}/nccl-attempt-{self.run.attempt}-rank-"
             told |= flight_recorder.record(environ, prefix)
@@ -168,6 +188,7 @@ class Attempt:
             self._next_look = now + TICK
             self.stops.look()
             self._look_for_hang(now)
+            self._look_at_stacks(child, now)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
             if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
                 self.deadline.fail(now, self._time_to_end())
@@ -196,6 +217,42 @@ class Attempt:
                 self.deadline.hang(now)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+
+    def _look_at_stacks(self, child: Child, now: float) -> None:
+        """Tell of a script that hangs, once, and of how it goes on."""
+        if not (self._watch and self._compare and child.started):
+            return
+        if not self._watch.look(child.workers, self._output.lines, now):
+            return
+        everywhere = self._compare(self._watch.stands)
+        if self._watch.stands is None and self._told_of:
+            self._told_of = ""
+            self._note_hang(None)
+            self.say("something moves again: it was no hang, or is over")
+        hang = find_hang(everywhere) if everywhere and not (self._told_of or self.stops.came) else None
+        if everywhere and hang and not self._watch.waits_longer(everywhere, hang.ranks):
+            self._tell_hang(hang, everywhere, now)
+
+    def _tell_hang(self, hang: Hang, standings: Sequence[Standing], now: float) -> None:
+        self._told_of = hang.text
+        self.say(f"hang: {hang.text}")
+        stacks = stacks_of(hang, standings)
+        for line in stacks:
+            self.say(line)
+        self._note_hang({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": stacks})
+        if self._end_hangs:
+            self.facts.hang, self.facts.behind = f"hang: {hang.text}", next(iter(hang.ranks), None)
+            self.deadline.hang(now)
+        else:
+            self.say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")
+
+    def _note_hang(self, hang: Mapping[str, object] | None) -> None:
+        """Keep what is told of a hang for whoever asks in another shell, as long as it lasts."""
+        with suppress(OSError):  # a full disk is not the hang's to tell
+            if hang is None:
+                (self.node_dir / HANG_FILE).unlink(missing_ok=True)
+            else:
+                write_json(self.node_dir / HANG_FILE, hang)
 
     def _can_write(self) -> bool:
         probe = self.node_dir / HEARTBEATS / "probe"
@@ -265,6 +322,8 @@ class Attempt:
         while output.open and time.monotonic() < until:
             self._wait(0.1)
         output.close()
+        if self._watch:
+            self._watch.close()
         self.selector.close()
         self._pipes.close()
         facts = self.facts

@@ -35,6 +35,7 @@ class Console:
         self._give_up = give_up
         self._stalled = False
         self._bar = b""
+        self.written = 0  # texts, of whatever kind
 
     def line(self, text: bytes, out: int) -> None:
         """Write a whole line to a file descriptor, above the progress bar where one is shown."""
@@ -49,6 +50,7 @@ class Console:
             self._write(text or ERASE_LINE, sys.stderr.fileno())
 
     def _write(self, text: bytes, out: int) -> None:
+        self.written += 1
         # A reader that we gave up once is not waited for with every line again.
         self._stalled = not write_out(text, out, self._give_up, 0 if self._stalled else PAUSE)
 
@@ -186,6 +188,11 @@ class WorkerOutput:
     def writers(self) -> tuple[int, ...]:
         """The pipes' other ends, stdout and stderr of each rank in turn."""
         return tuple(stream.writer for stream in self._streams)
+
+    @property
+    def lines(self) -> int:
+        """How many lines came so far, and how many states of a bar."""
+        return self.console.written
 
     @property
     def open(self) -> bool:

@@ -5,6 +5,7 @@ import hmac
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
@@ -25,6 +26,7 @@ from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, refuse_link_local
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.launch.watch.standing import Standing
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
 
@@ -92,6 +94,14 @@ class Client:
         self._stop = self._stop or stop
         if self._link:
             self._link.send(stop)
+
+    def compare(self, standings: Sequence[Standing] | None) -> None:
+        """Tell node 0 where the ranks of this node stand; None: they move again."""
+        if self._link and standings is None:
+            self._link.send(wire.Moves())
+        elif self._link and standings:
+            for standing in standings:
+                self._link.send(wire.Stands(standing, first=standing is standings[0]))
 
     async def leave(self) -> None:
         """Close the connection to node 0."""

@@ -11,6 +11,7 @@ from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.watch.standing import Standing
 
 FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
 
@@ -193,6 +194,19 @@ class Stopping:
 
 
 @dataclass(frozen=True)
+class Stands:
+    """Nothing moves on the sender's node any more; where one of its ranks stands. `first`: of those that it tells of now."""
+
+    standing: Standing
+    first: bool
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Something moves again on the sender's node."""
+
+
+@dataclass(frozen=True)
 class Ping:
     """Are you there? The heartbeat."""
 
@@ -206,6 +220,6 @@ KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Greeting, Hello, Welcome, Refused, Waiting, Probe, Probed, Knock, Here),
-        *(Start, Peer, End, Report, News, Stopping, Ending, Ping, Pong),
+        *(Start, Peer, End, Report, News, Stopping, Ending, Stands, Moves, Ping, Pong),
     )
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; 
     from slipway.launch.muster.messages import Peer, Stopping
     from slipway.launch.muster.server import Rule
     from slipway.launch.verdict.attempts import Ending
+    from slipway.launch.watch.standing import Standing
 
 __all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
 T = TypeVar("T")
@@ -93,6 +94,11 @@ class Muster:
     def peers(self) -> "Sequence[Peer]":
         """The launchers of this attempt, this one among them, where they brought findings with them: as told so far."""
         return self._client.peers
+
+    def compare(self, standings: "Sequence[Standing] | None") -> "Sequence[Standing] | None":
+        """Tell where the ranks of this node stand (None: they move); on node 0 where all ranks do, once none moves any more."""
+        self._loop.call_soon_threadsafe(self._client.compare, standings)
+        return self._server.standings()
 
     def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
         """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.

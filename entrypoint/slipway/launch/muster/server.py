@@ -17,6 +17,7 @@ from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.launch.watch.standing import Standing
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.protocol.outcomes import Word
 
@@ -24,6 +25,7 @@ BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
 PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
+RANKS = 1024  # of a node, at most
 NOTES = 20  # different lines about strangers and newcomers
 # From a verdict, and who leaves a job that goes on, to what follows.
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
@@ -45,6 +47,9 @@ class State:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
+    standings: dict[int, dict[int, Standing]] = field(
+        default_factory=dict
+    )  # by node and rank, of nodes that stand still
 
 
 class Server:
@@ -109,6 +114,15 @@ class Server:
         if not outcome.good:
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
+
+    def standings(self) -> tuple[Standing, ...] | None:
+        """Where all ranks stand, once those of every node stand still. May be called from another thread."""
+        state = self.state
+        nodes = len(state.roster.ranks) if state.running and state.roster else 0
+        told = list(state.standings.values())
+        if not nodes or len(told) < nodes or len({len(ranks) for ranks in told}) > 1:
+            return None
+        return tuple(standing for ranks in told for standing in list(ranks.values()))
 
     def outlives(self, leaving: Collection[int]) -> bool:
         """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
@@ -255,6 +269,13 @@ class Server:
         elif isinstance(message, wire.Report) and self.state.running:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
+        elif isinstance(message, wire.Stands):
+            known = {} if message.first else self.state.standings.get(node_rank, {})
+            if len(known) < RANKS:
+                standing = replace(message.standing, node_rank=node_rank)
+                self.state.standings[node_rank] = known | {standing.rank: standing}
+        elif isinstance(message, wire.Moves):
+            self.state.standings.pop(node_rank, None)
         elif isinstance(message, wire.Stopping):
             self.state.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
             if not self.outlives(self.state.stopping):

@@ -45,6 +45,14 @@ class Job:
         return int(str(limit))
 
     @property
+    def patience(self) -> float:
+        """Seconds that the job may stand still, 0 for any time."""
+        limit = self.sources.parsed("SLIPWAY_HANG_SECONDS")
+        if limit == "auto":
+            return 300.0 if self.plan.workload.own else 600.0
+        return float(str(limit))
+
+    @property
     def replaced(self) -> bool:
         """Whether a node that is told to go, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
         creates the pod again, with the same index and an empty disk, while the others keep theirs, and their snapshots.

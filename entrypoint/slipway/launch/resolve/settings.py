@@ -100,6 +100,15 @@ def _number_or_auto(low: int, high: int) -> Callable[[str], int | str]:
     return parse
 
 
+def _hang(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return _number(0, 86_400)(text)
+    except ValueError:
+        raise ValueError("a number of seconds from 0 to 86400 or auto are allowed") from None
+
+
 def _words(text: str) -> str:
     if not shlex.split(text):  # ValueError for a quote without its end, too
         raise ValueError("the name of a workload or script is needed, and its arguments")
@@ -195,10 +204,26 @@ SETTINGS = (
     Setting(
         "SLIPWAY_HANG_SECONDS",
         "--hang-seconds",
-        "300",
-        _number(0, 86_400),
-        "Seconds that training may stand still before it is ended as a hang, other phases a multiple; 0 for any time.",
-        "S",
+        "auto",
+        _hang,
+        "Seconds that a job may stand still before that counts as a hang, other phases than training a multiple; 0 for any time. "
+        "auto is 300 for Slipway's workloads and 600 for your own script.",
+        "S|auto",
+    ),
+    Setting(
+        "SLIPWAY_ON_HANG",
+        "--on-hang",
+        "tell",
+        _choice("tell", "end"),
+        "What becomes of your own script when it hangs: tell names the rank and the line, end also ends it (exit code 76).",
+        "tell|end",
+    ),
+    Setting(
+        "SLIPWAY_WATCH",
+        "",
+        "1",
+        _number(0, 1),
+        "Ask each worker where it stands, for hangs and `slipway stacks`; 0 leaves the workers alone.",
     ),
     Setting(
         "SLIPWAY_MUSTER_TIMEOUT",

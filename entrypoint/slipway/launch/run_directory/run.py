@@ -15,6 +15,7 @@ from slipway.launch.resolve.settings import Sources
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     CHARTS,
+    HANG_FILE,
     HEARTBEATS,
     HONOURS_STOP,
     LOGS,
@@ -22,6 +23,7 @@ from slipway.protocol.files import (
     OUTCOMES,
     RUN_FILE,
     SNAPSHOTS,
+    STACKS_WANTED,
     STOP_FILE,
     WAITING_FILE,
     attempt_in,
@@ -247,5 +249,5 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
         mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
     else:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
-    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE]
+    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, STACKS_WANTED]
     return [*mine, *(node / name for name in shared)]

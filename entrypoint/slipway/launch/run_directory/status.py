@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import (
+    HANG_FILE,
     HEARTBEATS,
     LOGS,
     NODE,
@@ -48,6 +49,7 @@ class Status:
     ages: tuple[float, ...]
     snapshot: int | None
     outcome: Mapping[str, Any]
+    hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
 
     @property
     def alive(self) -> bool:
@@ -116,6 +118,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         tuple(ages),
         newest_step(path),
         last_outcome(path),
+        next((record for file in living if (record := read_json(file.with_name(HANG_FILE)))), {}),
     )
 
 
@@ -135,6 +138,7 @@ def status_json(status: Status) -> dict[str, Any]:
             {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
         ],
+        "hang": status.hang.get("text"),
         "outcome": dict(status.outcome) or None,
     }  # fmt: skip
 
@@ -149,6 +153,8 @@ def status_lines(status: Status) -> list[str]:
     if isinstance(since := status.waiting.get("since"), int | float):
         attempt = status.waiting.get("attempt")
         lines.append(f"  waiting     for nodes, since {max(0.0, time.time() - since):.0f} s, for attempt {attempt}")
+    if status.hang:
+        lines.append(f"  hang        {status.hang.get('text')}")
     if not status.alive:
         lines += _ending(status)
     if status.snapshot is not None or record.get("workload") in WORKLOADS:

@@ -1,0 +1,137 @@
+"""The launcher's side of the watchers: a socket in a private folder at which the workers of this node answer questions."""
+
+import json
+import os
+import selectors
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from slipway.watcher import ADDRESS
+
+LARGEST = 4 << 20  # bytes of an answer
+RECORDER, OLD_RECORDER, RECORDED = (
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "2000",
+)  # collectives of a rank
+
+
+class Worker:
+    """A connection to a watcher. What it says is taken as somebody's program says it: bounded, and read as data."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link, self.rest = link, b""
+        self.pid, self.rank = 0, -1
+        self.numbers: object = None  # as told last
+        self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
+        self.answered = 0.0  # when that came, monotonic seconds
+
+    def take(self, chunk: bytes) -> None:
+        """Take bytes that came. ValueError where they are none of a watcher's."""
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        if len(self.rest) > LARGEST:
+            raise ValueError("too long for an answer")
+        for line in lines:
+            content = json.loads(line)
+            if not isinstance(content, dict):
+                raise ValueError("no answer")
+            if self.rank < 0:
+                self.pid, self.rank = int(content["pid"]), int(content["rank"])
+            else:
+                self.numbers = content.get("groups")
+                if "threads" in content:
+                    self.everything, self.answered = content, time.monotonic()
+
+
+class Listener:
+    """The watchers of this node's ranks, the newest of each rank."""
+
+    def __init__(self, ranks: Iterable[int], selector: selectors.BaseSelector) -> None:
+        self._ranks, self._selector = frozenset(ranks), selector
+        self._socket: socket.socket | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._workers: list[Worker] = []
+
+    def open(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that workers need; none where no socket can be made."""
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            address = f"{self._folder.name}/watch"
+            self._socket.bind(address)
+            self._socket.listen(len(self._ranks) + 8)
+        except OSError:  # no temporary folder, or one with a name that is too long
+            self.close()
+            return {}
+        self._socket.setblocking(False)
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+        size = environ.get(RECORDER) or environ.get(OLD_RECORDER) or RECORDED
+        return {ADDRESS: address, RECORDER: size}
+
+    def ask(self, question: str) -> None:
+        """Ask all: `numbers` or `all`. Whoever does not read has not answered the question before."""
+        for worker in self._workers:
+            with suppress(OSError):
+                worker.link.send(f"{question}\n".encode())
+
+    @property
+    def workers(self) -> dict[int, Worker]:
+        """Those that are there, by rank; of several processes of a rank the newest."""
+        return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
+
+    def close(self) -> None:
+        """Hang up, and remove the folder."""
+        for worker in list(self._workers):
+            self._drop(worker)
+        if self._socket:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._socket)
+            self._socket.close()
+        if self._folder:
+            self._folder.cleanup()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        with suppress(OSError):
+            link, _ = self._socket.accept()
+            link.setblocking(False)
+            worker = Worker(link)
+            self._workers.append(worker)
+            self._selector.register(link, selectors.EVENT_READ, lambda: self._read(worker))
+
+    def _read(self, worker: Worker) -> None:
+        try:
+            chunk = worker.link.recv(1 << 16)
+            worker.take(chunk)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            chunk = b""
+        if not chunk:
+            self._drop(worker)
+
+    def _drop(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(worker.link)
+        worker.link.close()
+
+
+def activity(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """How many bytes each process has written so far, by /proc/PID/io: to files, pipes and terminals."""
+    found = []
+    for pid in pids:
+        with suppress(OSError, ValueError, StopIteration):
+            with open(f"/proc/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
+                line = next(line for line in file if line.startswith("wchar:"))
+            found.append((pid, int(line.split()[1])))
+    return tuple(found)
+
+
+def cpu_seconds(fields: list[str]) -> float:
+    """Processor seconds of a process by the fields of /proc/PID/stat from the third on; 0 where it is gone."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0

@@ -1,0 +1,147 @@
+"""Where a rank stands: its stack, and the collectives that it began. Made of what its watcher answers; pure.
+
+Strings come from somebody's program: they are cut to a length, and whoever prints them makes them printable.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
+GROUPS, MEMBERS = 8, 256  # of which the ranks are told, and how many these may be: it goes into a message of the muster
+LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
+WAITING = "/torch/distributed/distributed_c10d.py"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in a program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of the user's program: not of the standard library, nor installed."""
+        return not LIBRARY.search(self.file)
+
+    def __str__(self) -> str:
+        """How people read it."""
+        return f"{Path(self.file).name}:{self.line} {self.function}()"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank began, the `number`-th of its process group, at `since` (Unix seconds).
+
+    `done`: nobody waits for it any more.
+    """
+
+    group: str
+    number: int
+    name: str
+    shape: str
+    since: float
+    done: bool
+
+    def __str__(self) -> str:
+        """How people read it."""
+        return f"{self.name} #{self.number}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of some ranks only."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank stands. `state`: what is odd about its process, as people say it; `frames`: of its main thread, innermost
+    first; `groups`: those of its calls, but for that of all ranks; `cores`: how many it kept busy since the job stood still.
+    """
+
+    rank: int
+    node_rank: int
+    state: str = ""
+    frames: tuple[Frame, ...] = ()
+    calls: tuple[Call, ...] = ()
+    groups: tuple[Group, ...] = ()
+    cores: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """Where it stands, in the user's own words: the innermost line of the program itself."""
+        frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
+        if self.state or frame is None:
+            return self.state or "does not answer"
+        return f"stands in {frame}"
+
+    @property
+    def waits_in(self) -> str:
+        """The function of torch.distributed that it is in, by its stack: recv, monitored_barrier, …; empty where in none."""
+        inside = [frame.function for frame in self.frames if frame.file.endswith(WAITING)]
+        return inside[-1] if inside else ""
+
+    def lines(self, *, whole: bool = False) -> list[str]:
+        """All of it for people; the innermost frame comes last, as Python has it. `whole`: with every frame of libraries."""
+        pending = "".join(f"; waits in {call} since {clock(call.since)}" for call in self.pending[:1])
+        lines = [f"  rank {self.rank} (node {self.node_rank}) {self.place}{pending}"]
+        left_out = 0
+        for depth, frame in reversed([*enumerate(self.frames)]):
+            if whole or frame.own or depth == 0:
+                lines += [f"    … {left_out} more"] if left_out else []
+                lines.append(f"    {frame.file}:{frame.line} {frame.function}()")
+                left_out = 0
+            else:
+                left_out += 1
+        return lines
+
+    @property
+    def pending(self) -> tuple[Call, ...]:
+        """The collectives that it began and that are not done, in their order."""
+        return tuple(call for call in self.calls if not call.done)
+
+    def begun(self, group: str) -> int:
+        """The number of the last collective that it began in a group."""
+        return max((call.number for call in self.calls if call.group == group), default=0)
+
+    def entry(self, group: str, number: int) -> Call | None:
+        """What it began as the collective of this number."""
+        return next((call for call in self.calls if (call.group, call.number) == (group, number)), None)
+
+
+def clock(seconds: float) -> str:
+    """A moment (Unix seconds) of today."""
+    return time.strftime("%H:%M:%S UTC", time.gmtime(seconds))
+
+
+def read_standing(
+    rank: int, node_rank: int, answer: Mapping[str, Any], world_size: int, cores: float = 0.0
+) -> Standing:
+    """A rank's standing by what its watcher answered to `all`. Raises ValueError where that makes no sense."""
+    try:
+        members = {str(name)[:TEXT]: tuple(map(int, ranks)) for name, ranks in answer["members"].items()}
+        calls = [_read_call(call) for call in answer["begun"]]
+        main: Sequence[Any] = next((frames for _, is_main, frames in answer["threads"] if is_main), [])
+        frames = tuple(Frame(str(file)[-TEXT:], int(line), str(function)[:TEXT]) for file, line, function in main)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an answer of a watcher: {error!r}") from None
+    pending = [call for call in calls[:-CALLS] if not call.done]
+    kept = (*pending[:CALLS], *calls[-CALLS:])
+    used = {call.group for call in kept}
+    groups = [Group(name, ranks) for name, ranks in members.items() if name in used and len(ranks) < world_size]
+    small = tuple(group for group in groups if len(group.ranks) <= MEMBERS)[:GROUPS]
+    return Standing(rank, node_rank, "", frames[:DEPTH], kept, small, cores)
+
+
+def _read_call(call: Sequence[Any]) -> Call:
+    group, number, name, sizes, types, since, done = call
+    shape = f"{'/'.join(map(str, types))} {'/'.join(map(str, sizes))}"[:TEXT]
+    return Call(str(group)[:TEXT], int(number), str(name)[:TEXT], shape, float(since), bool(done))

@@ -1,0 +1,107 @@
+"""What is told of the programs in gallery.py, as a table.
+
+make hangs                     all of them
+make hangs ARGS="stopped"      those whose names hold a word
+"""
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SLIPWAY = Path(sys.executable).parent / "slipway"
+PATIENCE = 120.0  # s for a program under load
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, who is to blame and in which line; no line where the process cannot stand in one."""
+
+    name: str
+    culprit: int | None
+    world: int
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was told, and how right it is."""
+
+    case: Case
+    text: str
+    rank: bool
+    line: bool
+    code: int
+
+
+def read_cases() -> list[Case]:
+    """The gallery, without importing it: that takes torch."""
+    source = (HERE / "gallery.py").read_text()
+    lines, cases = source.splitlines(), []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            call = node.decorator_list[0]
+            assert isinstance(call, ast.Call)
+            options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+            marked = [
+                number
+                for number, line in enumerate(lines, start=1)
+                if (node.lineno <= number <= (node.end_lineno or 0) and "# here" in line) or f"# {node.name}" in line
+            ]
+            culprit = ast.literal_eval(call.args[0])
+            cases.append(Case(node.name, culprit, options.get("world", 2), next(iter(marked), None)))
+    return cases
+
+
+def run_case(case: Case) -> Told:
+    """Let it hang, and read what is told."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = (
+            "--nproc-per-node",
+            str(case.world),
+            "--hang-seconds",
+            "6",
+            "--on-hang",
+            "end",
+            "--run-dir",
+            f"{folder}/run",
+        )
+        done = subprocess.run(
+            [SLIPWAY, "run", *options, HERE / "gallery.py", case.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            cwd=folder,
+        )
+    text = next((line for line in done.stderr.splitlines() if line.startswith("slipway: hang: ")), "")
+    text = text.removeprefix("slipway: hang: ")
+    if case.culprit is None:
+        rank = bool(re.search("do not agree|different collectives|all ranks wait", text))
+    else:
+        rank = bool(re.match(f"(the ranks wait for each other in different collectives: )?rank {case.culprit} ", text))
+    line = case.line is None or f"gallery.py:{case.line} " in text
+    return Told(case, text or done.stderr[-2000:], rank, line, done.returncode)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the cases whose names hold one of the words, all without any; 1 where fewer than 95 % are told rightly."""
+    cases = [case for case in read_cases() if not words or any(word in case.name for word in words)]
+    right = 0
+    for case in cases:
+        told = run_case(case)
+        good = told.rank and told.line and told.code == 76
+        right += good
+        print(f"{'right' if good else 'WRONG':6} {case.name:28} {told.code:3}  {told.text}", flush=True)
+    print(f"{right} of {len(cases)} are told rightly")
+    return int(right < 0.95 * len(cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

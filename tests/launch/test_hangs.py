@@ -1,0 +1,109 @@
+"""Scripts of a user's own that hang, told by rank and line; and what only seems to hang."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hangs"))
+
+from hangs import Case, read_cases, run_case
+
+Run = Callable[..., Launcher]
+HANG = ("--nproc-per-node", "2", "--hang-seconds", "6")
+CASES = {case.name: case for case in read_cases()}
+CHOSEN = (
+    "skipped_collective",
+    "data_loader_worker_is_stuck",
+    "stopped",
+    "other_order",
+    "monitored_barrier",
+    "endless_in_c",
+    "ddp_epochs_differ",
+    "chain_of_groups",
+)
+
+
+@pytest.mark.parametrize("case", [CASES[name] for name in CHOSEN], ids=CHOSEN)
+def test_the_culprit_and_its_line_are_told(case: Case) -> None:
+    told = run_case(case)
+    assert told.rank, told.text
+    assert told.line, told.text
+    assert told.code == 76
+
+
+HANGS_A_WHILE = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(4)
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    time.sleep(25)
+dist.all_reduce(x)
+print("went on", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) -> None:
+    (tmp_path / "a_while.py").write_text(HANGS_A_WHILE)
+    job = start("run", *HANG, "a_while.py")
+    job.wait_for("rank 1 (node 0) has not come to all_reduce #2, in which rank 0 waits since")
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "rank 1 (node 0) stands in a_while.py:7 <module>()" in shown.stdout
+    assert "rank 0 (node 0) stands in a_while.py:8 <module>(); waits in all_reduce #2" in shown.stdout
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "status"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "  hang        rank 1 (node 0) has not come to all_reduce #2" in shown.stdout
+    assert job.end() == 0, job.text
+    assert job.text.count("went on") == 2
+    assert "something moves again" in job.text
+
+
+def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
+    words = ("run", "--nproc-per-node", "1", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
+    nodes = [node(rank, 2, *words) for rank in range(2)]
+    assert [one.end() for one in nodes] == [76, 76]
+    line = "hang: rank 1 (node 1) has not come to all_reduce #2, in which rank 0 waits since"
+    assert f"slipway: {line}" in nodes[0].text
+    assert f"slipway: {line}" not in nodes[1].text
+    assert line in nodes[1].text  # in the verdict
+
+
+SLOW = {
+    "a save": "f = open('model', 'wb')\n    for _ in range(60):\n        f.write(b'x'); f.flush(); time.sleep(0.4)",
+    "lines": "for _ in range(12):\n        print('evaluating', flush=True); time.sleep(2)",
+    "work": "until = time.time() + 9\n    while time.time() < until: pass",
+}
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_what_takes_its_time_on_one_rank_is_no_hang(slipway: Run, tmp_path: Path, what: str) -> None:
+    (tmp_path / "slow.py").write_text(HANGS_A_WHILE.replace("time.sleep(25)", SLOW[what]))
+    job = slipway("run", *HANG, "--on-hang", "end", "slow.py")
+    assert job.end() == 0, job.text
+    assert "hang" not in job.text
+
+
+def test_nobody_is_watched_where_that_is_switched_off(start: Run, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(
+        "import os, time\nprint(sorted(n for n in os.environ if 'WATCH' in n or 'TORCH_FR' in n), flush=True)\ntime.sleep(25)"
+    )
+    job = start("run", "--nproc-per-node", "1", "alone.py", SLIPWAY_WATCH="0")
+    job.wait_for("['SLIPWAY_WATCH']")
+    time.sleep(1)
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 78
+    assert "SLIPWAY_WATCH=0" in shown.stderr
+    assert job.end() == 0

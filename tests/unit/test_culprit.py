@@ -1,0 +1,171 @@
+"""Whom a job that hangs waits for, by where its ranks stand: the pure part."""
+
+import pytest
+
+from slipway.launch.watch.culprit import find_hang, stacks_of
+from slipway.launch.watch.standing import Call, Frame, Group, Standing, read_standing
+
+TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py"
+IN_LOAD = (
+    Frame("/usr/lib/python3.13/threading.py", 3, "wait"),
+    Frame("/home/me/user.py", 6, "load"),
+    Frame("/home/me/user.py", 20, "<module>"),
+)
+IN_STEP = (Frame(TORCH, 3014, "all_reduce"), Frame("/home/me/user.py", 9, "step"))
+
+
+def call(
+    number: int,
+    name: str = "all_reduce",
+    group: str = "0",
+    done: bool = False,
+    shape: str = "Float [4]",
+    since: float = 0.0,
+) -> Call:
+    return Call(group, number, name, shape, since, done)
+
+
+def waits(rank: int, *calls: Call, node: int = 0, groups: tuple[Group, ...] = ()) -> Standing:
+    return Standing(rank, node, frames=IN_STEP, calls=calls, groups=groups)
+
+
+def works(rank: int, *calls: Call, node: int = 0, state: str = "", groups: tuple[Group, ...] = ()) -> Standing:
+    return Standing(rank, node, state, () if state else IN_LOAD, calls, groups)
+
+
+def text(*standings: Standing) -> str:
+    hang = find_hang(standings)
+    assert hang is not None
+    return hang.text
+
+
+def test_who_has_not_come_is_named_with_the_collective_and_the_line() -> None:
+    hang = find_hang([*(waits(rank, call(56)) for rank in (0, 2, 3)), works(1, call(55, done=True), node=1)])
+    assert hang is not None
+    assert hang.ranks == (1,)
+    assert hang.text == (
+        "rank 1 (node 1) has not come to all_reduce #56, in which 3 ranks wait since 00:00:00 UTC; it stands in user.py:6 load()"
+    )
+
+
+def test_the_stacks_are_the_culprits_and_one_that_waits() -> None:
+    standings = [*(waits(rank, call(56)) for rank in (0, 2, 3)), works(1)]
+    hang = find_hang(standings)
+    assert hang is not None
+    lines = stacks_of(hang, standings)
+    assert [line.split()[1] for line in lines if line.startswith("  rank")] == ["1", "0"]
+    assert lines[1] == "    /home/me/user.py:20 <module>()"
+
+
+def test_several_are_named_together() -> None:
+    assert text(waits(0, call(2)), *(works(rank) for rank in (1, 2, 3))).startswith(
+        "ranks 1-3 have not come to all_reduce #2, in which rank 0 waits"
+    )
+
+
+def test_nobody_waits_where_all_work() -> None:
+    assert find_hang([works(0, call(5, done=True)), works(1, call(5, done=True))]) is None
+
+
+@pytest.mark.parametrize("state", ["is stopped (SIGSTOP)", "does not answer", "has left"])
+def test_a_process_that_says_nothing_is_told_as_it_is(state: str) -> None:
+    assert text(waits(0, call(3)), works(1, state=state)).endswith(f"since 00:00:00 UTC; it {state}")
+
+
+def test_the_end_of_a_chain_is_to_blame() -> None:
+    pairs = (Group("1", (0, 1)), Group("2", (1, 2)))
+    hang = find_hang(
+        [
+            waits(0, call(1, group="1"), groups=pairs[:1]),
+            waits(1, call(1, group="2"), groups=pairs),
+            works(2, groups=pairs[1:]),
+        ]
+    )
+    assert hang is not None
+    assert hang.ranks == (2,)
+    assert "of the process group of ranks 1, 2" in hang.text
+
+
+def test_who_is_not_in_the_group_is_not_missed() -> None:
+    pair = (Group("1", (0, 1)),)
+    hang = find_hang([waits(0, call(4, group="1"), groups=pair), works(1, groups=pair), works(2)])
+    assert hang is not None
+    assert hang.ranks == (1,)
+
+
+def test_ranks_that_wait_for_each_other_in_different_groups() -> None:
+    pair = (Group("1", (0, 1)),)
+    hang = find_hang([waits(0, call(3)), waits(1, call(1, group="1"), groups=pair), waits(2, call(3))])
+    assert hang is not None
+    assert hang.text.startswith("the ranks wait for each other in different collectives: rank ")
+    assert hang.text.count("has not come") == 2
+
+
+def test_different_collectives_as_the_same_number() -> None:
+    hang = find_hang([waits(0, call(7)), waits(1, call(7, "barrier")), waits(2, call(7))])
+    assert hang is not None
+    assert hang.ranks == (1,)
+    assert (
+        "do not agree on collective #7: ranks 0, 2 all_reduce of Float [4] (stands in user.py:9 step()); rank 1 (node 0) barrier"
+        in hang.text
+    )
+
+
+def test_different_sizes_as_the_same_number() -> None:
+    assert "Float [4]" in text(waits(0, call(7)), waits(1, call(7, shape="Float [5]")))
+
+
+def test_one_that_is_done_here_already_still_says_what_it_was() -> None:
+    assert "do not agree on collective #7" in text(waits(0, call(7)), works(1, call(7, "broadcast", done=True)))
+
+
+def test_what_is_not_recorded_shows_in_the_stacks() -> None:
+    inside = Standing(0, 0, frames=(Frame(TORCH, 99, "recv"), Frame("/home/me/user.py", 3, "get")))
+    hang = find_hang([inside, works(1)])
+    assert hang is not None
+    assert hang.ranks == (1,)
+    assert hang.text == "rank 1 (node 0) has not come to recv(), in which rank 0 waits; it stands in user.py:6 load()"
+
+
+def test_all_in_the_same_collective_is_nobodys_fault() -> None:
+    hang = find_hang([waits(0, call(7)), waits(1, call(7))])
+    assert hang is not None
+    assert hang.ranks == ()
+    assert hang.text.startswith("all ranks wait, rank 0 in all_reduce #7, and nothing gets through")
+
+
+ANSWER = {
+    "members": {"0": [0, 1], "1": [1]},
+    "begun": [["0", 3, "all_reduce", [[4]], ["Float"], 1.5, False], ["1", 1, "broadcast", [[2]], ["Long"], 1.0, True]],
+    "threads": [["MainThread", True, [["a.py", 1, "f"]]], ["other", False, []]],
+}
+
+
+def test_an_answer_is_read() -> None:
+    one = read_standing(1, 0, ANSWER, 2)
+    assert one.frames == (Frame("a.py", 1, "f"),)
+    assert [str(entry) for entry in one.pending] == ["all_reduce #3"]
+    assert one.groups == (Group("1", (1,)),)
+    assert one.calls[0].shape == "Float [4]"
+
+
+@pytest.mark.parametrize("name", sorted(ANSWER))
+@pytest.mark.parametrize("value", [None, 7, [[1]], {"a": 1}, "x"])
+def test_an_answer_that_makes_no_sense_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError):
+        read_standing(1, 0, {**ANSWER, name: value}, 2)
+
+
+def test_a_message_of_a_rank_fits_into_a_line() -> None:
+    from slipway.launch.muster.codec import LINE_BYTES, encode
+    from slipway.launch.muster.messages import Stands
+
+    many = {
+        "members": {str(name): list(range(name, name + 300)) for name in range(100)},
+        "begun": [
+            [str(number % 100), number, "n" * 500, [[10**9] * 90], ["Float"] * 90, 1.5, number % 2 == 0]
+            for number in range(3000)
+        ],
+        "threads": [["MainThread", True, [["f" * 5000, 10**6, "g" * 5000]] * 500]],
+    }
+    assert len(encode(Stands(read_standing(1, 0, many, 10_000), True))) < LINE_BYTES

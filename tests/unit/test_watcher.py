@@ -1,0 +1,127 @@
+"""The watcher inside a process, asked over a socket; no torch is needed."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.watch.stillness import Stillness
+
+
+@contextmanager
+def watched(
+    folder: Path, program: str, *options: str, **more: str
+) -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder}/s")
+        listening.listen()
+        listening.settimeout(20)
+        environ = {**os.environ, "SLIPWAY_WATCHER": f"{folder}/s", "LOCAL_RANK": "0", "RANK": "3", **more}
+        process = subprocess.Popen(
+            [sys.executable, *options, "-c", program],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            link, _ = listening.accept()
+            with link:
+                link.settimeout(20)
+                yield link, process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def ask(link: socket.socket, question: str) -> dict[str, object]:
+    link.sendall(f"{question}\n".encode())
+    return read(link)
+
+
+def read(link: socket.socket) -> dict[str, object]:
+    text = b""
+    while not text.endswith(b"\n"):
+        chunk = link.recv(1 << 16)
+        assert chunk
+        text += chunk
+    content = json.loads(text)
+    assert isinstance(content, dict)
+    return content
+
+
+@pytest.mark.parametrize("options", [(), ("-I",), ("-E",)], ids=" ".join)
+def test_it_says_where_the_program_stands(tmp_path: Path, options: tuple[str, ...]) -> None:
+    program = "import time\ndef load():\n    time.sleep(100)\nload()"
+    with watched(tmp_path, program, *options) as (link, process):
+        assert read(link) == {"pid": process.pid, "rank": 3}
+        until = time.monotonic() + 20
+        while (answer := ask(link, "all"))["threads"] != [
+            ["MainThread", True, [["<string>", 3, "load"], ["<string>", 4, "<module>"]]]
+        ]:
+            assert time.monotonic() < until, answer
+        assert answer["begun"] == []
+        assert ask(link, "numbers") == {"groups": {}}
+
+
+def test_the_program_and_what_it_starts_find_nothing_in_their_environment(tmp_path: Path) -> None:
+    program = "import os, sys, threading, time\ntime.sleep(2)\nprint([n for n in os.environ if 'WATCH' in n], threading.active_count(), 'torch' in sys.modules)"
+    with watched(tmp_path, program) as (_, process):
+        out, error = process.communicate(timeout=20)
+    assert (out, error, process.returncode) == ("[] 1 False\n", "", 0)
+
+
+def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on(tmp_path: Path) -> None:
+    program = (
+        "import os, time, warnings\nwarnings.simplefilter('error')\n"
+        "for _ in range(20):\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        os._exit(len(os.listdir('/proc/self/task')) - 1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "print('forked', flush=True)\ntime.sleep(100)"
+    )
+    with watched(tmp_path, program) as (link, process):
+        read(link)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forked\n"
+        [[_, _, frames]] = ask(link, "all")["threads"]  # type: ignore[misc]
+        assert frames == [["<string>", 9, "<module>"]]
+
+
+def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "print('well')"],
+        env={**os.environ, "SLIPWAY_WATCHER": f"{tmp_path}/none", "LOCAL_RANK": "0", "RANK": "x"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("well\n", "", 0)
+
+
+def test_only_a_worker_is_watched(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | {
+        "SLIPWAY_WATCHER": f"{tmp_path}/none"
+    }
+    program = "import os, sys\nprint('SLIPWAY_WATCHER' in os.environ, 'slipway' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=20)
+    assert done.stdout == "True False\n"
+
+
+def test_stillness_counts_only_what_was_looked_at() -> None:
+    still = Stillness(0.0, 1.0)
+    still.look("a", 1.0)
+    still.look("a", 2.0)
+    assert still.seconds == 1.0
+    still.look("a", 1000.0)  # we were frozen
+    assert still.seconds == 7.0
+    still.look("b", 1001.0)
+    assert still.seconds == 0.0
