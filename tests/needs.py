@@ -200,7 +200,7 @@ def actionlint() -> Missing | None:
 
 
 def freezer() -> Missing | None:
-    """The cgroup v1 controller by which Slurm 22.05 tracks processes where there is no systemd."""
+    """The cgroup v1 controller by which Slurm tracks processes where there is no systemd."""
     return None if FREEZER.is_dir() else Missing(f"{FREEZER} is not mounted", ELSEWHERE)
 
 

@@ -139,6 +139,12 @@ class Cluster:
         return Job(self, told.strip(), output)
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """Slurm's release, such as (24, 11)."""
+        [release] = re.findall(r"(\d+)\.(\d+)\.", self.command("scontrol", "--version").stdout)
+        return tuple(map(int, release))
+
+    @property
     def driver(self) -> dict[str, str]:
         """Variables with which a launcher finds GPUS on its node: NVML's library, which it looks for, and its module."""
         return {
@@ -222,7 +228,8 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(text)
         devices = f"{self.folder}/dev/nvidia[0-{GPUS - 1}]"
         (self.folder / "gres.conf").write_text(f"NodeName={','.join(NODES)} Name=gpu File={devices}\n")
-        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nConstrainDevices=no\n")
+        # Newer daemons load it for linuxproc too, and v2 does not come up without systemd.
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainDevices=no\n")
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"

@@ -14,10 +14,10 @@ def started(cluster: Cluster) -> Job:
     return job
 
 
-def went_on(job: Job, step: int) -> None:
+def went_on(job: Job, step: int, attempts: int = 2) -> None:
     """The job was started again, went on from this step and finished; every step was made once."""
     assert "finished on 2 nodes" in job.text
-    assert attempt(job) == 2
+    assert attempt(job) == attempts
     assert "attempt 2" in job.text
     assert f"/step-{step:08}" in job.text.partition("going on from ")[2]
     assert steps_made(job) == sorted(set(steps_made(job)))
@@ -65,8 +65,11 @@ def test_a_preempted_job_saves_within_its_grace_requeues_itself_and_goes_on(clus
     step = newest_step(job)
     assert urgent.end() == "COMPLETED"
     assert job.end() == "COMPLETED", job.text
-    assert job.fact("Restarts") == "1"
-    went_on(job, step)
+    # These Slurms start a job that requeued itself in its grace once more when it has finished: slurm/README.md, "Versions".
+    restarts = 2 if (24, 5) <= cluster.version < (26, 5) else 1
+    assert job.fact("Restarts") == str(restarts)
+    assert job.text.count("was already finished") == 2 * (restarts - 1)  # each node says so
+    went_on(job, step, attempts=restarts + 1)
 
 
 def test_an_interrupt_saves_and_ends_the_job_for_good(cluster: Cluster) -> None:
