@@ -40,6 +40,9 @@ OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhil
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 STANDING = 4  # ranks of which it is told one by one where they stood
+RECENT = (
+    200  # lines of stderr, the last thing that a rank printed which failed; what it printed before it may have got over
+)
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
@@ -170,7 +173,7 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     told = {failure["rank"]: failure for failure in facts.failures}
     causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
     if not facts.own and all(order[0] for order, _ in causes):
-        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
+        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in {*told, *facts.left}], now)
     (echo, *_), first = min(causes, key=lambda cause: cause[0])
     if echo and not facts.stop:
         first["meanwhile"] = _bystanders(
@@ -188,7 +191,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
     """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
     causes = []
     for rank in ranks:
-        raised = read_traceback(facts.last.get(rank, ()))
+        raised = read_traceback([*facts.last.get(rank, ())][-RECENT:])
         said = raised.evidence if raised else ""
         word = cause_of(said)
         if raised and word != Word.PEER and "killed by signal" not in said:
@@ -260,7 +263,7 @@ def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
 
 def _standing(facts: Facts, rank: int, time: float) -> str:
     if rank in facts.left:
-        return f"rank {rank} had left with 0 {apart(facts.left[rank], time)}"
+        return f"rank {rank} had left with 0, {apart(facts.left[rank], time)}"
     last = _last_line(facts.printed.get(rank, ())) or _last_line(facts.last.get(rank, ()))
     known = [facts.places.get(rank, ""), f"its last line was: {in_one_line(last)[:100]}" if last else ""]
     return ", ".join([f"rank {rank} had not ended", *filter(None, known)])

@@ -107,8 +107,7 @@ def termination_message(code: int, message: str, verdict: Verdict | None = None)
 
 
 def _shortened(outcome: Outcome) -> dict[str, Any]:
-    texts = {"evidence": outcome.evidence[:200], "where": (outcome.where or "")[:200], "advice": outcome.advice[:200]}
-    texts["meanwhile"] = outcome.meanwhile[:200]
+    texts = {name: (getattr(outcome, name) or "")[:200] for name in ("evidence", "where", "advice", "meanwhile")}
     return dataclasses.asdict(outcome) | {"host": outcome.host[:100]} | texts
 
 

@@ -115,11 +115,7 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     )
     first = ranking[0]
     # Where nobody had a reason of its own, it matters who did not fail: nodes that had finished, or ran on.
-    beside = [
-        outcome
-        for outcome in ordered
-        if outcome.word == Word.FINISHED or not (outcome.good or outcome.rank is not None)
-    ]
+    beside = [o for o in ordered if o.word == Word.FINISHED or (o.rank is None and not o.good)]
     counted = Counter(outcome.word if outcome.good or outcome.own else Word.PEER for outcome in ordered)
     return Verdict(
         word=first.word,
