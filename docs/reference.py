@@ -33,7 +33,8 @@ def exit_codes() -> Iterator[str]:
     yield from [
         "",
         "A script of your own may end with any code: what is not 0 becomes 1, and the code itself stands in the reason. What",
-        "NCCL and CUDA say of the node or of a setting counts there as well ([77 and 78](ddp.md#errors-of-nccl)).",
+        "NCCL and CUDA say of the node or of a setting counts there as well ([77 and 78](ddp.md#errors-of-nccl)), and",
+        "so does the time-out of a collective ([76](own-script.md#when-it-fails)).",
     ]
     yield "A launcher that is killed cannot choose: 137 (SIGKILL) or 143 (SIGTERM) is then what its container or shell reports."
     yield from [

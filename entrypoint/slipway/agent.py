@@ -20,7 +20,7 @@ from typing import Any
 
 from slipway import warm_workers
 from slipway.protocol.binding import on_cores, own_cores, own_device
-from slipway.protocol.files import STOP_FILE
+from slipway.protocol.files import STOP_FILE, error_file
 from slipway.reaper import stand_between
 
 MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         root_log_dir = errors
 
         def reify(self, envs: dict[int, dict[str, str]]) -> multiprocessing.LogsDest:
-            files = {local: str(Path(errors, f"error-{env['RANK']}.json")) for local, env in envs.items()}
+            files = {local: str(Path(errors, error_file(env["RANK"]))) for local, env in envs.items()}
             for local, env in envs.items():
                 env["TORCHELASTIC_ERROR_FILE"] = files[local]
             return multiprocessing.LogsDest(
@@ -79,14 +79,26 @@ def main(argv: list[str]) -> int:
         """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""
 
         told = False
+        left: frozenset[int] = frozenset()  # those that ended with 0, by local rank
 
         def _start(self) -> None:
             super()._start()  # type: ignore[no-untyped-call]
             tell(event="started", pids=self.pids())
 
+        def _poll(self) -> multiprocessing.api.RunProcsResult | None:
+            self.tell_left()
+            return super()._poll()
+
+        def tell_left(self) -> None:
+            left = frozenset(local for local, handler in self.subprocess_handlers.items() if handler.proc.poll() == 0)
+            for local in sorted(left - self.left):
+                tell(event="left", rank=int(self.envs[local]["RANK"]), time=time.time())
+            self.left = left
+
         def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
             if self._failures and not self.told:
                 self.told = True
+                self.tell_left()
                 tell(event="failed", failures=[_failure(self.envs, failure) for failure in self._failures.values()])
             # After a stop some ranks may still be saving when the first is gone: the launcher's grace bounds that, and
             # torchrun must neither signal them again nor kill them after its 30 s.

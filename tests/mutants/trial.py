@@ -29,6 +29,7 @@ TESTS = {
     "compare": ("muster_compare", "muster_roster"),
     "roster": ("muster_roster",),
     "rank_ranges": ("rank_ranges",),
+    "tracebacks": ("tracebacks",),
 }
 # Of pytest's plugins only the one that pyproject.toml has a setting for: a quarter of such a short run goes into the others.
 BARE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
@@ -48,7 +49,8 @@ class Trial:
 
 def file_of(name: str) -> Path:
     """Where a file of the table lies, from the root."""
-    [file] = (ROOT / "entrypoint/slipway/launch").rglob(f"{name}.py")
+    packages = (ROOT / "entrypoint/slipway" / package for package in ("launch", "protocol"))
+    [file] = (file for package in packages for file in package.rglob(f"{name}.py"))
     return file.relative_to(ROOT)
 
 

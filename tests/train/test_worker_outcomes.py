@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -78,6 +79,22 @@ def test_the_last_error_of_nccl_is_what_is_told() -> None:
     outcome = describe_failure(dist.DistBackendError(nccl_error("ncclInvalidUsage", DUPLICATE)), 0, None)
     assert outcome.exception == f"DistBackendError: ncclInvalidUsage: Last error: {DUPLICATE}"
     assert outcome.message == f"ncclInvalidUsage: Last error: {DUPLICATE}"
+
+
+def test_where_a_worker_failed_is_the_last_place_in_the_users_own_code(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import json\ndef read():\n    try:\n        {}['a']\n    except KeyError as e:\n        json.loads(e)\n"
+    )
+    names: dict[str, Callable[[], None]] = {}
+    exec(compile(own.read_text(), own, "exec"), names)  # a user's file with a place of its own
+    with pytest.raises(TypeError) as caught:
+        names["read"]()
+    outcome = describe_failure(caught.value, 0, None)
+    assert outcome.where
+    assert outcome.where.startswith("own.py:6 in read; raised in json/__init__.py:")
+    assert outcome.exception
+    assert outcome.exception.endswith("; first came KeyError: 'a'")
 
 
 TEXTS = {

@@ -39,6 +39,7 @@ class Finished:
 
     started, workers, words = True, [], ""
     failures: list[dict[str, Any]] = []  # noqa: RUF012
+    left: dict[int, float] = {}  # noqa: RUF012
 
     def __init__(self, node_dir: Path, output: WorkerOutput, ended: Callable[[], None]) -> None:
         output.close_writers()

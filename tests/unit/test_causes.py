@@ -3,7 +3,7 @@
 import pytest
 from nccl_texts import CLOSED, DUPLICATE, SHM, nccl_error
 
-from slipway.protocol.causes import cause_of, in_one_line
+from slipway.protocol.causes import cause_of, in_one_line, is_time_out
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,8 @@ def test_so_is_what_torch_gloo_and_cuda_say(text: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("bad batch\nof seven", "bad batch"),
+        ("bad batch\n  of seven\n\n", "bad batch of seven"),
+        ("x" * 500, "x" * 399 + "…"),
         ("\n  bad batch ", "bad batch"),
         ("", ""),
         ("NCCL error in: x.cpp:1, unhandled, NCCL version 2.27.5\nncclSystemError: x\nLast error: Unknown NCCL Error\n",
@@ -103,8 +104,30 @@ def test_so_is_what_torch_gloo_and_cuda_say(text: str, word: str) -> None:
         ("[Rank 1] Process group watchdog thread terminated with exception: " + nccl_error("ncclRemoteError", CLOSED),
          f"[Rank 1] Process group watchdog thread terminated with exception: ncclRemoteError: Last error: {CLOSED}"),
         ("NCCL error in: x.cpp:1, Unknown NCCL error!", "NCCL error in: x.cpp:1, Unknown NCCL error!"),
-        ("boom\nncclRemoteError: not mine", "boom"),
     ],
 )  # fmt: skip
 def test_a_message_becomes_one_line_that_says_what_went_wrong(text: str, line: str) -> None:
     assert in_one_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (
+            "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+            True,
+        ),
+        ("RuntimeError: Timed out waiting 1800000ms for send operation to complete", True),
+        ("DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/0", True),
+        ("RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms", True),
+        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)", True),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174", False),
+        (
+            "[Rank 1] Watchdog caught collective operation timeout, CUDA error: uncorrectable ECC error encountered",
+            False,
+        ),
+        ("TimeoutError: the read operation timed out", False),
+    ],
+)
+def test_the_time_out_of_a_collective_is_told_from_other_echoes(text: str, answer: bool) -> None:
+    assert is_time_out(text) is answer

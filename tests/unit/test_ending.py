@@ -428,12 +428,16 @@ def test_what_nccl_said_last_decides_for_a_users_script_too(
     assert outcome.own
 
 
-@pytest.mark.parametrize(("own", "word"), [(True, "peer"), (False, "failed")])
+STALLED = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600068 milliseconds"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("own", "word", "text"),
     [
-        nccl_error("ncclRemoteError", CLOSED),
-        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600068 milliseconds",
+        (True, "peer", nccl_error("ncclRemoteError", CLOSED)),
+        (False, "failed", nccl_error("ncclRemoteError", CLOSED)),
+        (True, "peer", STALLED),
+        (False, "peer", STALLED),
     ],
 )
 def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, own: bool, word: str, text: str) -> None:
@@ -444,6 +448,93 @@ def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, o
     assert survivor.evidence.startswith("SIGABRT: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog")
     verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, evidence="no heartbeat for 30 s")])
     assert (verdict.word, verdict.code(0)) == ("lost", 76)
+
+
+WAITED = [
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: Path, own: bool) -> None:
+    outcome = end(tmp_path, own=own, status=1, failures=[failure(0, 1)], last={0: WAITED})
+    assert (outcome.word, outcome.own, outcome.rank) == ("peer", False, 0)
+    assert judge([outcome]).code(0) == 76
+
+
+@pytest.mark.parametrize(
+    ("facts", "meanwhile"),
+    [
+        ({"left": {1: 3.04}}, "rank 1 had left with 0, 2.0 s earlier"),
+        ({"left": {1: 5.5}}, "rank 1 had left with 0, 0.5 s later"),
+        ({}, "rank 1 had not ended"),
+        ({"printed": {1: ["epoch 3", "  ", ""]}}, "rank 1 had not ended, its last line was: epoch 3"),
+        (
+            {"printed": {1: [""]}, "last": {0: ECHO, 1: ["a warning"]}},
+            "rank 1 had not ended, its last line was: a warning",
+        ),
+        ({"places": {1: "step 3 of 20, train"}}, "rank 1 had not ended, step 3 of 20, train"),
+        ({"ranks": (0,)}, ""),
+        ({"failures": [failure(0, 1), failure(1, 1, 6.0)], "last": {0: ECHO, 1: ECHO}}, ""),
+        (
+            {"ranks": tuple(range(8)), "left": dict.fromkeys(range(1, 8), 4.0)},
+            "; ".join(
+                [
+                    *(f"rank {rank} had left with 0, 1.0 s earlier" for rank in range(1, 5)),
+                    "so much for the first 4 of ranks 1-7",
+                ]
+            ),
+        ),
+        # What a rank got over that left with 0, or long before the end, is nobody's reason.
+        ({"last": {0: ECHO, 1: BOOM}, "left": {1: 4.0}}, "rank 1 had left with 0, 1.0 s earlier"),
+        ({"last": {0: ECHO, 1: [*BOOM, *["step"] * 200]}}, "rank 1 had not ended, its last line was: step"),
+        ({"last": {0: ECHO, 1: BOOM}}, ""),  # it has a reason of its own, and is the first cause
+        ({"last": {0: ["ValueError: mine"]}}, ""),
+        (STOP, ""),
+    ],
+)
+def test_where_all_that_failed_lost_somebody_it_is_told_what_the_others_did(
+    tmp_path: Path, facts: dict[str, Any], meanwhile: str
+) -> None:
+    given = {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO}, **facts}
+    assert end(tmp_path, **given).meanwhile == meanwhile[:250]
+
+
+def test_a_node_that_is_ended_because_of_another_says_where_its_ranks_stood(tmp_path: Path) -> None:
+    outcome = end(tmp_path, own=False, status=-9, lost="node 1", left={0: NOW - 3}, printed={1: ["epoch 3"]})
+    assert (
+        outcome.meanwhile == "rank 0 had left with 0, 3.0 s earlier; rank 1 had not ended, its last line was: epoch 3"
+    )
+
+
+RECORDED = {
+    "message": {
+        "message": "KeyError: 'x'",
+        "extraInfo": {
+            "py_callstack": "Traceback (most recent call last):\n  File \"a.py\", line 7, in f\nKeyError: 'x'\n"
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "evidence", "where"),
+    [
+        (RECORDED, "exit code 1: KeyError: 'x'", "a.py:7 in f"),
+        ({}, "exit code 1; it said last: thousands of lines", None),
+        ({"message": "KeyError"}, "exit code 1; it said last: thousands of lines", None),
+        ({"message": {"extraInfo": {"py_callstack": 3}}}, "exit code 1; it said last: thousands of lines", None),
+    ],
+)
+def test_what_torchs_record_wrote_counts_before_what_is_left_of_stderr(
+    tmp_path: Path, record: dict[str, Any], evidence: str, where: str | None
+) -> None:
+    (tmp_path / "outcome").mkdir()
+    write_json(tmp_path / "outcome" / "error-1.json", record)
+    last = {1: ["thousands of lines"]}
+    facts = Facts(0, "n0", False, (0, 1), started=True, status=1, failures=[failure(1, 1)], last=last)
+    outcome = choose_outcome(facts, tmp_path, NOW)
+    assert (outcome.evidence, outcome.where) == (evidence, where)
 
 
 def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Workers:
     def __init__(self, environ: dict[str, str]) -> None:
         words = [sys.executable, "-c", WORKER]
         self.ranks = [subprocess.Popen(words, env={**os.environ, **environ, "RANK": rank}) for rank in "01"]
-        self.process, self.started, self.failures, self.words = self.ranks[0], True, [], ""
+        self.process, self.started, self.failures, self.left, self.words = self.ranks[0], True, [], {}, ""
         self.workers = [rank.pid for rank in self.ranks]
         self.folder = Path(environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
         self.mode = self.folder.stat().st_mode & 0o777

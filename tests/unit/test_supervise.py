@@ -33,7 +33,7 @@ class Worker:
 
     def __init__(self, fails: str, node_dir: Path, command: tuple[str, ...] = ("sleep", str(SAVING))) -> None:
         self.process = subprocess.Popen(command, start_new_session=True)
-        self.started, self.workers, self.words = True, [self.process.pid], ""
+        self.started, self.workers, self.words, self.left = True, [self.process.pid], "", {}
         self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
 
     @property

@@ -83,6 +83,26 @@ def test_the_block_names_node_rank_and_exception() -> None:
     )
 
 
+def test_where_all_lost_somebody_it_is_told_who_did_not_fail() -> None:
+    stood = {"rank": None, "evidence": "ended because of node 0", "meanwhile": "rank 2 had not ended"}
+    outcomes = ended(("failed", GLOO | {"rank": 0, "meanwhile": "rank 1 had not ended"}), ("peer", stood), "finished",
+                     ("peer", {"rank": 4}))  # fmt: skip
+    verdict = judge([*outcomes, make_outcome(4, "finished", time=999.5)])
+    assert [outcome.node_rank for outcome in verdict.others] == [4, 1, 2]
+    assert [line for line in block(verdict) if line.startswith("  meanwhile")] == [
+        "  meanwhile   rank 1 had not ended",
+        "  meanwhile   node 4 (host4): finished 0.5 s earlier",
+        "  meanwhile   node 1 (host1): rank 2 had not ended",
+        "  meanwhile   node 2 (host2): finished 2.0 s later",
+    ]
+
+
+def test_where_somebody_had_a_reason_nobody_asks_what_the_others_did() -> None:
+    assert judge(ended("failed", "finished", "peer")).others == ()
+    assert judge(ended("finished", "finished")).others == ()
+    assert judge(ended("stopped", "peer", "finished")).others == ()
+
+
 def test_whoever_only_lost_a_peer_is_counted_as_such_whatever_its_own_word() -> None:
     lines = block(judge(ended(("failed", GLOO), "failed", "stopped", "finished", "peer", "lost")))
     (nodes,) = (line for line in lines if line.startswith("  nodes"))
@@ -132,7 +152,9 @@ def test_as_much_of_a_message_as_fits_is_told(letter: str, length: int) -> None:
     assert len(kept) >= min(length, 600)
 
 
-@pytest.mark.parametrize(("field", "length"), [("host", 253), ("evidence", 500), ("where", 500), ("advice", 500)])
+@pytest.mark.parametrize(
+    ("field", "length"), [("host", 253), ("evidence", 500), ("where", 500), ("advice", 500), ("meanwhile", 250)]
+)
 def test_what_travels_is_bounded(field: str, length: int) -> None:
     """A host name has at most 253 characters; of a text that is longer the beginning is told."""
     kept = getattr(make_outcome(0, "failed", **{field: "x" * length + "…"}), field)

@@ -95,14 +95,22 @@ def test_a_line_without_an_end_is_passed_on_in_pieces(
 
 def test_the_newest_lines_of_stderr_are_kept_as_evidence(make_output: MakeOutput) -> None:
     output = make_output()
-    output.write(b"from stdout\n", stream=0)
-    output.write(b"".join(b"%d\n" % number for number in range(300)) + b"\xff last", stream=1)
+    output.write(b"from stdout\n\n", stream=0)
+    output.write(b"".join(b"%d\n" % number for number in range(3_000)) + b"\xff last", stream=1)
     output.end()
     last = output.output.last
     assert list(last) == [0, 1]
+    assert list(output.output.printed[0]) == ["from stdout", ""]
     assert len(last[0]) == module.REMEMBERED
-    assert list(last[0])[-2:] == ["299", "\ufffd last"]
+    assert list(last[0])[-2:] == ["2999", "\ufffd last"]
     assert not last[1]
+
+
+def test_of_a_very_long_line_the_beginning_is_kept(make_output: MakeOutput) -> None:
+    output = make_output()
+    output.write(b"x" * 10_000 + b"\n", stream=1)
+    output.end()
+    assert list(output.output.last[0]) == ["x" * module.REMEMBERED_BYTES]
 
 
 def test_last_words_are_not_lost_when_a_leftover_process_holds_the_pipe(

@@ -15,6 +15,12 @@ NO_DEVICE = r"no CUDA-capable device|No CUDA GPUs|no GPUs found!|Found no NVIDIA
 SMALL_SHM = r"shared memory|/dev/shm"  # a data loader's, and NCCL's
 NO_INTERFACE = r"no (socket |IP )?interface found|No usable listening interface"
 
+# Of gloo's, torch's store's and NCCL's waiting for another process.
+TIME_OUT = (
+    r"Timed out waiting \d+ms for (recv|send)|gloo/.*(timed out|timeout)|wait timeout after \d+ms"
+    r"|failed to pass monitoredBarrier in|Watchdog caught collective operation timeout|NCCL timeout in"
+)
+
 # From the particular to the general: the first that is found counts. NCCL's own name for an error stands before its text.
 _TABLE = tuple(
     (re.compile(said, re.IGNORECASE | re.DOTALL), word)
@@ -44,10 +50,12 @@ _TABLE = tuple(
             r"Socket Timeout|failed to recv, got 0 bytes|DistNetworkError|DistStoreError|retrieving ncclUniqueId",
             Word.PEER,
         ),
-        (r"Timed out waiting \d+ms for (recv|send)|gloo/.*(reset|refused|timed out|timeout)", Word.PEER),
-        (r"Watchdog caught collective operation timeout|NCCL communicator was aborted|NCCL timeout in", Word.PEER),
+        (r"gloo/.*(reset|refused)|NCCL communicator was aborted", Word.PEER),
+        (TIME_OUT, Word.PEER),
     )
 )
+_TIMED_OUT = re.compile(TIME_OUT, re.IGNORECASE | re.DOTALL)
+LONGEST = 400  # characters of a message that are told
 _NCCL_ERROR = re.compile(r"\b(nccl[A-Z]\w+): [^\n]*(?:\n\s*Last error:\s*([^\n]*))?")
 
 
@@ -59,10 +67,18 @@ def cause_of(text: str) -> Word:
     return next((word for said, word in _TABLE if said.search(text)), Word.FAILED)
 
 
+def is_time_out(text: str) -> bool:
+    """Whether an error is the time-out of a collective: PEER, and nothing in it that says more."""
+    return cause_of(text) == Word.PEER and _TIMED_OUT.search(text) is not None
+
+
 def in_one_line(text: str) -> str:
-    """The first line of a message. Of NCCL's errors, whose first line says next to nothing, its name and its last error."""
+    """A message without its line breaks, at most LONGEST characters. Of NCCL's errors, which say next to nothing in their first
+    line, the name and the last error.
+    """
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    if "NCCL error" not in first or not (found := _NCCL_ERROR.search(text)):
-        return first
-    before, _, _ = first.partition("NCCL error")
-    return f"{before}{found[1]}" + (f": Last error: {found[2].strip()}" if found[2] else "")
+    if "NCCL error" in first and (found := _NCCL_ERROR.search(text)):
+        before, _, _ = first.partition("NCCL error")
+        return f"{before}{found[1]}" + (f": Last error: {found[2].strip()}" if found[2] else "")
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

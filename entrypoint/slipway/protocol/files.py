@@ -52,6 +52,11 @@ def rank_file(node: Path, folder: str, rank: int) -> Path:
     return node / folder / f"{RANK}{rank}.json"
 
 
+def error_file(rank: int | str) -> str:
+    """The name of what `torch.distributed.elastic`'s @record writes of a rank's exception, in OUTCOMES."""
+    return f"error-{rank}.json"
+
+
 def rank_log(rank: int | str) -> str:
     """The name of a rank's log; `*` makes a pattern."""
     return f"{RANK}{rank}.log"

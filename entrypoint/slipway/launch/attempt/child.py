@@ -23,7 +23,9 @@ AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 
 
 class Child:
-    """The process, and what it tells of its own children: `workers` are process ids, `failures` the ranks that failed first."""
+    """The process, and what it tells of its own children: `workers` are process ids, `failures` the ranks that failed first,
+    `left` those that ended with 0, and when (Unix seconds).
+    """
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Child:
         self.started = False
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
+        self.left: dict[int, float] = {}
         self._selector, self._rest = selector, b""
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
@@ -85,6 +88,8 @@ class Child:
             event = json.loads(line)
             if event["event"] == "started":
                 self.started, self.workers = True, list(event["pids"].values())
+            elif event["event"] == "left":
+                self.left[event["rank"]] = event["time"]
             else:
                 self.failures = event["failures"]
 

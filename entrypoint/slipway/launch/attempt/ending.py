@@ -8,14 +8,15 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slipway.launch.process_tree import signal_name
+from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
-from slipway.launch.verdict.verdict import CODES, Outcome
+from slipway.launch.verdict.verdict import CODES, Outcome, apart
 from slipway.protocol.causes import (
     DRIVER_TOO_OLD,
     NO_DEVICE,
@@ -24,10 +25,12 @@ from slipway.protocol.causes import (
     SMALL_SHM,
     cause_of,
     in_one_line,
+    is_time_out,
 )
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
-from slipway.protocol.files import LOGS, NODE, OUTCOMES, rank_file, rank_log, read_json
+from slipway.protocol.files import LOGS, NODE, OUTCOMES, error_file, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word
+from slipway.protocol.tracebacks import Raised, read_traceback
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
@@ -36,12 +39,10 @@ DENIED = rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]"
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
-# The line that a traceback ends with, or what C++ says of an exception that nobody caught, as NCCL's watchdog throws them; and
-# a line that names a place. torch puts [rankN] in front.
-_RANK = r"^(?:\[rank\d+\]: )?"
-_EXCEPTION = rf"{_RANK}(?!nccl)([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?)$"
-_UNCAUGHT = r"^\s+what\(\):\s+(.*)$"
-_FRAME = rf'{_RANK}  File "(.+)", line (\d+), in (.+)$'
+STANDING = 4  # ranks of which it is told one by one where they stood
+RECENT = (
+    200  # lines of stderr, the last thing that a rank printed which failed; what it printed before it may have got over
+)
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
@@ -70,7 +71,10 @@ class Facts:
     status: int = 0  # torchrun's return code, negative for a signal
     failures: list[dict[str, Any]] = field(default_factory=list)
     ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
-    last: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    left: Mapping[int, float] = field(default_factory=dict)  # the ranks that ended with 0, and when
+    last: Mapping[int, Sequence[str]] = field(default_factory=dict)  # lines of stderr, by rank
+    printed: Mapping[int, Sequence[str]] = field(default_factory=dict)  # and of stdout
+    places: Mapping[int, str] = field(default_factory=dict)  # where ranks with heartbeats stood
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
     run: Path | None = None  # the run directory, as the workers know it
@@ -83,6 +87,18 @@ def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, A
     return {rank: record for rank in ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
 
 
+def read_recorded(node_dir: Path, ranks: Iterable[int]) -> dict[int, list[str]]:
+    """The tracebacks that `torch.distributed.elastic`'s @record wrote, by rank, in lines."""
+    found = {}
+    for rank in ranks:
+        message = read_json(node_dir / OUTCOMES / error_file(rank)).get("message")
+        more = message.get("extraInfo") if isinstance(message, dict) else None
+        stack = more.get("py_callstack") if isinstance(more, dict) else None
+        if isinstance(stack, str):
+            found[rank] = stack.splitlines()
+    return found
+
+
 def is_bad(record: Mapping[str, Any]) -> bool:
     """Whether a rank wrote that it failed, or lost another."""
     return str(record.get("outcome")) not in GOOD
@@ -91,6 +107,7 @@ def is_bad(record: Mapping[str, Any]) -> bool:
 def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
     files = read_outcomes(node_dir, facts.ranks)
+    facts = replace(facts, last={**facts.last, **read_recorded(node_dir, facts.ranks)})
 
     def outcome(word: str, evidence: str = "", **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "evidence": evidence, **more})
@@ -121,7 +138,8 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if bad or facts.failures:
         return _first_failure(facts, bad, now, outcome)
     if facts.lost and facts.status != 0:
-        return outcome(Word.PEER, f"ended because of {facts.lost}")
+        meanwhile = _bystanders(facts, facts.ranks, now)
+        return outcome(Word.PEER, f"ended because of {facts.lost}", meanwhile=meanwhile)
     if facts.status != 0:
         return _launcher_failure(facts, outcome)
     return _as_asked(facts, files, outcome)
@@ -155,8 +173,12 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     told = {failure["rank"]: failure for failure in facts.failures}
     causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
     if not facts.own and all(order[0] for order, _ in causes):
-        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in told], now)
-    first = min(causes, key=lambda cause: cause[0])[1]
+        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in {*told, *facts.left}], now)
+    (echo, *_), first = min(causes, key=lambda cause: cause[0])
+    if echo and not facts.stop:
+        first["meanwhile"] = _bystanders(
+            facts, [rank for rank in facts.ranks if rank not in {*bad, *told}], first["time"]
+        )
     if facts.stop and facts.saved is not None and first["evidence"] == KILLED:
         # Schedulers that take a machine back do not wait for a word of ours. A crash stays a crash.
         rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
@@ -169,11 +191,11 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
     """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
     causes = []
     for rank in ranks:
-        said = _last_words(facts.last.get(rank, ()))
+        raised = read_traceback([*facts.last.get(rank, ())][-RECENT:])
+        said = raised.evidence if raised else ""
         word = cause_of(said)
-        if said.startswith(": ") and word != Word.PEER and "killed by signal" not in said:
-            where = _last_frame(facts.last[rank])
-            cause = {"word": word, "evidence": said[2:], "rank": rank, "time": now, "where": where}
+        if raised and word != Word.PEER and "killed by signal" not in said:
+            cause = {"word": word, "evidence": said, "rank": rank, "time": now, "where": raised.where}
             causes.append(((False, False, False, True, now, rank), cause))
     return causes
 
@@ -189,10 +211,12 @@ def _cause(
         evidence, where = str(record.get("exception") or record.get("message") or ""), record.get("where")
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
-        evidence, where = _status_text(exitcode, facts, rank), _last_frame(facts.last.get(rank, ()))
+        raised = read_traceback(facts.last.get(rank, ()))
+        evidence, where = _status_text(exitcode, facts, rank, raised), raised.where if raised else None
         said = cause_of(evidence)
-        # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair.
-        word = said if facts.own or said != Word.PEER else Word.FAILED
+        # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair. One that waited
+        # for it until the time was over could do nothing.
+        word = said if facts.own or said != Word.PEER or is_time_out(evidence) else Word.FAILED
         if facts.device == "cpu" and re.search(NO_DEVICE, evidence):
             word = Word.FAILED  # the launcher said at the start that there is none
     if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
@@ -214,8 +238,9 @@ def _time(*candidates: object) -> float:
     return next(float(value) for value in candidates if isinstance(value, int | float))
 
 
-def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
-    said = _last_words(facts.last.get(rank, ()))
+def _status_text(exitcode: int, facts: Facts, rank: int, raised: Raised | None) -> str:
+    last = _last_line(facts.last.get(rank, ()))
+    said = f": {raised.evidence}" if raised else f"; it said last: {last}" if last else ""
     if exitcode >= 0:
         return f"exit code {exitcode}{said}"
     if exitcode == -signal.SIGKILL and facts.ooms:
@@ -225,20 +250,23 @@ def _status_text(exitcode: int, facts: Facts, rank: int) -> str:
     return f"{signal_name(-exitcode)}{said}"
 
 
-def _last_frame(lines: Sequence[str]) -> str | None:
-    """The last place that a traceback on stderr names."""
-    found = next((match for line in reversed(lines) if (match := re.match(_FRAME, line))), None)
-    return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else None
+def _last_line(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _last_words(lines: Sequence[str]) -> str:
-    for number, line in reversed([*enumerate(lines)]):
-        if found := re.match(_EXCEPTION, line.strip()) or re.match(_UNCAUGHT, line):
-            behind = (re.sub(_RANK, "", line) for line in [*lines][number + 1 :])
-            said = "\n".join((found[1], *behind))
-            return f": {in_one_line(said)}"
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"; it said last: {last}" if last else ""
+def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
+    """What those did that did not fail: where everybody else only lost one of them, one of them is the reason."""
+    told = [_standing(facts, rank, time) for rank in ranks[:STANDING]]
+    more = [f"so much for the first {STANDING} of ranks {rank_ranges(ranks)}"] if len(ranks) > STANDING else []
+    return "; ".join([*told, *more])
+
+
+def _standing(facts: Facts, rank: int, time: float) -> str:
+    if rank in facts.left:
+        return f"rank {rank} had left with 0, {apart(facts.left[rank], time)}"
+    last = _last_line(facts.printed.get(rank, ())) or _last_line(facts.last.get(rank, ()))
+    known = [facts.places.get(rank, ""), f"its last line was: {in_one_line(last)[:100]}" if last else ""]
+    return ", ".join([f"rank {rank} had not ended", *filter(None, known)])
 
 
 def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:

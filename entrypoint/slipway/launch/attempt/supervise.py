@@ -328,7 +328,9 @@ class Attempt:
         self._pipes.close()
         facts = self.facts
         facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
-        facts.last, facts.agent_log = output.last, child.words
+        facts.last, facts.printed, facts.agent_log = output.last, output.printed, child.words
+        facts.left = child.left
+        facts.places = {rank: beat.place for rank, beat in read_beats(self.node_dir, self.ranks).items()}
         if self.plan.topology.process and facts.status:
             facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
         if facts.lost and not facts.stop:  # those that ended by our SIGTERM are no cause

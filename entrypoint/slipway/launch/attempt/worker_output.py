@@ -22,8 +22,10 @@ from slipway.protocol.printable import printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
-REMEMBERED = 200  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
+REMEMBERED = 2_000  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
+REMEMBERED_BYTES = 4_096  # of each of them
 PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
+PRINTED = 5  # lines of stdout, of which the last that is not empty tells where a rank stood
 ERASE_LINE = b"\r\x1b[2K"
 
 
@@ -123,7 +125,7 @@ class OutputStream:
         if line.startswith(b"\r"):
             self._console.bar(b"")
             line = line.rpartition(b"\r")[2]
-        self._last.append(line.decode(errors="replace"))
+        self._last.append(line[:REMEMBERED_BYTES].decode(errors="replace"))
         self._console.line(self._prefix + line + b"\n", self._out)
         with suppress(OSError):  # a full disk must not end the training; the console still has the line
             self._log.write(stamp(time.time()) + b" " + line + b"\n")
@@ -144,7 +146,7 @@ def open_log(file: Path, header: str) -> FileIO:
 
 
 class WorkerOutput:
-    """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank.
+    """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank, `printed` those of its stdout.
 
     `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
     above this attempt's lines.
@@ -165,13 +167,14 @@ class WorkerOutput:
         self._logs: list[FileIO] = []
         self.console = Console(sys.stderr.isatty(), give_up)
         self.last: dict[int, deque[str]] = {}
+        self.printed: dict[int, deque[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
             log = open_log(folder / rank_log(rank), header)
             prefix = b"" if alone else f"[{node_rank}:{rank}] ".encode()
             self._logs.append(log)
-            self.last[rank] = deque(maxlen=REMEMBERED)
-            for out, last in ((sys.stdout.fileno(), deque[str](maxlen=1)), (sys.stderr.fileno(), self.last[rank])):
+            self.last[rank], self.printed[rank] = deque(maxlen=REMEMBERED), deque(maxlen=PRINTED)
+            for out, last in ((sys.stdout.fileno(), self.printed[rank]), (sys.stderr.fileno(), self.last[rank])):
                 self._add(OutputStream(prefix, self.console, out, log, last))
 
     def _add(self, stream: OutputStream) -> None:

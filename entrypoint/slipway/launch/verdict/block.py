@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.launch.verdict.attempts import Course
-from slipway.launch.verdict.verdict import CODES, Outcome, Verdict
+from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.outcomes import Word
 
@@ -40,7 +40,8 @@ def block(verdict: Verdict, course: Course = Course(), rank: int | None = None) 
     lines = [f"{ENDINGS[verdict.word]}: {locate(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
     lines += [f"  when        {utc(verdict.first.time)}"]
-    lines += [f"  then        {locate(other)}: {other.evidence or other.word}" for other in verdict.others]
+    lines += [f"  meanwhile   {verdict.first.meanwhile}"] if verdict.first.meanwhile else []
+    lines += [_beside(other, verdict.first) for other in verdict.others]
     lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
     lines += _attempts(course)
     lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
@@ -51,6 +52,13 @@ def locate(outcome: Outcome) -> str:
     """Where an outcome happened: `node 1 (gpu08), rank 9`."""
     rank = "" if outcome.rank is None else f", rank {outcome.rank}"
     return f"node {outcome.node_rank} ({outcome.host}){rank}"
+
+
+def _beside(other: Outcome, first: Outcome) -> str:
+    if other.own:
+        return f"  then        {locate(other)}: {other.evidence or other.word}"
+    finished = f"finished {apart(other.time, first.time)}" if other.good else ""
+    return f"  meanwhile   {locate(other)}: {finished or other.meanwhile or other.evidence or other.word}"
 
 
 def _attempts(course: Course) -> list[str]:
@@ -99,7 +107,7 @@ def termination_message(code: int, message: str, verdict: Verdict | None = None)
 
 
 def _shortened(outcome: Outcome) -> dict[str, Any]:
-    texts = {"evidence": outcome.evidence[:200], "where": (outcome.where or "")[:200], "advice": outcome.advice[:200]}
+    texts = {name: (getattr(outcome, name) or "")[:200] for name in ("evidence", "where", "advice", "meanwhile")}
     return dataclasses.asdict(outcome) | {"host": outcome.host[:100]} | texts
 
 

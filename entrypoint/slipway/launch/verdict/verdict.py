@@ -17,11 +17,14 @@ from slipway.protocol.outcomes import GOOD, Word
 CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != Word.USAGE} | {Word.LOST: PEER})
 OTHERS = 8  # own-reason outcomes kept beside the first cause
 TEXT = 500  # characters of evidence, place and advice that travel
+STANDING = 250  # and of where others stood
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How the run ended on one node. `time` is unix seconds of its first failure; `rank` is the rank that failed first.
+
+    `meanwhile`: what those did that did not fail, where whoever failed only lost them.
 
     ValueError where `word` is not one of CODES.
     """
@@ -34,12 +37,19 @@ class Outcome:
     evidence: str = ""
     where: str | None = None
     advice: str = ""
+    meanwhile: str = ""
 
     def __post_init__(self) -> None:
         """Keep what travels bounded."""
         if self.word not in CODES:
             raise ValueError(f"unknown outcome {self.word[:20]!r}, allowed are {', '.join(CODES)}")
-        for name, limit in (("host", 253), ("evidence", TEXT), ("where", TEXT), ("advice", TEXT)):
+        for name, limit in (
+            ("host", 253),
+            ("evidence", TEXT),
+            ("where", TEXT),
+            ("advice", TEXT),
+            ("meanwhile", STANDING),
+        ):
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, text[:limit])
 
@@ -85,6 +95,11 @@ class Verdict:
         return CODES[self.word]
 
 
+def apart(time: float, other: float) -> str:
+    """How far one time in unix seconds is from another, for people: `2.0 s earlier`."""
+    return f"{abs(time - other):.1f} s {'earlier' if time <= other else 'later'}"
+
+
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """One verdict from the outcomes of all nodes (at least one), whose times are by one clock."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
@@ -99,11 +114,13 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
         or sorted(ordered, key=lambda o: (Word.CANCELLED, Word.STOPPED, Word.FINISHED).index(o.word))
     )
     first = ranking[0]
+    # Where nobody had a reason of its own, it matters who did not fail: nodes that had finished, or ran on.
+    beside = [o for o in ordered if o.word == Word.FINISHED or (o.rank is None and not o.good)]
     counted = Counter(outcome.word if outcome.good or outcome.own else Word.PEER for outcome in ordered)
     return Verdict(
         word=first.word,
         first=first,
         tallies=tuple(Tally(word, counted[word]) for word in CODES if counted[word]),
-        others=tuple(own[1 : OTHERS + 1]),
+        others=tuple(other for other in (own or (beside if ranking is bad else [])) if other is not first)[:OTHERS],
         unhealthy=tuple(outcome.node_rank for outcome in own if outcome.word == Word.UNHEALTHY),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -15,6 +15,7 @@ from slipway.protocol.errors import DISK_ERRORS, NO_MORE_PROCESSES
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
+from slipway.protocol.tracebacks import Raised, read_traceback
 
 
 class NoProgressError(Exception):
@@ -68,13 +69,13 @@ def outcome_word(error: BaseException) -> str:
 
 def describe_failure(error: BaseException, step: int, snapshot: str | None) -> WorkerOutcome:
     """The outcome of a worker that ended with `error`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
+    raised = read_traceback("".join(traceback.format_exception(error)).splitlines()) or Raised("")
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     line = in_one_line(text) or type(error).__name__
     word = outcome_word(error)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
-    return WorkerOutcome(word, message, step, snapshot, f"{type(error).__name__}: {line}", where)
+    told = replace(raised, said=f"{type(error).__name__}: {line}", within="")
+    return WorkerOutcome(word, message, step, snapshot, told.evidence, raised.where)
 
 
 def write_outcome(node_dir: Path, rank: int, outcome: WorkerOutcome) -> None:

@@ -61,6 +61,9 @@ def main() -> int:
     # launcher is told, and gives them time.
     failed = False
     for ranks in as_they_end(workers.processes):
+        for rank in ranks:
+            if workers.processes[rank].exitcode == 0:
+                send_event(event="left", rank=rank, time=time.time())
         failures = [describe_exit(rank, workers.processes[rank]) for rank in ranks if workers.processes[rank].exitcode]
         if failures and not failed:
             failed = True

@@ -1,0 +1,194 @@
+"""What a Python traceback says: which exception ended the program, its whole message, and where. Text in, dataclass out.
+
+It reads what Python 3.11 and newer print, with colours, marks and torch's `[rank0]: ` in front; groups of exceptions, tracebacks
+of data loaders and of spawned processes, Hydra's shortened ones, and those that rich draws into boxes.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.protocol.causes import in_one_line
+
+LONGEST_MESSAGE = 50  # lines
+PACKAGE = str(Path(__file__).parents[1]) + "/"
+
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x1b\x07]*(?:\x1b\\|\x07)")
+_RANK = re.compile(r"\[rank\d+\]: ?")  # torch's, in front of each line of a traceback
+_MARGIN = re.compile(r" {2,}[|+] ?")  # of a group of exceptions
+_END = re.compile(r" +\+-+$")  # of a group
+_PART = re.compile(r" +\+[-+]+ \d+ -+$|(?:\w+ )?Original Traceback|-- Process \d+ terminated with the following error")
+_HEADER = re.compile(r"(?:^|\s)Traceback \(most recent call last\)")
+_CHAIN = re.compile(r"The above exception was the direct cause of|During handling of the above exception")
+# What did not end the program, or not by itself: told only where there is nothing else.
+_ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in atexit|Process \S+:$|--- Logging error")
+_FRAME = re.compile(r'[ >] File "(.+)", line (\d+)(?:, in (.+))?$')
+_BOX = re.compile(r"[│|] (.*?)\s*[│|]$")  # a line of rich's
+_BOX_FRAME = re.compile(r"([/<~.].*?):(\d+)(?: in ?(.+))?$")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.<>()]*(?:: .*|:)?$")
+# Without a traceback only what is called like one is an exception; or what C++ says of one that nobody caught.
+_BARE = re.compile(r"(?!nccl)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?::.*)?$")
+_UNCAUGHT = re.compile(r"\s+what\(\):\s+(.*)$")
+_GROUP = re.compile(r"\(\d+ sub-exceptions?\)$")
+_HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
+_HYDRA_FIRST = "Error executing job with overrides"
+# What others print behind a message: torch's log, C++ stacks, NCCL, warnings.
+_NOISE = re.compile(
+    rf"\[[WEIF][\d\]]|Exception raised from |frame #\d+:|terminate called|\S*:\d+:\d+ .*NCCL |\S+:\d+: \w*Warning: |{_HYDRA}"
+)
+_LIBRARY = re.compile(r"/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)(?=/)")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The exception that ended a program: type and message as printed, and where, if told.
+
+    `first` is the exception that led to it, `within` the one that carried it, such as a group.
+    """
+
+    said: str
+    where: str | None = None
+    first: str = ""
+    within: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """All of it in one line."""
+        more = (("first came", self.first), ("within", self.within))
+        return in_one_line(self.said) + "".join(f"; {word} {in_one_line(text)}" for word, text in more if text)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    file: str
+    line: str
+    function: str | None
+
+    @property
+    def own(self) -> bool:
+        return not self.file.startswith(("<", PACKAGE)) and not _LIBRARY.search(self.file)
+
+    def __str__(self) -> str:
+        *_, file = _LIBRARY.split(self.file)
+        name = Path(self.file).name if file == self.file else file.removeprefix("/")
+        return f"{name}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass
+class _Entry:
+    """One exception of a chain; `link` says what it is to those before it: `` (nothing), `chain` or `part`."""
+
+    link: str
+    aside: bool
+    frames: list[_Frame] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    prefixed: bool = False
+    box: str = ""  # a paragraph of rich's, which wraps long paths
+
+    def tell(self, lines: Sequence[str], prefixed: bool) -> None:
+        self.said, self.prefixed = list(lines), prefixed
+
+    def read_box(self, text: str) -> None:
+        if text:
+            self.box += text
+        elif found := _BOX_FRAME.match(self.box):
+            self.frames.append(_Frame(found[1], found[2], found[3]))
+        self.box = self.box if text else ""
+
+
+def read_traceback(lines: Iterable[str]) -> Raised | None:
+    """The exception that ended a program, by what it wrote to stderr; None where that tells of none."""
+    told = [_COLOURS.sub("", line) for line in lines]
+    stories: list[list[_Entry]] = []
+    for entry in _entries(told):
+        if entry.link and stories:
+            stories[-1].append(entry)
+        else:
+            stories.append([entry])
+    whole = [kept for story in stories if (kept := [entry for entry in story if entry.said])]
+    if whole:
+        return _summary(next((story for story in reversed(whole) if not story[0].aside), whole[-1]))
+    hint = next((number for number in reversed(range(len(told))) if told[number].startswith(_HYDRA)), 0)
+    paragraph = "\n".join(told[:hint]).rstrip().rpartition("\n\n")[2].splitlines()
+    said = "\n".join(line for line in paragraph if not line.startswith(_HYDRA_FIRST))
+    return Raised(said) if said else None
+
+
+def _entries(lines: Sequence[str]) -> list[_Entry]:
+    found: list[_Entry] = []
+    entry: _Entry | None = None
+    link, aside = "", False
+
+    def begin() -> _Entry:
+        nonlocal link, aside
+        found.append(_Entry(link, aside))
+        link, aside = "", False
+        return found[-1]
+
+    for line in lines:
+        bare = _RANK.sub("", line, count=1) if (prefixed := _RANK.match(line) is not None) else line
+        text = _MARGIN.sub("", bare, count=1) if not _PART.match(bare) else bare
+        if _ASIDE.match(text):
+            entry, aside = None, True
+        elif _END.match(bare):
+            entry = None
+        elif _CHAIN.match(text) or _PART.match(text):
+            entry, link = None, "chain" if _CHAIN.match(text) else "part"
+            entry = begin() if _HEADER.search(text) else None
+        elif _HEADER.search(text):
+            entry = begin()
+        elif place := _FRAME.match(text):
+            if entry is None or entry.said:  # a traceback whose head is lost, or one within a message
+                link = "part" if entry else link
+                entry = begin()
+            entry.frames.append(_Frame(place[1], place[2], place[3]))
+        elif entry and not entry.said:
+            if boxed := _BOX.match(text):
+                entry.read_box(boxed[1])
+            elif _EXCEPTION.match(text):
+                entry.tell([text], prefixed)
+        elif entry and not _ends_message(text, entry, prefixed):
+            entry.said.append(text)
+        else:
+            said = _UNCAUGHT.match(text) or _BARE.match(text.strip())
+            entry = begin() if said else None
+            if entry and said:
+                entry.tell([said[1] if said.re is _UNCAUGHT else said[0]], prefixed)
+    return found
+
+
+def _ends_message(text: str, entry: _Entry, prefixed: bool) -> bool:
+    beyond = len(entry.said) >= LONGEST_MESSAGE or (entry.prefixed and not prefixed)
+    return beyond or _NOISE.match(text) is not None or _UNCAUGHT.match(text) is not None
+
+
+def _summary(story: Sequence[_Entry]) -> Raised:
+    tops = [number for number, entry in enumerate(story) if entry.link != "part"] or [0]
+    last = story[tops[-1]]
+    parts = [entry for entry in story[tops[-1] + 1 :] if not _GROUP.search(_text(entry))]
+    leaf = parts[0] if parts else last
+    first = story[tops[0]]
+    again = first is not last and _text(first) == _text(
+        leaf
+    )  # another process raised it, and it was raised here once more
+    frames = [*last.frames, *(leaf.frames if leaf is not last else first.frames if again else ())]
+    return Raised(
+        said=_text(leaf),
+        where=_place(frames),
+        first=_text(first) if first is not last and not again else "",
+        within=_text(last).rstrip(": ") if leaf is not last else "",
+    )
+
+
+def _text(entry: _Entry) -> str:
+    return "\n".join(line for line in entry.said if line.strip('" '))
+
+
+def _place(frames: Sequence[_Frame]) -> str | None:
+    """The last frame of the user's own code, else of ours, and the innermost one where that is another."""
+    if not frames:
+        return None
+    own = [frame for frame in frames if frame.own] or [frame for frame in frames if frame.file.startswith(PACKAGE)]
+    last = own[-1] if own else frames[-1]
+    return f"{last}" if last is frames[-1] else f"{last}; raised in {frames[-1]}"

@@ -1,0 +1,129 @@
+"""What is told of a user's own program that fails: the place in its own code, the whole message, and who did not fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+
+Run = Callable[..., Launcher]
+
+# Rank 0 waits for rank 1, which the argument says what it does.
+WAITS = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+rank = dist.get_rank()
+dist.barrier()
+print("epoch 3", flush=True)
+if rank == 1:
+    if sys.argv[1] == "leave":
+        dist.destroy_process_group()
+        sys.exit()
+    time.sleep(60)
+time.sleep(1)
+dist.all_reduce(torch.ones(1))
+"""
+
+# As Hydra ends a job: a traceback of the user's frames alone, and a hint behind it.
+HYDRA = """
+import sys, traceback
+
+class ConfigAttributeError(AttributeError):
+    pass
+ConfigAttributeError.__module__ = "omegaconf.errors"
+
+def train():
+    raise ConfigAttributeError("Key 'lr' is not in struct\\n    full_key: model.lr\\n    object_type=dict")
+
+try:
+    train()
+except ConfigAttributeError as error:
+    print("Error executing job with overrides: ['model=big']", file=sys.stderr)
+    traceback.print_exception(None, value=error, tb=error.__traceback__)
+    print("\\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.", file=sys.stderr)
+    sys.exit(1)
+"""
+
+RECORD = """
+import sys
+from torch.distributed.elastic.multiprocessing.errors import record
+
+class Boom(Exception):
+    pass
+
+@record
+def main():
+    import json
+    try:
+        json.loads("{")
+    except ValueError as error:
+        raise Boom("shard 7\\nis cut off") from error
+
+try:
+    main()
+finally:
+    sys.stderr.close()
+"""
+
+
+def line(job: Launcher, label: str) -> str:
+    """A line of the closing block."""
+    return next((words.split(maxsplit=1)[1] for words in job.closing if words.startswith(f"  {label} ")), "")
+
+
+def cause(job: Launcher) -> str:
+    """The first line of the closing block."""
+    return next(words for words in job.closing if ": node 0 (" in words)
+
+
+@pytest.mark.core
+def test_where_a_rank_lost_another_that_left_with_0_this_is_said(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WAITS)
+    job = slipway("own.py", "leave", NPROC_PER_NODE="2")
+    assert job.process.returncode == 1, job.text
+    assert "rank 0: exit code 1: " in cause(job)
+    assert line(job, "where").startswith("own.py:15 in <module>; raised in torch/distributed/")
+    assert line(job, "meanwhile").startswith("rank 1 had left with 0, ")
+    assert line(job, "meanwhile").endswith(" s earlier")
+
+
+@pytest.mark.core
+def test_a_collective_whose_time_is_over_ends_with_76_and_names_who_was_waited_for(
+    slipway: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(WAITS)
+    job = slipway("own.py", "sleep", NPROC_PER_NODE="2")
+    assert job.process.returncode == 76, job.text
+    assert "Timed out waiting 3000ms" in cause(job)
+    assert line(job, "meanwhile") == "rank 1 had not ended, its last line was: epoch 3"
+
+
+def test_so_it_does_where_that_is_on_another_node(node: Callable[..., Launcher], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WAITS)
+    jobs = [node(rank, 2, "own.py", "sleep") for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [76, 76], jobs[0].text
+    for job in jobs:
+        assert "rank 0: exit code 1: " in cause(job)
+        assert line(job, "meanwhile").startswith("node 1 (")
+        assert line(job, "meanwhile").endswith("rank 1 had not ended, its last line was: epoch 3")
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "where"),
+    [
+        (HYDRA, "omegaconf.errors.ConfigAttributeError: Key 'lr' is not in struct full_key: model.lr object_type=dict", "own.py:9 in train"),
+        ("import os\nx = = 1\n", "SyntaxError: invalid syntax", "own.py:2"),
+        (RECORD, "Boom: shard 7 is cut off; first came json.decoder.JSONDecodeError: Expecting", "own.py:14 in main"),
+    ],
+    ids=["hydra", "syntax", "record"],
+)  # fmt: skip
+def test_the_exception_is_told_whole_with_its_place_in_the_script(
+    slipway: Run, tmp_path: Path, program: str, said: str, where: str
+) -> None:
+    (tmp_path / "own.py").write_text(program)
+    job = slipway("own.py", NPROC_PER_NODE="1")
+    assert job.process.returncode == 1, job.text
+    assert f"rank 0: exit code 1: {said}" in cause(job)
+    assert line(job, "where") == where

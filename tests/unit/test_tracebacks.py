@@ -1,0 +1,117 @@
+"""What ended a program, by what it wrote to stderr. The files in `tracebacks` were printed by real programs: `group-3.11` by
+Python 3.11, what rich, Hydra and loguru shortened or drew by 3.11, too, the others by 3.13; only folders have other names.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway.protocol.tracebacks import PACKAGE, Raised, read_traceback
+
+SAMPLES = Path(__file__).with_name("tracebacks")
+JSON = "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+LOADER = "KeyError: Caught KeyError in DataLoader worker process 0."
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:47843"
+GROUP = "ValueError: bad batch of seven; within ExceptionGroup: loaders (2 sub-exceptions)"
+COLLECTIVE = "torch/distributed/distributed_c10d.py:3014 in all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("sample", "evidence", "where"),
+    [
+        ("chain", "RuntimeError: cannot build the optimizer: lr is missing; first came KeyError: 'lr'", "chain.py:5 in load"),
+        ("colours", f"main.<locals>.Inner; first came {JSON}", "lib.py:10 in main"),
+        ("data-loader", f"KeyError: 'x'; within {LOADER}", "to.py:18 in __getitem__"),
+        ("future", "UnicodeError: part 3", "future.py:3 in tokenize"),
+        ("gloo", f"RuntimeError: {GLOO}", f"to.py:26 in <module>; raised in {COLLECTIVE}"),
+        ("group-3.11", GROUP, "group.py:2 in one"),
+        ("group-3.13", GROUP, "group.py:2 in one"),
+        ("hydra", "omegaconf.errors.ConfigAttributeError: Key 'model' is not in struct full_key: model object_type=dict", "hy.py:7 in train"),
+        ("hydra-no-traceback", f"Error in call to target 'json.loads': JSONDecodeError('{JSON.partition(': ')[2]}')", None),
+        ("hydra-override", "Could not override 'nope'. To append to your config use +nope=1 Key 'nope' is not in struct full_key: nope object_type=dict", None),
+        ("ignored", "KeyError: 'x'", "delx.py:6 in main"),
+        ("interrupt", "KeyboardInterrupt", "kbd.py:3 in <module>"),
+        ("library", JSON, "js.py:3 in read; raised in json/decoder.py:360 in raw_decode"),
+        ("loguru", "ZeroDivisionError: division by zero", "log.py:2 in f"),
+        ("rich", f"RuntimeError: the configuration of this training cannot be read, since it is no JSON; first came {JSON.removeprefix('json.decoder.')}", "rich2.py:10 in main"),
+        ("spawn", "LookupError: no shard for rank 0; within torch.multiprocessing.spawn.ProcessRaisedException", "spawned.py:3 in work"),
+        ("syntax", "SyntaxError: invalid syntax", "syn.py:2"),
+        ("syntax-import", "SyntaxError: invalid syntax", "syn.py:2"),
+    ],
+)  # fmt: skip
+def test_a_real_traceback_says_what_was_raised_and_where(sample: str, evidence: str, where: str | None) -> None:
+    raised = read_traceback((SAMPLES / f"{sample}.txt").read_text().splitlines())
+    assert raised
+    assert (raised.evidence, raised.where) == (evidence, where)
+
+
+PROGRAMS = {
+    "class Boom(Exception): pass\ndef f():\n    raise Boom('a\\n\\nb')\nf()\n": ("Boom: a b", "own.py:3 in f"),
+    "def a(): b()\ndef b(): a()\na()\n": ("RecursionError: maximum recursion depth exceeded", "own.py:1 in a"),
+    "import json\njson.loads('')\n": ("Expecting value: line 1 column 1 (char 0)", "own.py:2 in <module>; raised in json/"),
+    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyboardInterrupt from e\n": (
+        "KeyboardInterrupt; first came ZeroDivisionError: division by zero", "own.py:4 in <module>",
+    ),
+    "e = ValueError('x')\ne.add_note('in shard 7')\nraise e\n": ("ValueError: x in shard 7", "own.py:3 in <module>"),
+    "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\nraise KeyError('mine')\n": ("KeyError: 'mine'", "own.py:5 in <module>"),
+    "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\nraise SystemExit(2)\n": ("ZeroDivisionError", "own.py:2 in <lambda>"),
+    "raise ExceptionGroup('a', [ExceptionGroup('b', [OSError('leaf')])])\n": ("OSError: leaf; within ExceptionGroup: a (1 sub-exception)", "own.py:1 in <module>"),
+    "x = [\n": ("SyntaxError: '[' was never closed", "own.py:1"),
+    "raise ValueError\n": ("ValueError", "own.py:1 in <module>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("colours", ["", "1"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_so_does_one_of_this_python(tmp_path: Path, program: str, colours: str) -> None:
+    (tmp_path / "own.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "own.py"],
+        cwd=tmp_path,
+        env={"FORCE_COLOR": colours},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    raised = read_traceback(done.stderr.splitlines()[-2_000:])
+    evidence, where = PROGRAMS[program]
+    assert raised
+    assert evidence in raised.evidence
+    assert (raised.where or "").startswith(where)
+
+
+OWN = ["Traceback (most recent call last):", '  File "/home/me/own.py", line 9, in main', "    step()"]
+OURS = ["Traceback (most recent call last):", f'  File "{PACKAGE}train/loop/fit.py", line 3, in fit', "    step()"]
+LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "<frozen os>", line 7, in fork']
+
+
+@pytest.mark.parametrize(
+    ("lines", "raised"),
+    [
+        ([], None),
+        (["loss 1.0", "INFO: all is well", "lr: 3"], None),
+        (OWN, None),  # cut off
+        (["ValueError: bad"], Raised("ValueError: bad")),
+        (["  what():  bad", "frame #0: ??"], Raised("bad")),
+        # Whose frame counts.
+        ([*OWN, *OURS[1:], *LIBRARY, "Boom: x"], Raised("Boom: x", "own.py:9 in main; raised in <frozen os>:7 in fork")),
+        ([*OURS, *LIBRARY, "Boom: x"], Raised("Boom: x", "fit.py:3 in fit; raised in <frozen os>:7 in fork")),
+        ([*LIBRARY[:1], "Boom: x"], Raised("Boom: x", "queue.py:2 in get")),
+        # Where a message ends.
+        ([*OWN, "Boom: x", "y", "[W1123 10:00:00.1 socket.cpp:7] late"], Raised("Boom: x\ny", "own.py:9 in main")),
+        ([*OWN, "[rank1]: Boom: x", "[rank1]: y", "[rank1]:[W1123 10:00:00.1 a.cpp:7] z"], Raised("Boom: x\ny", "own.py:9 in main")),
+        ([*OWN, "[rank1]: Boom: x", "[rank1]: y", "somebody else"], Raised("Boom: x\ny", "own.py:9 in main")),
+        ([*OWN, "Boom: x", "/usr/lib/a.py:7: UserWarning: leaked"], Raised("Boom: x", "own.py:9 in main")),
+        ([*OWN, "Boom: x", "node7:12:13 [0] NCCL INFO bye"], Raised("Boom: x", "own.py:9 in main")),
+        ([*OWN, "Boom: x", *["more"] * 99], Raised("\n".join(["Boom: x", *["more"] * 49]), "own.py:9 in main")),
+        # Which of several: the last one that ended the program.
+        ([*OWN, "Boom: x", "", *OWN, "Bang: y"], Raised("Bang: y", "own.py:9 in main")),
+        ([*OWN, "Boom: x", "terminate called after y", "  what():  z"], Raised("z")),
+        ([*OWN, "Boom: x", "Exception ignored in: f", *OWN, "Bang: y"], Raised("Boom: x", "own.py:9 in main")),
+        (["Process SpawnProcess-1:", *OWN, "Bang: y"], Raised("Bang: y", "own.py:9 in main")),
+    ],
+)  # fmt: skip
+def test_what_is_made_of_lines(lines: list[str], raised: Raised | None) -> None:
+    assert read_traceback(lines) == raised
