@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,12 @@ output.end()
 """
 
 
-def show_on_terminal(folder: Path, stream: int = 0, stdout: int | None = None, program: str = PROGRAM) -> bytes:
+def show_on_terminal(
+    folder: Path, stream: int = 0, stdout: int | None = None, program: str = PROGRAM, columns: int = 0
+) -> bytes:
     """What a terminal gets as stderr (and stdout) of a program; the line of the one above comes through this stream."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", program, str(folder), str(stream)]
     subprocess.run(command, env=environ, check=True, stdout=theirs if stdout is None else stdout, stderr=theirs)
@@ -118,6 +122,27 @@ def test_a_bar_that_ended_is_printed_though_its_row_stays_the_last_one(
     assert capfdbinary.readouterr().err == b"[0:0] outer 100%\n"
     output.end()
     assert capfdbinary.readouterr().err == b""
+
+
+def test_the_end_of_a_bar_leaves_no_empty_line(tmp_path: Path) -> None:
+    shown = show_on_terminal(tmp_path, 1).replace(b"\r\n", b"\n")
+    ended = b"\r 10%" + ERASE_LINE + b"[0:0]  10%line\n" + b"\r 20%" + ERASE_LINE + b"[0:0]  20%\n"
+    assert shown == ended
+
+
+WIDE = """
+import sys
+from pathlib import Path
+from worker_output import Output
+output = Output((0,), 0, True, Path(sys.argv[1]))
+output.write(b"\\r" + "█".encode() * 50, stream=1)
+output.end()
+"""
+
+
+def test_a_bar_is_cut_where_the_terminal_would_wrap_it_and_printed_whole_at_its_end(tmp_path: Path) -> None:
+    shown = show_on_terminal(tmp_path, program=WIDE, columns=40).replace(b"\r\n", b"\n").decode()
+    assert shown == "\r" + "█" * 40 + ERASE_LINE.decode() + "█" * 50 + "\n"
 
 
 ROWS = """

@@ -38,12 +38,14 @@ class Console:
 
     def bar(self, text: bytes) -> None:
         """Show the newest state of the progress bar, in one row or several; empty text ends it."""
-        if self.terminal and text != self._bar:
-            error = sys.stderr.fileno()
+        error = sys.stderr.fileno()
+        if self.terminal and (text := _fit(text, error)) != self._bar:
             before = self._wipe(error)
             self._bar = self._drawn = text
             self._open.pop(_identity(error), None)
             self._write(before + (b"\r" + text if text else b""), error)
+            if not text:
+                end_line(error)  # the cursor stands at the start of an empty one
 
     def _put(self, prefix: bytes, text: bytes, out: int, end: bytes) -> None:
         opened, begun = self._open.pop(_identity(out), (-1, b""))
@@ -95,6 +97,15 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
     if text:
         _note(out, begun=not text.endswith(b"\n"))
     return True
+
+
+def _fit(text: bytes, out: int) -> bytes:
+    """Rows without what a terminal would wrap, since that could not be erased. With colours rich fits them itself."""
+    with suppress(OSError):
+        if (columns := os.get_terminal_size(out).columns) and b"\x1b" not in text:
+            rows = text.decode(errors="replace").split("\n")
+            return "\n".join(row[:columns] for row in rows).encode()
+    return text
 
 
 def terminal_variables() -> dict[str, str]:

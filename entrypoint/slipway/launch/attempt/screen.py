@@ -10,7 +10,7 @@ from typing import NamedTuple
 MOST_ROWS = 100  # that a cursor is followed up; terminals are no higher
 _TOKEN = re.compile(rb"[^\r\n\x1b]+|\r|\n|\x1b\[([\d;?]{0,20})([A-Za-z])|\x1b")
 _HALF = re.compile(rb"\x1b(\[[\d;?]{0,20})?\Z")  # of an escape sequence
-_MOVES = re.compile(rb"\r|\x1b\[[\d;]*[ABGHJK]")
+_MOVES = re.compile(rb"\r|\x1b\[[\d;?]{0,20}[ABGHJK]")
 
 
 class Row(NamedTuple):
