@@ -72,8 +72,11 @@ def main(argv: list[str]) -> int:
             if begun:
                 warm_workers.release(begun[self.local_rank_id], env)
                 return begun[self.local_rank_id]
+            # Our stdin is meant for rank 0: /dev/null on other nodes. torchrun would have its workers share it.
+            stdin = subprocess.DEVNULL if self.local_rank_id else None
+            out, error = self._stdout, self._stderr
             with on_cores(own_cores(os.environ, self.local_rank_id)):
-                return super()._popen(args, env)
+                return subprocess.Popen(args, env=env, stdin=stdin, stdout=out, stderr=error, start_new_session=True)
 
     class Workers(multiprocessing.SubprocessContext):
         """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""

@@ -73,6 +73,18 @@ def test_any_user_id_trains_a_script_of_its_own_with_ddp(
     assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, 12345)
 
 
+@pytest.mark.needs("other users")
+def test_a_script_runs_where_it_could_not_write_and_is_told_so(
+    slipway: Run, anybody: dict[str, object], tmp_path: Path
+) -> None:
+    os.chown(tmp_path, 0, 0)
+    (tmp_path / "own.py").write_text('import pathlib\nprint((pathlib.Path.home() / "file").write_text("text"))\n')
+    job = slipway("run", "--run-dir", "tmp/run", "own.py", NPROC_PER_NODE="1", **anybody)
+    assert job.end() == 0, job.text
+    assert f"warning: the working directory {tmp_path} cannot be written by user 12345" in job.text
+    assert "\n4\n" in job.text, "into the home"
+
+
 @pytest.mark.needs("mounts", "other users")
 def test_on_a_read_only_root_the_image_trains_and_says_at_start_and_end_that_results_go(slipway: Run) -> None:
     job = slipway("linear", "--epochs", "1", before=(*LOCKED, *ANYBODY), SLIPWAY_IMAGE="0.1.0-test", TMPDIR="/tmp")

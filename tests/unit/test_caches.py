@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_real_home_stays_though_it_cannot_be_written(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != folders["home"])
     assert set(place_home({"HOME": str(folders["home"])}, folders["scratch"], None)) == NAMES
+
+
+def test_in_the_image_a_home_that_cannot_be_written_is_replaced_unless_it_is_the_users_own(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `docker run --read-only`, or the user's own project mounted as the working directory."""
+    home = folders["home"]
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home)
+    call = partial(place_home, {"HOME": str(home)}, folders["scratch"], folders["data"])
+    assert call([Path("/"), Path("/data")])["HOME"] == str(folders["scratch"])
+    assert "HOME" not in call([Path("/"), home])
+    assert "HOME" not in call([Path("/"), home / ".aws"])
+    monkeypatch.setattr(caches, "WORKSPACE", home)
+    assert call([Path("/"), home])["HOME"] == str(folders["scratch"])
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

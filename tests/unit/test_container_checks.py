@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,30 @@ def test_a_small_dev_shm_is_warned_of_with_the_flag_to_add(runtime: str, flag: s
 )
 def test_it_is_warned_of_only_where_it_can_matter(shm: int | None, processes: str, own: bool, lines: int) -> None:
     assert len(said(in_image(mounts=VOLUME, shm=shm), own, processes)) == lines
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mounted", "read_only", "says"),
+    [
+        ("docker", False, False, 'add -v "$PWD:{}" to docker run, or -w /tmp'),
+        ("docker", True, True, "mount {} without :ro"),
+        ("docker", True, False, '--user "$(id -u):0" to docker run'),
+        ("kubernetes", False, False, "workingDir"),
+        ("host", False, False, "start it in a folder that can be written"),
+    ],
+)
+def test_a_working_directory_that_a_script_cannot_write_to_is_warned_of_with_the_flag_to_add(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str, mounted: bool, read_only: bool, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host = in_image(runtime, {**VOLUME, tmp_path: "ext4"} if mounted else {ROOT: "overlay", CHECKPOINTS: "ext4"})
+    assert said(host, own=False) == []
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: folder != tmp_path)
+    monkeypatch.setattr(container_checks, "is_read_only", lambda folder: read_only)
+    (line,) = said(host, own=False)
+    assert line.startswith(f"warning: the working directory {tmp_path} cannot be written by user {os.getuid()}")
+    assert says.format(tmp_path) in line
+    assert said(host, own=True) == [], "ours write to the run directory"
 
 
 CACHED = {"TRITON_CACHE_DIR": "/data/slipway-7/triton"}

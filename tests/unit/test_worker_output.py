@@ -1,5 +1,6 @@
 """The workers' output on its way to the console and to a log file per rank."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_output import MakeOutput, logged
+from worker_output import MakeOutput, Output, logged
 
 from slipway.launch.attempt import worker_output as module
 
@@ -164,3 +165,55 @@ def test_a_full_disk_behind_the_console_does_not_end_the_training(tmp_path: Path
 def test_a_console_that_was_never_there_does_not_end_the_training(tmp_path: Path) -> None:
     assert run_program(tmp_path, "sh", "-c", 'exec "$@" >&- 2>&-', "sh") == 75
     assert logged(tmp_path).count(b"line ") == 3
+
+
+def wait(output: Output) -> None:
+    """Let the moment pass after which a line without an end is a prompt."""
+    time.sleep(module.PROMPT_SECONDS)
+    assert output.output.look() == math.inf
+
+
+def test_a_prompt_of_rank_0_is_shown_after_a_moment_and_its_prefix_once(
+    make_output: MakeOutput, capfdbinary: Capture, tmp_path: Path
+) -> None:
+    output = make_output()
+    output.write(b"name? ")
+    assert 0 < output.output.look() <= module.PROMPT_SECONDS
+    assert capfdbinary.readouterr().out == b""
+    wait(output)
+    assert capfdbinary.readouterr().out == b"[0:0] name? "
+    output.write(b"hello Ada\nmore\n")
+    assert capfdbinary.readouterr().out == b"hello Ada\n[0:0] more\n"
+    output.end()
+    assert logged(tmp_path) == ABOVE + b"name? hello Ada\nmore\n"
+
+
+def test_a_line_that_another_rank_came_into_is_begun_again(make_output: MakeOutput, capfdbinary: Capture) -> None:
+    output = make_output()
+    output.write(b"epoch 1 ... ")
+    wait(output)
+    output.write(b"other\n", stream=2)
+    output.write(b"loss 0.1\n")
+    output.end()
+    assert capfdbinary.readouterr().out == b"[0:0] epoch 1 ... \n[0:1] other\n[0:0] epoch 1 ... loss 0.1\n"
+
+
+def test_of_ranks_that_nobody_can_answer_lines_are_shown_whole(make_output: MakeOutput, capfdbinary: Capture) -> None:
+    output = make_output()
+    output.write(b"half ", stream=2)
+    wait(output)
+    assert capfdbinary.readouterr().out == b""
+    output.write(b"a line\n", stream=2)
+    output.end()
+    assert capfdbinary.readouterr().out == b"[0:1] half a line\n"
+
+
+def test_what_comes_on_stderr_does_not_break_a_line_in_another_file(
+    make_output: MakeOutput, capfdbinary: Capture
+) -> None:
+    output = make_output(ranks=(0,), alone=True)
+    output.write(b"name? ")
+    wait(output)
+    output.write(b"warning\n", stream=1)
+    output.end()
+    assert capfdbinary.readouterr() == (b"name? \n", b"warning\n")

@@ -35,13 +35,17 @@ class Child:
         output: WorkerOutput,
         selector: selectors.BaseSelector,
         header: str,
+        stdin: int,
     ) -> None:
-        """Start it in a session of its own, with the stop signals ignored. Raises OSError."""
+        """Start it in a session of its own, with the stop signals ignored. Raises OSError.
+
+        `stdin` is rank 0's; torchrun hands its own on to that.
+        """
         self.started = False
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self.left: dict[int, float] = {}
-        self._selector, self._rest = selector, b""
+        self._selector, self._rest, self._stdin = selector, b"", stdin
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
             local = plan.topology.process.local_rank
@@ -54,7 +58,7 @@ class Child:
         output.close_writers()
 
     def _run(self, words: tuple[str, ...], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*IGNORING, *words], env=environ, start_new_session=True, **more)
+        return subprocess.Popen([*IGNORING, *words], env=environ, stdin=self._stdin, start_new_session=True, **more)
 
     def _start_parent(
         self, plan: Plan, node_dir: Path, environ: Mapping[str, str], output: WorkerOutput, header: str
@@ -73,8 +77,7 @@ class Child:
             words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
         with open_log(self._log, header) as log:
             self._logged = log.tell()
-            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = self._run(words, environ, pass_fds=(told, *output.writers), **files)
+            self.process = self._run(words, environ, pass_fds=(told, *output.writers), stdout=log, stderr=log)
         os.close(told)
 
     def _read(self, events: int) -> None:

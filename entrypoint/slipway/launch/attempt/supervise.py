@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
+from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.attempt.standard_input import StandardInput
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.process_tree import (
@@ -123,7 +125,7 @@ class Attempt:
             self.selector.register(ended, selectors.EVENT_READ)
         self.detector = HangDetector(self.ranks, self._hang, time.monotonic())
         while child.process.poll() is None:
-            self._wait(TICK)
+            self._wait(TICK, output)
             self._look(child, lost)
             self._end_when_due(child)
         if ended is not None:
@@ -145,9 +147,12 @@ class Attempt:
             self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header
         )
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
-        terminal = output.console.terminal
-        told = self._environment(environ, terminal)
-        return Child(self.plan, self.node_dir, told, output, self.selector, header), output
+        told = self._environment(environ, output.console.terminal)
+        workload = self.plan.workload
+        self.stdin = StandardInput(self.selector, wanted=not (workload.own or workload.early) and 0 in self.ranks)
+        child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file)
+        self.stdin.hand_on()
+        return child, output
 
     def _environment(self, environ: Mapping[str, str], terminal: bool) -> dict[str, str]:
         told = {
@@ -165,10 +170,10 @@ class Attempt:
             told |= flight_recorder.record(environ, prefix)
             # Nobody watches a script for hangs, and it may choose its groups and their ranks as it likes.
             told |= self._pipes.open(environ) if self.plan.workload.own else {}
-        return {**environ, **told}
+        return {**(terminal_variables() if terminal else {}), **environ, **told}
 
-    def _wait(self, seconds: float) -> None:
-        for key, _ in self.selector.select(seconds):
+    def _wait(self, seconds: float, output: WorkerOutput) -> None:
+        for key, _ in self.selector.select(min(seconds, output.look())):
             if key.data:
                 key.data()
 
@@ -187,6 +192,7 @@ class Attempt:
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
+            self.stdin.look()
             self._look_for_hang(now)
             self._look_at_stacks(child, now)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
@@ -222,7 +228,7 @@ class Attempt:
         """Tell of a script that hangs, once, and of how it goes on."""
         if not (self._watch and self._compare and child.started):
             return
-        if not self._watch.look(child.workers, self._output.lines, now):
+        if not self._watch.look(child.workers, self._output.chunks, now):
             return
         everywhere = self._compare(self._watch.stands)
         if self._watch.stands is None and self._told_of:
@@ -320,10 +326,11 @@ class Attempt:
         end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
         while output.open and time.monotonic() < until:
-            self._wait(0.1)
+            self._wait(0.1, output)
         output.close()
         if self._watch:
             self._watch.close()
+        self.stdin.close()
         self.selector.close()
         self._pipes.close()
         facts = self.facts

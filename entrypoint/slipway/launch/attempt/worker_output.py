@@ -1,13 +1,13 @@
 """The workers' output: to this process's stdout and stderr with `node:rank` in front, and to a log file per rank.
 
-A rank that is alone is passed through plain. Rank 0's progress bar (text that starts with a carriage return and has no
-newline) is shown on a terminal only, below everything else, and kept out of the log. In the log each line has a time in
-front, so that those of all ranks can be merged (`slipway logs`).
+A rank that is alone is passed through plain. Progress bars of rank 0 are shown live on a terminal, below everything else, those
+of other ranks only in their logs. There, and where there is no terminal, a bar is a line every 30 s, and one for its end. In
+the log each line has a time in front, so that those of all ranks can be merged (`slipway logs`).
 """
 
 import datetime
+import math
 import os
-import select
 import selectors
 import sys
 import time
@@ -16,71 +16,39 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
+from slipway.launch.attempt.console import Console, is_within_line, write_out
+from slipway.launch.attempt.screen import Row, Screen
 from slipway.protocol.files import append_to_run_file, rank_log
 from slipway.protocol.printable import printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
+PROMPT_SECONDS = 0.2  # after which what has no newline is taken for a prompt, where other ranks print, too
+BAR_SECONDS = 30.0  # between two states of a progress bar that are kept
 REMEMBERED = 2_000  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
 REMEMBERED_BYTES = 4_096  # of each of them
-PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
 PRINTED = 5  # lines of stdout, of which the last that is not empty tells where a rank stood
-ERASE_LINE = b"\r\x1b[2K"
 
 
-class Console:
-    """Where lines of all ranks meet. Nothing that goes wrong with writing them may stop the training."""
+class Way(NamedTuple):
+    """How the output of a worker reaches the console.
 
-    def __init__(self, terminal: bool, give_up: Callable[[], bool]) -> None:
-        self.terminal = terminal
-        self._give_up = give_up
-        self._stalled = False
-        self._bar = b""
-        self.written = 0  # texts, of whatever kind
-
-    def line(self, text: bytes, out: int) -> None:
-        """Write a whole line to a file descriptor, above the progress bar where one is shown."""
-        if self._bar and os.isatty(out):
-            text = ERASE_LINE + text + self._bar
-        self._write(text, out)
-
-    def bar(self, text: bytes) -> None:
-        """Show the newest state of the progress bar; empty text ends it."""
-        if self.terminal and text != self._bar:
-            self._bar = text
-            self._write(text or ERASE_LINE, sys.stderr.fileno())
-
-    def _write(self, text: bytes, out: int) -> None:
-        self.written += 1
-        # A reader that we gave up once is not waited for with every line again.
-        self._stalled = not write_out(text, out, self._give_up, 0 if self._stalled else PAUSE)
-
-
-def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True, pause: float = PAUSE) -> bool:
-    """Write to our stdout or stderr; where its reader is gone or its disk full the text is lost, and nothing else.
-
-    A reader that pauses (`| less`) makes us wait, until `give_up` is true: a launcher that was asked to stop must not hang
-    on its output; then the answer is False. Not through Python's streams: what they could not write they try again at
-    exit, and make the exit code 120.
+    `prefix` stands in front of each line, `bars` says that progress bars are shown as they change, `prompts` after how many
+    seconds a line is shown that has no end (None: never; only rank 0 has a stdin to answer with).
     """
-    rest = memoryview(text)
-    while rest:
-        try:
-            if select.select([], [out], [], pause)[1]:
-                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # so much fits where select says that it does
-            elif give_up():
-                return False
-        except BlockingIOError:
-            continue
-        except OSError:
-            return True
-    return True
+
+    prefix: bytes
+    bars: bool
+    prompts: float | None
 
 
 def say(line: str) -> None:
     """Print a line of the launcher's own."""
-    write_out(f"slipway: {printable(line)}\n".encode(errors="replace"), sys.stderr.fileno())
+    error = sys.stderr.fileno()
+    start = "\n" if is_within_line(error) else ""
+    write_out(f"{start}slipway: {printable(line)}\n".encode(errors="replace"), error)
 
 
 def short_path(path: Path) -> str:
@@ -93,11 +61,14 @@ def short_path(path: Path) -> str:
 class OutputStream:
     """One worker's stdout or stderr: a pipe, split into lines."""
 
-    def __init__(self, prefix: bytes, console: Console, out: int, log: FileIO, last: deque[str]) -> None:
+    def __init__(self, console: Console, way: Way, out: int, log: FileIO, last: deque[str]) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
-        self._prefix, self._console, self._out, self._log, self._last = prefix, console, out, log, last
-        self._rest = b""
+        self._console, self._way, self._out, self._log, self._last = console, way, out, log, last
+        self._screen = Screen()
+        self._came = 0.0  # when there was something last (monotonic seconds)
+        self._begun = b""  # what the console has of the last line
+        self._kept, self._since = list[bytes](), 0.0  # the state of bars that was kept last, and when
 
     def read(self) -> bool:
         """Pass on what has come; False when all writers are gone."""
@@ -105,28 +76,59 @@ class OutputStream:
             chunk = os.read(self.reader, CHUNK)
         except BlockingIOError:
             return True
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._pass_on(line)
-        if self._rest.startswith(b"\r"):
-            self._rest = b"\r" + self._rest.rpartition(b"\r")[2]  # only the bar's newest state counts
-            self._console.bar(self._rest)
-        if not chunk or len(self._rest) > LONGEST_LINE:
+        self._came, barred = time.monotonic(), self._screen.bar
+        for row in self._screen.feed(chunk):
+            self._finish(row)
+        if not chunk or self._screen.size > LONGEST_LINE:
             self.flush()
+        if self._screen.bar:
+            if not barred:
+                self._since = self._came
+            self._draw(self._screen.rows)
+        elif barred:
+            self._draw([])
+        self.look(self._came)
         return bool(chunk)
 
-    def flush(self) -> None:
-        """Pass on what has come of a line without an end."""
-        if self._rest:
-            self._pass_on(self._rest)
-            self._rest = b""
+    def look(self, now: float) -> float:
+        """Show what has waited long enough by now (monotonic seconds); returns for how long there is nothing else to show."""
+        if self._screen.over and now - self._came >= PROMPT_SECONDS:
+            self.flush()
+        rows = self._screen.rows
+        if self._screen.bar:
+            if now - self._since >= BAR_SECONDS and rows != self._kept:
+                self._kept, self._since = rows, now
+                for row in filter(None, rows):
+                    self._keep(row)
+                    if not self._console.terminal:
+                        self._console.line(self._way.prefix, row, self._out)
+        elif self._way.prompts is not None and rows[0] != self._begun:
+            if now - self._came < self._way.prompts:
+                return self._came + self._way.prompts - now
+            self._begun = rows[0]
+            self._console.begin(self._way.prefix, rows[0], self._out)
+        return math.inf
 
-    def _pass_on(self, line: bytes) -> None:
-        if line.startswith(b"\r"):
-            self._console.bar(b"")
-            line = line.rpartition(b"\r")[2]
-        self._last.append(line[:REMEMBERED_BYTES].decode(errors="replace"))
-        self._console.line(self._prefix + line + b"\n", self._out)
+    def flush(self) -> None:
+        """Pass on what has come of lines without an end."""
+        for row in self._screen.finish():
+            self._finish(row)
+
+    def _draw(self, rows: list[bytes]) -> None:
+        if self._way.bars:
+            self._console.bar(b"\n".join(rows))
+
+    def _finish(self, row: Row) -> None:
+        """Pass on a line."""
+        self._begun, self._kept = b"", []
+        self._last.append(row.text[:REMEMBERED_BYTES].decode(errors="replace"))
+        if row.bar:
+            self._draw([])
+        if not row.bar or self._way.bars or not self._console.terminal:
+            self._console.line(self._way.prefix, row.text, self._out)
+        self._keep(row.text)
+
+    def _keep(self, line: bytes) -> None:
         with suppress(OSError):  # a full disk must not end the training; the console still has the line
             self._log.write(stamp(time.time()) + b" " + line + b"\n")
 
@@ -165,6 +167,7 @@ class WorkerOutput:
         self._selector = selector
         self._streams: list[OutputStream] = []
         self._logs: list[FileIO] = []
+        self.chunks = 0  # pieces of output that came so far
         self.console = Console(sys.stderr.isatty(), give_up)
         self.last: dict[int, deque[str]] = {}
         self.printed: dict[int, deque[str]] = {}
@@ -175,10 +178,14 @@ class WorkerOutput:
             self._logs.append(log)
             self.last[rank], self.printed[rank] = deque(maxlen=REMEMBERED), deque(maxlen=PRINTED)
             for out, last in ((sys.stdout.fileno(), self.printed[rank]), (sys.stderr.fileno(), self.last[rank])):
-                self._add(OutputStream(prefix, self.console, out, log, last))
+                at_once = alone and os.isatty(out)
+                prompts = (0.0 if at_once else PROMPT_SECONDS) if rank == 0 else None
+                way = Way(prefix, self.console.terminal and rank == 0, prompts)
+                self._add(OutputStream(self.console, way, out, log, last))
 
     def _add(self, stream: OutputStream) -> None:
         def ready() -> None:
+            self.chunks += 1
             if not stream.read():
                 self._selector.unregister(stream.reader)
                 self._streams.remove(stream)
@@ -192,10 +199,10 @@ class WorkerOutput:
         """The pipes' other ends, stdout and stderr of each rank in turn."""
         return tuple(stream.writer for stream in self._streams)
 
-    @property
-    def lines(self) -> int:
-        """How many lines came so far, and how many states of a bar."""
-        return self.console.written
+    def look(self) -> float:
+        """Show what has waited long enough; returns for how many seconds there is nothing else to show."""
+        now = time.monotonic()
+        return min((stream.look(now) for stream in self._streams), default=math.inf)
 
     @property
     def open(self) -> bool:

@@ -34,6 +34,12 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "slurm": "submit the job as that user",
             "host": 'add --user "$(id -u):0" to docker run',
         },
+        "working directory": {
+            "docker": 'add -v "$PWD:{target}" to docker run, or -w /tmp with the full path of the script',
+            "kubernetes": "set workingDir to a volume that can be written, and give the full path of the script",
+            "slurm": "start it in a folder that can be written (in a container --container-workdir=DIR of srun)",
+            "host": "start it in a folder that can be written",
+        },
         "temporary files": {
             "docker": "add --tmpfs /tmp:exec,mode=1777 to docker run",
             "kubernetes": "mount an emptyDir at /tmp",

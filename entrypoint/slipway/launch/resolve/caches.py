@@ -2,19 +2,24 @@
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from slipway.launch.resolve.folders import can_write, may_execute
 
 CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
+WORKSPACE = Path("/workspace")  # the image's working directory, which is its user's home
 
-def place_home(environ: Mapping[str, str], scratch: Path, data: Path | None) -> dict[str, str]:
+
+def place_home(
+    environ: Mapping[str, str], scratch: Path, data: Path | None, mounts: Collection[Path] = ()
+) -> dict[str, str]:
     """Return the variables for a home that cannot be written, and for caches where the usual places do not do.
 
     `data`, the image's own folder for caches, comes first, then `scratch`, which lies among the temporary files, then
-    the home. Code is cached where it may be executed, if there is such a place.
+    the home. Code is cached where it may be executed, if there is such a place. In the image a home is the user's own
+    where a volume is in it; `mounts` are the mount points.
     """
     home = Path(environ.get("HOME") or "/nonexistent")
     at_home = [home / ".cache/slipway"] if os.access(home, os.W_OK | os.X_OK) else []
@@ -27,6 +32,8 @@ def place_home(environ: Mapping[str, str], scratch: Path, data: Path | None) -> 
         mended.pop("XDG_CACHE_HOME", None)  # the usual place does for data
     # A real home may hold what the user's programs read, and only the caches go elsewhere.
     real = home.is_dir() and home != Path("/")
+    if data:
+        real = real and home != WORKSPACE and any(point.is_relative_to(home) for point in mounts)
     return mended if at_home or real else {"HOME": str(scratch), **mended}
 
 

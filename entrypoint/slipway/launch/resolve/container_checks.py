@@ -1,8 +1,9 @@
 """What a container takes away at its end or withholds, one sentence for each with the advice that mends it. Pure but
-for questions about the folder of the results."""
+for questions about the folder of the results and the working directory."""
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
@@ -73,6 +74,24 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
         )
     if host.noexec:
         yield from _noexec(host, topology)
+    if not own:
+        yield from _read_only_work(host)
+
+
+def _read_only_work(host: Host) -> Iterator[str]:
+    """Many scripts write where they were started; one that does not is none the worse."""
+    with suppress(FileNotFoundError):  # deleted meanwhile
+        folder = Path.cwd()
+        if can_write(folder):
+            return
+        point = mount_point(folder, host.mounts)
+        remedy = advise("working directory", host.runtime, str(folder))
+        if point is not None and point != Path("/"):
+            remedy = f"mount {point} without :ro" if is_read_only(folder) else advise("owner", host.runtime)
+        yield (
+            f"warning: the working directory {folder} cannot be written by user {os.getuid()}; where the script writes "
+            f"there, {remedy}."
+        )
 
 
 def _noexec(host: Host, topology: Topology) -> Iterator[str]:

@@ -49,14 +49,15 @@ def read_host(environ: Mapping[str, str]) -> Host:
             "No folder for temporary files can be written (TMPDIR, /tmp, /var/tmp). Set TMPDIR to a folder of yours; in a "
             f"container with a read-only root {advise('temporary files', detect_runtime(environ))}."
         )
-    scratch = private_folder(temporary)
+    scratch, mounts = private_folder(temporary), read_mounts()
+    home = place_home(environ, scratch, private_folder(DATA) if image else None, mounts)
     return Host(
         fqdn,
         free_port(0),
         detect_runtime(environ),
-        {**name_user(environ), **place_home(environ, scratch, private_folder(DATA) if image else None)},
+        {**name_user(environ), **home},
         image,
-        read_mounts(),
+        mounts,
         size_of(Path("/dev/shm")),  # noqa: S108
         not may_execute(temporary),
         scratch,

@@ -46,8 +46,8 @@ class Watch:
         if self._listener:
             self._listener.close()
 
-    def look(self, workers: Sequence[int], lines: int, now: float) -> bool:
-        """Look when it is time; `workers`: their process ids in the order of the ranks, `lines` that came from them so far.
+    def look(self, workers: Sequence[int], chunks: int, now: float) -> bool:
+        """Look when it is time; `workers`: their process ids in the order of the ranks, `chunks` of output that came so far.
 
         Returns whether `stands` is new: each time that it was asked for again, and when something moves.
         """
@@ -56,7 +56,7 @@ class Watch:
         self._answer_request(workers, now)
         if now >= self._next:
             self._next = now + self._every
-            self._take(workers, lines, now)
+            self._take(workers, chunks, now)
             if self._still.seconds >= self._limit:
                 self._asked = self._asked or now
                 self._listener.ask("all")
@@ -105,12 +105,12 @@ class Watch:
         except ValueError:
             return Standing(rank, self._node_rank, "does not answer", cores=cores)
 
-    def _take(self, workers: Sequence[int], lines: int, now: float) -> None:
+    def _take(self, workers: Sequence[int], chunks: int, now: float) -> None:
         assert self._listener is not None
         known = self._listener.workers
         numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
         trees = tuple(activity([pid, *descendants(pid)]) for pid in workers)
-        self._still.look((tuple(workers), lines, numbers, trees), now)
+        self._still.look((tuple(workers), chunks, numbers, trees), now)
         if not self._still.seconds:
             self._cpu = {pid: tree_seconds(pid) for pid in workers}
 

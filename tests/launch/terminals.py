@@ -1,0 +1,71 @@
+"""A terminal (pseudo-terminal) in which somebody types, with a `slipway` in its foreground."""
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+from launchers import PATIENCE
+
+SIZE = (24, 100)  # rows and columns
+
+
+class Terminal:
+    """The program and all that it has shown so far."""
+
+    def __init__(self, folder: Path, *command: str, **variables: str) -> None:
+        """Start `slipway`, or with words in `command` that begin otherwise a program of that name."""
+        self._ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, SIZE)
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *command],
+            cwd=folder,
+            env={
+                **kept,
+                "PYTHONWARNINGS": "ignore",
+                "TERM": "xterm",
+                "SLIPWAY": f"{sys.executable} -m slipway",
+                **variables,
+            },
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        self._shown = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                chunk = os.read(self._ours, 65_536)
+            except OSError:  # nobody has the other end any more
+                return
+            self._shown += chunk
+
+    @property
+    def text(self) -> str:
+        return self._shown.decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, words: str, after: int = 0) -> int:
+        """Wait until these words are there, behind a place in the text; returns where they end."""
+        until = time.monotonic() + PATIENCE
+        while words not in self.text[after:]:
+            assert time.monotonic() < until, f"never showed {words!r}:\n{self.text}"
+            assert self.process.poll() is None or words in self.text[after:], f"ended without {words!r}:\n{self.text}"
+            time.sleep(0.02)
+        return self.text.index(words, after) + len(words)
+
+    def end(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self._reader.join(10)
+        return code
