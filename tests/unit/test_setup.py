@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 def machine(tmp_path: Path) -> Path:
     """A checkout on a machine that has coreutils, and only those programs that a test puts into its `bin`."""
     (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
-    shutil.copy(ROOT / "entrypoint" / "setup.sh", tmp_path / "checkout" / "entrypoint")
+    for name in ("setup.sh", "slipway.pth"):
+        shutil.copy(ROOT / "entrypoint" / name, tmp_path / "checkout" / "entrypoint")
+    (tmp_path / "checkout" / ".venv/lib/python3.12/site-packages").mkdir(parents=True)  # what the stand-ins for Python do not make
     (tmp_path / "bin").mkdir()
     for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp", "du", "seq"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
