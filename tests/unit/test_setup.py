@@ -18,7 +18,6 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
     for name in ("setup.sh", "slipway.pth"):
         shutil.copy(ROOT / "entrypoint" / name, tmp_path / "checkout" / "entrypoint")
-    (tmp_path / "checkout" / ".venv/lib/python3.12/site-packages").mkdir(parents=True)  # what the stand-ins for Python do not make
     (tmp_path / "bin").mkdir()
     for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp", "du", "seq"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
@@ -79,7 +78,7 @@ def test_too_little_disk_is_told_before_anything_is_fetched(machine: Path) -> No
 def fetch_with(machine: Path, pip: str) -> str:
     """A Python and a pip that do `pip` instead; returns the folder of caches, which is to be XDG_CACHE_HOME."""
     add(machine, "pip", pip)
-    makes = f"mkdir -p .venv/bin && cp '{machine}/bin/pip' .venv/bin"
+    makes = f"mkdir -p .venv/bin .venv/lib/python3.12/site-packages && cp '{machine}/bin/pip' .venv/bin"
     add(machine, "python3", f'case "$1" in -m) {makes};; --version) echo "Python 3.12.1";; esac')
     return str(machine / "cache")
 
