@@ -63,6 +63,7 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
         [sys.executable, "-m", "slipway", "status"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert "  hang        rank 1 (node 0) has not come to all_reduce #2" in shown.stdout
+    assert "rank  collectives  per second  cores  last line" in shown.stdout
     assert job.end() == 0, job.text
     assert job.text.count("went on") == 2
     assert "something moves again" in job.text

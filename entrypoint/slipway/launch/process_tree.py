@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,17 +22,24 @@ def adopt_orphans() -> None:
 
 def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
     """Return the process ids below a process; those that ended while we looked may be missing."""
+    return trees([of], proc)[of]
+
+
+def trees(of: Iterable[int], proc: Path = Path("/proc")) -> dict[int, list[int]]:
+    """The same for several processes, by process: all that run here are looked at once."""
     children: dict[int, list[int]] = {}
     for folder in proc.iterdir():
         if folder.name.isdigit():
             with suppress(IndexError, ValueError):
                 parent = int(stat_fields(int(folder.name), proc)[1])
                 children.setdefault(parent, []).append(int(folder.name))
-    found, queue = [], [of]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
+    found: dict[int, list[int]] = {}
+    for root in of:
+        found[root], queue = [], [root]
+        while queue:
+            below = children.get(queue.pop(), [])
+            found[root] += below
+            queue += below
     return found
 
 

@@ -30,6 +30,7 @@ PLAN_FILE = "plan.json"  # what its launcher decided
 WAITING_FILE = "waiting.json"  # between two attempts
 STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
+RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
 HONOURS_STOP = "honours-stop"  # its workers look at the flag
 LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt

@@ -1,6 +1,7 @@
 """Text from elsewhere, made safe to print: workers, files that others may write, and other nodes may say anything."""
 
 import re
+from collections.abc import Iterable
 
 # Colours and cursor movements go; other control characters, and those that turn the direction of text, are shown as odd.
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
@@ -12,3 +13,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: "\ufffd" if found["odd"] else "", text)
+
+
+def last_line(lines: Iterable[str]) -> str:
+    """The last line that is not empty; empty where none is."""
+    return next((line.strip() for line in reversed([*lines]) if line.strip()), "")

@@ -30,6 +30,7 @@ from slipway.protocol.causes import (
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, error_file, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word
+from slipway.protocol.printable import last_line
 from slipway.protocol.tracebacks import Raised, read_traceback
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
@@ -239,7 +240,7 @@ def _time(*candidates: object) -> float:
 
 
 def _status_text(exitcode: int, facts: Facts, rank: int, raised: Raised | None) -> str:
-    last = _last_line(facts.last.get(rank, ()))
+    last = last_line(facts.last.get(rank, ()))
     said = f": {raised.evidence}" if raised else f"; it said last: {last}" if last else ""
     if exitcode >= 0:
         return f"exit code {exitcode}{said}"
@@ -248,10 +249,6 @@ def _status_text(exitcode: int, facts: Facts, rank: int, raised: Raised | None) 
     if exitcode == -signal.SIGKILL:
         return KILLED
     return f"{signal_name(-exitcode)}{said}"
-
-
-def _last_line(lines: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
@@ -264,7 +261,7 @@ def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
 def _standing(facts: Facts, rank: int, time: float) -> str:
     if rank in facts.left:
         return f"rank {rank} had left with 0, {apart(facts.left[rank], time)}"
-    last = _last_line(facts.printed.get(rank, ())) or _last_line(facts.last.get(rank, ()))
+    last = last_line(facts.printed.get(rank, ())) or last_line(facts.last.get(rank, ()))
     known = [facts.places.get(rank, ""), f"its last line was: {in_one_line(last)[:100]}" if last else ""]
     return ", ".join([f"rank {rank} had not ended", *filter(None, known)])
 

@@ -4,6 +4,7 @@ torchrun runs in a session of its own and ignores the signals that reach everybo
 get the stop flag, a user's script gets the signal itself; after the grace everything below us is killed.
 """
 
+import math
 import os
 import selectors
 import signal
@@ -100,12 +101,11 @@ class Attempt:
         self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
         self._compare, self._end_hangs, self._told_of = compare, end_hangs, ""
-        limit = 0.0 if plan.workload.own else hang
-        self._watch = (
-            Watch(self.ranks, topology.world_size, topology.node_rank, self.node_dir, limit, time.monotonic())
-            if compare
-            else None
-        )
+        limit = 0.0 if plan.workload.own else hang or math.inf
+        self._watch = None
+        if compare:
+            now, node_rank, world_size = time.monotonic(), topology.node_rank, topology.world_size
+            self._watch = Watch(self.ranks, world_size, node_rank, self.node_dir, limit, now, self._last_line)
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
@@ -259,6 +259,9 @@ class Attempt:
                 (self.node_dir / HANG_FILE).unlink(missing_ok=True)
             else:
                 write_json(self.node_dir / HANG_FILE, hang)
+
+    def _last_line(self, rank: int) -> str:
+        return self._output.last_line(rank)
 
     def _can_write(self) -> bool:
         probe = self.node_dir / HEARTBEATS / "probe"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slipway.launch.attempt.console import Console, is_within_line, write_out
 from slipway.launch.attempt.screen import Row, Screen
 from slipway.protocol.files import append_to_run_file, rank_log
-from slipway.protocol.printable import printable
+from slipway.protocol.printable import last_line, printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
@@ -203,6 +203,10 @@ class WorkerOutput:
         """Show what has waited long enough; returns for how many seconds there is nothing else to show."""
         now = time.monotonic()
         return min((stream.look(now) for stream in self._streams), default=math.inf)
+
+    def last_line(self, rank: int) -> str:
+        """What a rank printed last: to stdout or, where it printed nothing there, to stderr."""
+        return last_line(self.printed[rank]) or last_line(self.last[rank])
 
     @property
     def open(self) -> bool:

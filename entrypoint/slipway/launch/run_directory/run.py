@@ -21,6 +21,7 @@ from slipway.protocol.files import (
     LOGS,
     OUTCOME_FILE,
     OUTCOMES,
+    RANKS_FILE,
     RUN_FILE,
     SNAPSHOTS,
     STACKS_WANTED,
@@ -249,5 +250,9 @@ def _left_behind(node: Path, plan: Plan) -> list[Path]:
         mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
     else:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
-    shared = [] if process and process.local_rank else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, STACKS_WANTED]
+    shared = (
+        []
+        if process and process.local_rank
+        else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, RANKS_FILE, STACKS_WANTED]
+    )
     return [*mine, *(node / name for name in shared)]

@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
@@ -22,6 +22,7 @@ from slipway.protocol.files import (
     LOGS,
     NODE,
     RANK,
+    RANKS_FILE,
     RUN_FILE,
     WAITING_FILE,
     newest_step,
@@ -30,6 +31,16 @@ from slipway.protocol.files import (
 )
 
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
+
+
+class Worker(NamedTuple):
+    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, its last line."""
+
+    rank: int
+    collectives: int | None
+    per_second: float | None
+    cores: float | None
+    line: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Status:
     snapshot: int | None
     outcome: Mapping[str, Any]
     hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
+    workers: tuple[Worker, ...] = ()  # of a script
 
     @property
     def alive(self) -> bool:
@@ -119,7 +131,22 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         newest_step(path),
         last_outcome(path),
         next((record for file in living if (record := read_json(file.with_name(HANG_FILE)))), {}),
+        tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
     )
+
+
+def _read_workers(file: Path) -> Iterator[Worker]:
+    """The rows of a node; what makes no sense is passed over."""
+    ranks = read_json(file).get("ranks")
+    for name, row in ranks.items() if isinstance(ranks, dict) else ():
+        rank = number_in(f"{RANK}{name}", RANK)
+        if rank is not None and isinstance(row, dict):
+            done = row.get("collectives")
+            rates = [
+                float(value) if isinstance(value, int | float) else None
+                for value in (row.get("per_second"), row.get("cores"))
+            ]
+            yield Worker(rank, done if isinstance(done, int) else None, rates[0], rates[1], str(row.get("line", "")))
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -138,6 +165,7 @@ def status_json(status: Status) -> dict[str, Any]:
             {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
         ],
+        "workers": [worker._asdict() for worker in status.workers],
         "hang": status.hang.get("text"),
         "outcome": dict(status.outcome) or None,
     }  # fmt: skip
@@ -164,6 +192,14 @@ def status_lines(status: Status) -> list[str]:
         for beat, age in zip(status.beats, status.ages, strict=True):
             step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
             lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")
+    elif status.alive and status.workers:
+        lines.append(f"  {'rank':>6}  {'collectives':>11}  {'per second':>10}  {'cores':>5}  last line")
+        for rank, done, rate, cores, line in status.workers:
+            known = [
+                "–" if done is None else f"{done:,}",
+                *("–" if one is None else f"{one:,.4g}" for one in (rate, cores)),
+            ]
+            lines.append(f"  {rank:>6}  {known[0]:>11}  {known[1]:>10}  {known[2]:>5}  {line}".rstrip())
     return lines
 
 

@@ -4,15 +4,16 @@ import math
 import os
 import selectors
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.process_tree import STATES, descendants, stat_fields, state_of
+from slipway.launch.process_tree import STATES, descendants, stat_fields, state_of, trees
 from slipway.launch.watch.listener import Listener, Worker, activity, cpu_seconds
+from slipway.launch.watch.progress import Sight, count_done, progress
 from slipway.launch.watch.standing import Standing, read_standing
 from slipway.launch.watch.stillness import Stillness
-from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, write_json
+from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, write_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
 ANSWER_SECONDS = 5.0  # that a watcher has for an answer
@@ -23,15 +24,23 @@ class Watch:
     """The watchers of one attempt. All moments are monotonic seconds."""
 
     def __init__(
-        self, ranks: Sequence[int], world_size: int, node_rank: int, node_dir: Path, limit: float, now: float
+        self,
+        ranks: Sequence[int],
+        world_size: int,
+        node_rank: int,
+        node_dir: Path,
+        limit: float,
+        now: float,
+        last_line: Callable[[int], str] = lambda rank: "",
     ) -> None:
-        """`limit`: the seconds after which what stands still is a hang, 0 for any time."""
+        """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output."""
         self._ranks, self._world_size = tuple(ranks), world_size
-        self._node_rank, self._node_dir, self._limit = node_rank, node_dir, limit
+        self._node_rank, self._node_dir, self._limit, self._last_line = node_rank, node_dir, limit, last_line
         self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
         self._next, self._asked = now if limit else math.inf, 0.0
         self._cpu: dict[int, float] = {}  # of each worker's processes, when the node came to a stand
+        self._seen: dict[int, Sight] = {}  # of each rank at the last look
         self._wanted = 0.0  # when somebody asked for stacks
         self._listener: Listener | None = None
         self.stands: tuple[Standing, ...] | None = None  # where the ranks stand, once nothing has moved for the limit
@@ -108,11 +117,23 @@ class Watch:
     def _take(self, workers: Sequence[int], chunks: int, now: float) -> None:
         assert self._listener is not None
         known = self._listener.workers
+        below = trees(workers)
+        cpu = {pid: sum(cpu_seconds(stat_fields(one)) for one in (pid, *below[pid])) for pid in workers}
         numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
-        trees = tuple(activity([pid, *descendants(pid)]) for pid in workers)
-        self._still.look((tuple(workers), chunks, numbers, trees), now)
+        written = tuple(activity([pid, *below[pid]]) for pid in workers)
+        self._still.look((tuple(workers), chunks, numbers, written), now)
         if not self._still.seconds:
-            self._cpu = {pid: tree_seconds(pid) for pid in workers}
+            self._cpu = cpu
+        before, self._seen = (
+            self._seen,
+            {
+                rank: Sight(now, _done(known.get(rank)), cpu[pid])
+                for rank, pid in zip(self._ranks, workers, strict=False)
+            },
+        )
+        with suppress(OSError):  # a disk that is full or away
+            rows = progress(before, self._seen, self._last_line)
+            write_json(self._node_dir / RANKS_FILE, {"time": time.time(), "ranks": rows})
 
     def _answer_request(self, workers: Sequence[int], now: float) -> None:
         """`slipway stacks` asks with a file, and is answered with one."""
@@ -135,6 +156,13 @@ class Watch:
             with suppress(OSError):  # a disk that is full or away
                 write_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
             self._wanted = 0.0
+
+
+def _done(worker: Worker | None) -> int | None:
+    """How many collectives a rank has done; None where nobody says."""
+    with suppress(ValueError, TypeError):
+        return count_done(worker.numbers) if worker else None
+    return None
 
 
 def tree_seconds(pid: int) -> float:

@@ -1,0 +1,82 @@
+"""How far the ranks of a script are, as a launcher sees it and `slipway status` shows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.run_directory.status import Status, Worker, status_json, status_lines
+from slipway.launch.run_directory.status import _read_workers as read_workers
+from slipway.launch.watch.progress import LINE, Sight, count_done, progress
+
+
+def test_rates_are_those_since_the_last_look() -> None:
+    before = {0: Sight(10.0, 100, 5.0), 1: Sight(10.0, None, 5.0)}
+    now = {0: Sight(20.0, 150, 14.0), 1: Sight(20.0, None, 5.0), 2: Sight(20.0, 7, 1.0)}
+    assert progress(before, now, {0: "epoch 3", 1: "", 2: "x" * 500}.__getitem__) == {
+        "0": {"collectives": 150, "per_second": 5.0, "cores": 0.9, "line": "epoch 3"},
+        "1": {"collectives": None, "per_second": None, "cores": 0.0, "line": ""},
+        "2": {"collectives": 7, "per_second": None, "cores": None, "line": "x" * LINE},
+    }
+
+
+def test_the_collectives_of_all_groups_count() -> None:
+    assert count_done({"0/0": [6, 5], "1/0": [2, 2], "2/0": [1, -1]}) == 7
+
+
+@pytest.mark.parametrize("groups", [None, [], "x", {"0": None}, {"0": [1]}, {"0": ["a", "b"]}])
+def test_what_is_no_answer_is_refused(groups: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        count_done(groups)
+
+
+def make_status(*workers: Worker, hang: str = "") -> Status:
+    holder = type("Holder", (), {"text": "the launcher"})()
+    return Status(
+        Path("run"), {"workload": "own"}, (holder,), (0,), {}, (), (), None, {}, {"text": hang} if hang else {}, workers
+    )
+
+
+def test_status_shows_a_row_per_rank_and_what_hangs() -> None:
+    lines = status_lines(
+        make_status(
+            Worker(0, 1234, 12.345, 0.98, "epoch 3"), Worker(1, None, None, 0.0, ""), hang="rank 1 has not come"
+        )
+    )
+    assert "  hang        rank 1 has not come" in lines
+    assert lines[-3:] == [
+        "    rank  collectives  per second  cores  last line",
+        "       0        1,234       12.35   0.98  epoch 3",
+        "       1            –           –      0",
+    ]
+
+
+def test_json_has_the_same() -> None:
+    shown = json.loads(
+        json.dumps(
+            status_json(Status(Path("run"), {}, (), (), {}, (), (), None, {}, {}, (Worker(0, 1, 2.0, 3.0, "x"),)))
+        )
+    )
+    assert shown["workers"] == [{"rank": 0, "collectives": 1, "per_second": 2.0, "cores": 3.0, "line": "x"}]
+    assert shown["hang"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({}, []),
+        ({"ranks": []}, []),
+        ({"ranks": {"x": {}, "-1": {}, "0": 3}}, []),
+        (
+            {"ranks": {"2": {"collectives": "many", "cores": "x", "per_second": None}}},
+            [Worker(2, None, None, None, "")],
+        ),
+        (
+            {"ranks": {"0": {"collectives": 5, "per_second": 1, "cores": 0.5, "line": "here"}}},
+            [Worker(0, 5, 1.0, 0.5, "here")],
+        ),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content: object, found: list[Worker]) -> None:
+    (tmp_path / "ranks.json").write_text(json.dumps(content))
+    assert [*read_workers(tmp_path / "ranks.json")] == found
