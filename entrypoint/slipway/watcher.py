@@ -11,7 +11,11 @@ program imported of it is asked. To a line `numbers` or `all` the answer is a JS
 """
 
 import _thread
+import atexit
+import json
 import os
+import select
+import socket
 import sys
 import threading
 import time
@@ -21,7 +25,7 @@ from typing import Any
 
 ADDRESS = "SLIPWAY_WATCHER"  # the path of the launcher's socket
 FRAMES, COLLECTIVES = 60, 60  # at most: of a thread, and begun ones of a process beside those that are not done
-FORK_SECONDS = 0.1  # that a fork waits for an answer that is under way
+FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
 
 
 class Watcher:
@@ -29,7 +33,7 @@ class Watcher:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._link: Any = None  # a socket; the module is imported in the thread
+        self._link: socket.socket | None = None
         self._ended, self._thread, self._stopping = _thread.allocate_lock(), 0, False
         self._woken, self._wake = os.pipe()
 
@@ -63,10 +67,6 @@ class Watcher:
         self._ended.release()
 
     def _listen(self) -> None:
-        import json
-        import select
-        import socket
-
         if self._link is None:
             self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._link.connect(self._address)
@@ -96,13 +96,12 @@ def begin() -> None:
     """Start the watcher of this process. What it starts itself has none."""
     watcher = Watcher(os.environ.pop(ADDRESS))
     watcher.start()
+    atexit.register(watcher.stop)  # a thread that imports or runs while the interpreter is taken down can crash it
     os.register_at_fork(before=watcher.stop, after_in_parent=watcher.start, after_in_child=watcher.leave)
 
 
 def recorded(entries: bool) -> list[dict[str, Any]]:
     """What torch's flight recorders hold, as JSON: gloo's, and NCCL's."""
-    import json
-
     found = []
     if module := sys.modules.get("torch._C._distributed_c10d"):
         for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):

@@ -224,7 +224,7 @@ def test_a_failure_leaves_its_exception_and_place(train: Start, monkeypatch: pyt
     run = train("linear")
     outcome = run.outcomes[0]
     assert run.exit_code == 1
-    assert (outcome["outcome"], outcome["exception"]) == ("failed", "ValueError: a line")
+    assert (outcome["outcome"], outcome["exception"]) == ("failed", "ValueError: a line and another")
     assert outcome["where"].startswith("test_training_jobs.py:")
     assert outcome["where"].endswith(" in break_down")
 

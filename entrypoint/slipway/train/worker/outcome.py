@@ -71,7 +71,8 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> W
     """The outcome of a worker that ended with `error`."""
     raised = read_traceback("".join(traceback.format_exception(error)).splitlines()) or Raised("")
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    line = in_one_line(text) or type(error).__name__
+    whole = isinstance(error, click.ClickException)  # our own words, which end with what to type
+    line = (" ".join(text.split()) if whole else in_one_line(text)) or type(error).__name__
     word = outcome_word(error)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
     told = replace(raised, said=f"{type(error).__name__}: {line}", within="")
