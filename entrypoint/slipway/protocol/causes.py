@@ -55,7 +55,7 @@ _TABLE = tuple(
     )
 )
 _TIMED_OUT = re.compile(TIME_OUT, re.IGNORECASE | re.DOTALL)
-LONGEST = 400  # characters of a message that are told
+LONGEST = 1200  # characters of a message that are told
 _NCCL_ERROR = re.compile(r"\b(nccl[A-Z]\w+): [^\n]*(?:\n\s*Last error:\s*([^\n]*))?")
 
 
