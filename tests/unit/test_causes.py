@@ -96,7 +96,7 @@ def test_so_is_what_torch_gloo_and_cuda_say(text: str, word: str) -> None:
     ("text", "line"),
     [
         ("bad batch\n  of seven\n\n", "bad batch of seven"),
-        ("x" * 500, "x" * 399 + "…"),
+        ("x" * 1500, "x" * 1199 + "…"),
         ("\n  bad batch ", "bad batch"),
         ("", ""),
         ("NCCL error in: x.cpp:1, unhandled, NCCL version 2.27.5\nncclSystemError: x\nLast error: Unknown NCCL Error\n",
