@@ -15,6 +15,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -32,22 +33,32 @@ class Watcher:
     """The thread, and what wakes it before a fork: a process with one thread stays one where it forks."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self._address, self._owner = address, os.getpid()
         self._link: socket.socket | None = None
         self._ended, self._thread, self._stopping = _thread.allocate_lock(), 0, False
         self._woken, self._wake = os.pipe()
 
     def start(self) -> None:
         """Begin to listen."""
+        if os.getpid() != self._owner:  # a child that forks: what it has open is its own
+            return
         self._stopping = False
         if self._ended.acquire(blocking=False):  # else the one before is busy with an answer, and goes on after it
-            with suppress(RuntimeError):  # the interpreter is about to end
+            mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # they are the program's
+            try:
                 _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the interpreter is about to end
+                self._ended.release()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def stop(self) -> None:
         """Let the thread end, and wait for that: Python 3.12 and later warn of a fork beside a thread, by the kernel's count."""
+        if os.getpid() != self._owner:
+            return
         self._stopping = True
-        os.write(self._wake, b"\n")
+        with suppress(OSError):  # the program closed what it did not open
+            os.write(self._wake, b"\n")
         if self._ended.acquire(timeout=FORK_SECONDS):
             self._ended.release()
             until = time.monotonic() + FORK_SECONDS
@@ -55,16 +66,21 @@ class Watcher:
                 time.sleep(0)
 
     def leave(self) -> None:
-        """In a child: the connection is its parent's."""
+        """In a child: the connection is its parent's. Only once: its own children may have other files of these numbers."""
+        if self._owner < 0:
+            return
+        self._owner = -1
         for number in (self._woken, self._wake, *([self._link.detach()] if self._link else [])):
             with suppress(OSError):
                 os.close(number)
 
     def _run(self) -> None:
         self._thread = _thread.get_native_id()
-        with suppress(OSError):  # the launcher is gone, or the program closed what it did not open
-            self._listen()
-        self._ended.release()
+        try:
+            with suppress(Exception):  # the launcher is gone, or the program closed what it did not open
+                self._listen()
+        finally:
+            self._ended.release()
 
     def _listen(self) -> None:
         if self._link is None:
@@ -160,6 +176,6 @@ def trace(frame: FrameType | None) -> list[tuple[str, int, str]]:
     """File, line and function of a frame and of those that called it."""
     found: list[tuple[str, int, str]] = []
     while frame and len(found) < FRAMES:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
     return found

@@ -169,3 +169,29 @@ def test_a_message_of_a_rank_fits_into_a_line() -> None:
         "threads": [["MainThread", True, [["f" * 5000, 10**6, "g" * 5000]] * 500]],
     }
     assert len(encode(Stands(read_standing(1, 0, many, 10_000), True))) < LINE_BYTES
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, 2**60, -1, 1e300])
+@pytest.mark.parametrize("place", ["number", "since", "line", "member"])
+def test_a_number_that_makes_no_sense_is_refused(place: str, odd: float) -> None:
+    call = [
+        "0",
+        odd if place == "number" else 3,
+        "all_reduce",
+        [[4]],
+        ["Float"],
+        odd if place == "since" else 1.5,
+        False,
+    ]
+    frame = ["a.py", odd if place == "line" else 1, "f"]
+    answer = {
+        "members": {"0": [odd if place == "member" else 0]},
+        "begun": [call],
+        "threads": [["MainThread", True, [frame]]],
+    }
+    with pytest.raises(ValueError):
+        read_standing(1, 0, answer, 2)
+
+
+def test_a_time_of_another_node_that_makes_no_sense_is_shown_somehow() -> None:
+    assert "UTC" in text(waits(0, call(3, since=1e300)), works(1))

@@ -97,6 +97,44 @@ def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on(tmp_path: P
             assert time.monotonic() < until, answer
 
 
+def test_files_of_children_are_theirs(tmp_path: Path) -> None:
+    """They may have the numbers that the watcher's had in the parent, and fork themselves."""
+    program = (
+        "import os, sys\n"
+        "pid = os.fork()\n"
+        "if pid:\n"
+        "    sys.exit(os.waitpid(pid, 0)[1])\n"
+        "files = [open(f'{sys.argv[1]}/{number}', 'wb', buffering=0) for number in range(6)]\n"
+        "pid = os.fork()\n"
+        "for file in files:\n"
+        "    file.write(b'x')\n"
+        "if pid:\n"
+        "    os.waitpid(pid, 0)\n"
+    )
+    script = tmp_path / "forks.py"
+    script.write_text(program)
+    with watched(
+        tmp_path, f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(script)!r})"
+    ) as (_, process):
+        out, error = process.communicate(timeout=20)
+    assert (process.returncode, out, error) == (0, "", "")
+    assert [(tmp_path / str(number)).read_bytes() for number in range(6)] == [b"xx"] * 6
+
+
+def test_a_signal_that_the_program_blocks_waits(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, time\n"
+        "time.sleep(1)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(0.5)\n"
+        "print('saved', flush=True)\n"
+    )
+    with watched(tmp_path, program) as (_, process):
+        out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "saved\n")
+
+
 def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "print('well')"],

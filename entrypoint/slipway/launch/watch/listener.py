@@ -109,7 +109,7 @@ class Listener:
             worker.take(chunk)
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             chunk = b""
         if not chunk:
             self._drop(worker)

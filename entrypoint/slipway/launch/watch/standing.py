@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
+LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
 GROUPS, MEMBERS = 8, 256  # of which the ranks are told, and how many these may be: it goes into a message of the muster
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
@@ -119,7 +120,7 @@ class Standing:
 
 def clock(seconds: float) -> str:
     """A moment (Unix seconds) of today."""
-    return time.strftime("%H:%M:%S UTC", time.gmtime(seconds))
+    return time.strftime("%H:%M:%S UTC", time.gmtime(min(max(seconds, 0.0), LATEST)))
 
 
 def read_standing(
@@ -127,11 +128,11 @@ def read_standing(
 ) -> Standing:
     """A rank's standing by what its watcher answered to `all`. Raises ValueError where that makes no sense."""
     try:
-        members = {str(name)[:TEXT]: tuple(map(int, ranks)) for name, ranks in answer["members"].items()}
+        members = {str(name)[:TEXT]: tuple(map(_whole, ranks)) for name, ranks in answer["members"].items()}
         calls = [_read_call(call) for call in answer["begun"]]
         main: Sequence[Any] = next((frames for _, is_main, frames in answer["threads"] if is_main), [])
-        frames = tuple(Frame(str(file)[-TEXT:], int(line), str(function)[:TEXT]) for file, line, function in main)
-    except (KeyError, TypeError, AttributeError) as error:
+        frames = tuple(Frame(str(file)[-TEXT:], _whole(line), str(function)[:TEXT]) for file, line, function in main)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not an answer of a watcher: {error!r}") from None
     pending = [call for call in calls[:-CALLS] if not call.done]
     kept = (*pending[:CALLS], *calls[-CALLS:])
@@ -144,4 +145,14 @@ def read_standing(
 def _read_call(call: Sequence[Any]) -> Call:
     group, number, name, sizes, types, since, done = call
     shape = f"{'/'.join(map(str, types))} {'/'.join(map(str, sizes))}"[:TEXT]
-    return Call(str(group)[:TEXT], int(number), str(name)[:TEXT], shape, float(since), bool(done))
+    if not 0 <= since < LATEST:
+        raise ValueError("a time that is none")
+    return Call(str(group)[:TEXT], _whole(number), str(name)[:TEXT], shape, float(since), bool(done))
+
+
+def _whole(value: Any) -> int:
+    """A number as the muster's messages may hold it. ValueError for any other."""
+    number = int(value)
+    if not 0 <= number < 2**53:
+        raise ValueError("a number out of range")
+    return number

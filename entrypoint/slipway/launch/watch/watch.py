@@ -160,7 +160,7 @@ class Watch:
 
 def _done(worker: Worker | None) -> int | None:
     """How many collectives a rank has done; None where nobody says."""
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         return count_done(worker.numbers) if worker else None
     return None
 
