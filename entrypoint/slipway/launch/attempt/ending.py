@@ -128,8 +128,11 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if any(record.get("outcome") != Word.PEER for record in bad.values()):
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
+        logs = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
         advice = (
-            f"the Python stacks of all ranks are in {NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
+            f"the Python stacks of all ranks are in {logs}"
+            if facts.own
+            else "its stack was told when the hang was noticed"
         )
         advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
