@@ -139,18 +139,25 @@ def numbers() -> dict[str, Any]:
 
 def everything() -> dict[str, Any]:
     """The last collectives, the process groups and the stacks."""
-    begun = []
-    for record in recorded(entries=True):
-        entries = record.get("entries", [])
+    begun, groups = [], members()
+    for place, record in enumerate(recorded(entries=True)):
+        # What send and recv wait for shows in the stacks: their numbers are of another count.
+        entries = [entry for entry in record.get("entries", []) if not entry["is_p2p"]]
         recent = {id(entry) for entry in entries[-COLLECTIVES:]}
         for entry in entries:
-            if not entry["retired"] or id(entry) in recent:
-                number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
+            # Of collectives that were begun as one, torch retires that alone.
+            last = record.get("pg_status", {}).get(str(entry["pg_id"]), {}).get("last_completed_collective", -1)
+            number, done = entry["collective_seq_id"], entry["retired"] or entry["collective_seq_id"] <= int(last)
+            if not done or id(entry) in recent:
                 name = entry["profiling_name"].rpartition(":")[2]
                 since = entry["time_created_ns"] / 1e9
                 sizes, types = entry["input_sizes"], entry["input_dtypes"]
-                begun.append([entry["process_group"][0], number, name, sizes, types, since, entry["retired"]])
-    return {"begun": begun, "members": members(), "threads": stacks()}
+                group = entry["process_group"][0]
+                if place and group in groups:  # of two backends in one group each counts for itself
+                    groups[f"{group}/{place}"] = groups[group]
+                    group = f"{group}/{place}"
+                begun.append([group, number, name, sizes, types, since, done])
+    return {"begun": begun, "members": groups, "threads": stacks()}
 
 
 def members() -> dict[str, list[int]]:

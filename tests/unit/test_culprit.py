@@ -195,3 +195,10 @@ def test_a_number_that_makes_no_sense_is_refused(place: str, odd: float) -> None
 
 def test_a_time_of_another_node_that_makes_no_sense_is_shown_somehow() -> None:
     assert "UTC" in text(waits(0, call(3, since=1e300)), works(1))
+
+
+@pytest.mark.parametrize("state", ["does not answer", "has no watcher", "is waiting for a disk or a driver"])
+def test_who_could_not_be_asked_is_blamed_only_where_nobody_else_is(state: str) -> None:
+    hang = find_hang([waits(0, call(3)), works(1, state=state), works(2)])
+    assert hang is not None
+    assert hang.ranks == (2,)

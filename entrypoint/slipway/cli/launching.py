@@ -116,7 +116,8 @@ def refuse_rendezvous(options: Mapping[str, Any]) -> None:
 
 def misplaced(arguments: Sequence[str], program: str) -> list[str]:
     """A warning where a user's program is given what only the launcher is likely to know."""
-    ours = {option.opts[0] for option in launcher_options()} - SHARED
+    theirs = {name for names in TORCHRUN for name in names} | {*RDZV}
+    ours = {option.opts[0] for option in launcher_options()} - SHARED - theirs
     names = (hyphens(word.partition("=")[0]) for word in arguments)
     if not (name := next((name for name in names if name in ours), "")):
         return []

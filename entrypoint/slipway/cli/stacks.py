@@ -35,7 +35,7 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
         raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` tells how it ended.")
     answers = ask(path, found.nodes)
     missing = [node for node in found.nodes if node not in answers]
-    silent = f"did not answer within {PATIENCE:.0f} s; it does not where SLIPWAY_WATCH=0 was set"
+    silent = f"did not answer within {PATIENCE:.0f} s; none does with SLIPWAY_WATCH=0, nor one that was started once per process"
     if not answers:
         raise LaunchError(f"The launcher of {path} {silent}.")
     rows = {int(rank): (node, row) for node, ranks in answers.items() for rank, row in ranks.items()}

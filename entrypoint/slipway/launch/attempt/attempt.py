@@ -51,7 +51,8 @@ def attempt(
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
     end = job.sources.value("SLIPWAY_ON_HANG") == "end"
-    watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
+    # One launcher per process knows where its own rank stands, and not whom it waits for.
+    watched = compare if job.sources.parsed("SLIPWAY_WATCH") and job.plan.topology.process is None else None
     under_way = Attempt(
         job.plan,
         run,

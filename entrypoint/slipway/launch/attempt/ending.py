@@ -64,6 +64,7 @@ class Facts:
     started: bool = False  # torchrun told that its workers run
     hang: str = ""  # that no rank moves any more, and whom the others wait for
     behind: int | None = None  # the first of those
+    hung: float = 0.0  # when that was noticed (Unix seconds)
     recorded: bool = False  # NCCL's last collectives were asked for
     moved: bool | None = None  # past the first step; None where nobody can tell
     saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
@@ -136,7 +137,8 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
         )
         advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
-        return outcome(word, facts.hang, rank=facts.behind, advice=advice)
+        # Before what others lost because their peers were ended.
+        return outcome(word, facts.hang, rank=facts.behind, advice=advice, time=facts.hung or now)
     if facts.killed:
         return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:

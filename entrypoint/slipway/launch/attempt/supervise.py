@@ -194,7 +194,11 @@ class Attempt:
             self.stops.look()
             self.stdin.look()
             self._look_for_hang(now)
-            self._look_at_stacks(child, now)
+            try:
+                self._look_at_stacks(child, now)
+            except Exception as error:  # a job that runs well is not ended by who looks on
+                self._watch = None
+                self.say(f"warning: the workers are not watched any more: {type(error).__name__}: {error}")
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
             if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
                 self.deadline.fail(now, self._time_to_end())
@@ -248,6 +252,7 @@ class Attempt:
         self._note_hang({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": stacks})
         if self._end_hangs:
             self.facts.hang, self.facts.behind = f"hang: {hang.text}", next(iter(hang.ranks), None)
+            self.facts.hung = time.time()
             self.deadline.hang(now)
         else:
             self.say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")

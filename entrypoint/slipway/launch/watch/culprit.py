@@ -64,6 +64,7 @@ def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
         if not missing:
             continue
         ends = [rank for rank in missing if not (by_rank[rank].pending or by_rank[rank].waits_in)]
+        ends = [rank for rank in ends if by_rank[rank].known] or ends
         have = "has" if len(ends or missing) == 1 else "have"
         text = (
             f"{_ranks(ends or missing, by_rank)} {have} not come to {call}{_group(call, by_rank)}, in which "

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.process_tree import STATES
+
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
+UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}"}
 LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
 GROUPS, MEMBERS = 8, 256  # of which the ranks are told, and how many these may be: it goes into a message of the muster
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
@@ -83,6 +86,11 @@ class Standing:
         if self.state or frame is None:
             return self.state or "does not answer"
         return f"stands in {frame}"
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what it does; else it may wait like the others."""
+        return not self.state or self.state not in UNKNOWN
 
     @property
     def waits_in(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.process_tree import STATES, descendants, stat_fields, state_of, trees
+from slipway.launch.process_tree import STATES, stat_fields, state_of, trees
 from slipway.launch.watch.listener import Listener, Worker, activity, cpu_seconds
 from slipway.launch.watch.progress import Sight, count_done, progress
 from slipway.launch.watch.standing import Standing, read_standing
@@ -99,8 +99,8 @@ class Watch:
     def _standing(self, rank: int, pid: int, worker: Worker | None, since: float) -> Standing:
         letter = state_of(pid) if pid else ""
         cores = 0.0
-        if pid in self._cpu and self._still.seconds:
-            cores = max(0.0, tree_seconds(pid) - self._cpu[pid]) / self._still.seconds
+        if pid in self._cpu and rank in self._seen and self._still.seconds:
+            cores = max(0.0, self._seen[rank].cpu - self._cpu[pid]) / self._still.seconds
         if not letter or letter in "ZX":
             return Standing(rank, self._node_rank, "has left")
         if letter in STATES:
@@ -163,8 +163,3 @@ def _done(worker: Worker | None) -> int | None:
     with suppress(ValueError, TypeError, OverflowError):
         return count_done(worker.numbers) if worker else None
     return None
-
-
-def tree_seconds(pid: int) -> float:
-    """Processor seconds of a process and of those below it."""
-    return sum(cpu_seconds(stat_fields(one)) for one in (pid, *descendants(pid)))
