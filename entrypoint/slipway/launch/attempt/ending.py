@@ -41,9 +41,7 @@ OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhil
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 STANDING = 4  # ranks of which it is told one by one where they stood
-RECENT = (
-    200  # lines of stderr, the last thing that a rank printed which failed; what it printed before it may have got over
-)
+RECENT = 200  # last lines of stderr of a rank that failed; what it printed before, it may have got over
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
