@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-ADDRESS = "SLIPWAY_WATCHER"  # the path of the launcher's socket
+ADDRESS = "SLIPWAY_WATCHER"  # the name of the launcher's socket
 FRAMES, COLLECTIVES = 60, 60  # at most: of a thread, and begun ones of a process beside those that are not done
 FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
 
@@ -85,7 +85,7 @@ class Watcher:
     def _listen(self) -> None:
         if self._link is None:
             self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._link.connect(self._address)
+            self._link.connect(f"\0{self._address}")
             about = {"pid": os.getpid(), "rank": int(os.environ["RANK"])}
             self._link.sendall(f"{json.dumps(about)}\n".encode())
         listening = select.poll()

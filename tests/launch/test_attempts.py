@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from launchers import PATIENCE, Launcher
 
+from slipway.launch.process_tree import stat_fields
+
 Run = Callable[..., Launcher]
 TINY = ("gpt", "--preset", "tiny", "--log-every", "1")
 
@@ -128,6 +130,15 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks_and_the_name_of_the_one_behind
     assert "SIGSTOP" in cause
     assert any("node-0/logs/rank-*.log" in line for line in job.closing), job.closing
     assert "most recent call first" in next(tmp_path.glob("runs/*/node-0/logs/rank-0.log")).read_text()
+
+
+def test_a_torchrun_that_is_frozen_is_not_waited_for_when_all_is_done(start: Run, tmp_path: Path) -> None:
+    job = start(*TINY, "--steps", "40", NPROC_PER_NODE="1")
+    job.wait_for("step 3/")
+    worker = beat(tmp_path, 0)["pid"]
+    os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
+    assert job.end() == 0, job.text
+    assert any("finished on 1 node" in line for line in job.closing), job.closing
 
 
 def test_what_never_took_a_step_may_be_killed_without_a_loss(start: Run, tmp_path: Path) -> None:

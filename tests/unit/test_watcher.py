@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -16,14 +17,13 @@ from slipway.launch.watch.stillness import Stillness
 
 
 @contextmanager
-def watched(
-    folder: Path, program: str, *options: str, **more: str
-) -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
+def watched(program: str, *options: str, **more: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{folder}/s")
+        name = f"slipway-test-{secrets.token_hex(8)}"
+        listening.bind(f"\0{name}")
         listening.listen()
         listening.settimeout(20)
-        environ = {**os.environ, "SLIPWAY_WATCHER": f"{folder}/s", "LOCAL_RANK": "0", "RANK": "3", **more}
+        environ = {**os.environ, "SLIPWAY_WATCHER": name, "LOCAL_RANK": "0", "RANK": "3", **more}
         process = subprocess.Popen(
             [sys.executable, *options, "-c", program],
             env=environ,
@@ -58,9 +58,9 @@ def read(link: socket.socket) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("options", [(), ("-I",), ("-E",)], ids=" ".join)
-def test_it_says_where_the_program_stands(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_it_says_where_the_program_stands(options: tuple[str, ...]) -> None:
     program = "import time\ndef load():\n    time.sleep(100)\nload()"
-    with watched(tmp_path, program, *options) as (link, process):
+    with watched(program, *options) as (link, process):
         assert read(link) == {"pid": process.pid, "rank": 3}
         until = time.monotonic() + 20
         while (answer := ask(link, "all"))["threads"] != [
@@ -71,14 +71,14 @@ def test_it_says_where_the_program_stands(tmp_path: Path, options: tuple[str, ..
         assert ask(link, "numbers") == {"groups": {}}
 
 
-def test_the_program_and_what_it_starts_find_nothing_in_their_environment(tmp_path: Path) -> None:
+def test_the_program_and_what_it_starts_find_nothing_in_their_environment() -> None:
     program = "import os, sys, threading, time\ntime.sleep(2)\nprint([n for n in os.environ if 'WATCH' in n], threading.active_count(), 'torch' in sys.modules)"
-    with watched(tmp_path, program) as (_, process):
+    with watched(program) as (_, process):
         out, error = process.communicate(timeout=20)
     assert (out, error, process.returncode) == ("[] 1 False\n", "", 0)
 
 
-def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on(tmp_path: Path) -> None:
+def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on() -> None:
     program = (
         "import os, time, warnings\nwarnings.simplefilter('error')\n"
         "for _ in range(20):\n"
@@ -88,7 +88,7 @@ def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on(tmp_path: P
         "    assert os.waitpid(pid, 0)[1] == 0\n"
         "print('forked', flush=True)\ntime.sleep(100)"
     )
-    with watched(tmp_path, program) as (link, process):
+    with watched(program) as (link, process):
         read(link)
         assert process.stdout is not None
         assert process.stdout.readline() == "forked\n"
@@ -113,15 +113,16 @@ def test_files_of_children_are_theirs(tmp_path: Path) -> None:
     )
     script = tmp_path / "forks.py"
     script.write_text(program)
-    with watched(
-        tmp_path, f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(script)!r})"
-    ) as (_, process):
+    with watched(f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(script)!r})") as (
+        _,
+        process,
+    ):
         out, error = process.communicate(timeout=20)
     assert (process.returncode, out, error) == (0, "", "")
     assert [(tmp_path / str(number)).read_bytes() for number in range(6)] == [b"xx"] * 6
 
 
-def test_a_signal_that_the_program_blocks_waits(tmp_path: Path) -> None:
+def test_a_signal_that_the_program_blocks_waits() -> None:
     program = (
         "import os, signal, time\n"
         "time.sleep(1)\n"
@@ -130,7 +131,7 @@ def test_a_signal_that_the_program_blocks_waits(tmp_path: Path) -> None:
         "time.sleep(0.5)\n"
         "print('saved', flush=True)\n"
     )
-    with watched(tmp_path, program) as (_, process):
+    with watched(program) as (_, process):
         out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "saved\n")
 
@@ -138,7 +139,7 @@ def test_a_signal_that_the_program_blocks_waits(tmp_path: Path) -> None:
 def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "print('well')"],
-        env={**os.environ, "SLIPWAY_WATCHER": f"{tmp_path}/none", "LOCAL_RANK": "0", "RANK": "x"},
+        env={**os.environ, "SLIPWAY_WATCHER": "slipway-nobody", "LOCAL_RANK": "0", "RANK": "x"},
         capture_output=True,
         text=True,
         timeout=20,
@@ -148,7 +149,7 @@ def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> No
 
 def test_only_a_worker_is_watched(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | {
-        "SLIPWAY_WATCHER": f"{tmp_path}/none"
+        "SLIPWAY_WATCHER": "slipway-nobody"
     }
     program = "import os, sys\nprint('SLIPWAY_WATCHER' in os.environ, 'slipway' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=20)

@@ -80,6 +80,11 @@ def state_of(pid: int) -> str:
     return next(iter(stat_fields(pid)), "")
 
 
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    return state_of(pid) not in {"", "Z", "X"}
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since the machine did: pids repeat, pairs of both do not. None: not there."""
     fields = stat_fields(pid)

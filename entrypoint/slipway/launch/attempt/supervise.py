@@ -29,6 +29,7 @@ from slipway.launch.process_tree import (
     descendants,
     end_all,
     ignores,
+    lives,
     open_process,
     send_signal,
     state_of,
@@ -47,6 +48,7 @@ from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, ne
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
+TORCHRUN_ENDS = 10.0  # s that it has when all workers have said how they ended, and are gone
 STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
 
 
@@ -199,9 +201,12 @@ class Attempt:
             except Exception as error:  # a job that runs well is not ended by who looks on
                 self._watch = None
                 self.say(f"warning: the workers are not watched any more: {type(error).__name__}: {error}")
+            outcomes = read_outcomes(self.node_dir, self.ranks)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
-            if any(map(is_bad, read_outcomes(self.node_dir, self.ranks).values())):
+            if any(map(is_bad, outcomes.values())):
                 self.deadline.fail(now, self._time_to_end())
+            elif self.plan.workload.own and len(outcomes) == len(self.ranks) and not any(map(lives, child.workers)):
+                self.deadline.fail(now, TORCHRUN_ENDS)  # it is frozen, or waits for another node's
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
@@ -209,7 +214,7 @@ class Attempt:
             self.deadline.fail(now, self._time_to_end(), news.gone)
         if facts.lost:
             self._signal_script(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
-            if child.workers and not any(map(state_of, child.workers)):
+            if child.workers and not any(map(lives, child.workers)):
                 self.deadline.fail(now, LAST_OUTPUT)  # torchrun alone is left, which waits for that of the other node
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)

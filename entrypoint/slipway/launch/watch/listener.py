@@ -1,10 +1,14 @@
-"""The launcher's side of the watchers: a socket in a private folder at which the workers of this node answer questions."""
+"""The launcher's side of the watchers: a socket at which the workers of this node answer questions.
+
+It has a name that is in no file system (see unix(7), "abstract"), so that nothing is left of a launcher that was killed.
+"""
 
 import json
 import os
+import secrets
 import selectors
 import socket
-import tempfile
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -53,24 +57,18 @@ class Listener:
     def __init__(self, ranks: Iterable[int], selector: selectors.BaseSelector) -> None:
         self._ranks, self._selector = frozenset(ranks), selector
         self._socket: socket.socket | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._workers: list[Worker] = []
 
     def open(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that workers need; none where no socket can be made."""
-        try:
-            self._folder = tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True)
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            address = f"{self._folder.name}/watch"
-            self._socket.bind(address)
-            self._socket.listen(len(self._ranks) + 8)
-        except OSError:  # no temporary folder, or one with a name that is too long
-            self.close()
-            return {}
+        """Return the variables that workers need. Raises OSError."""
+        name = f"slipway-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(f"\0{name}")
+        self._socket.listen(len(self._ranks) + 8)
         self._socket.setblocking(False)
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
         size = environ.get(RECORDER) or environ.get(OLD_RECORDER) or RECORDED
-        return {ADDRESS: address, RECORDER: size}
+        return {ADDRESS: name, RECORDER: size}
 
     def ask(self, question: str) -> None:
         """Ask all: `numbers` or `all`. Whoever does not read has not answered the question before."""
@@ -84,20 +82,21 @@ class Listener:
         return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
 
     def close(self) -> None:
-        """Hang up, and remove the folder."""
+        """Hang up."""
         for worker in list(self._workers):
             self._drop(worker)
         if self._socket:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
             self._socket.close()
-        if self._folder:
-            self._folder.cleanup()
 
     def _accept(self) -> None:
         assert self._socket is not None
         with suppress(OSError):
             link, _ = self._socket.accept()
+            if peer_user(link) != os.geteuid():  # such a name has no permissions
+                link.close()
+                return
             link.setblocking(False)
             worker = Worker(link)
             self._workers.append(worker)
@@ -119,6 +118,12 @@ class Listener:
         with suppress(KeyError, ValueError):
             self._selector.unregister(worker.link)
         worker.link.close()
+
+
+def peer_user(link: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket (SO_PEERCRED: three ints of process, user, group)."""
+    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
 
 
 def activity(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
