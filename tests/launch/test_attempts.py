@@ -69,6 +69,58 @@ def test_three_attempts_without_a_newer_snapshot_end_with_93(start: Run, tmp_pat
     assert [attempt["number"] for attempt in outcome(tmp_path)["attempts"]] == [1, 2, 3]
 
 
+def test_a_job_that_advances_outlives_more_kills_than_it_may_restart_without_progress(
+    start: Run, tmp_path: Path
+) -> None:
+    job = start("run", "--max-restarts", "1", *TINY, "--steps", "40", "--save-every", "5", NPROC_PER_NODE="1")
+    for attempt, step in enumerate((6, 12, 18), 1):
+        job.wait_for(f"step {step}/")
+        os.kill(beat(tmp_path, 0, attempt)["pid"], signal.SIGKILL)
+        job.wait_for(f": attempt {attempt + 1}")
+    assert job.end() == 0, job.text
+    assert "starting again in" not in job.text, "no pause after progress"
+    tries = outcome(tmp_path)["attempts"]
+    assert [tried["number"] for tried in tries] == [1, 2, 3, 4]
+    assert tries[-1]["reached"] == 40
+
+
+CRASHES = """
+import slipway.train.loop.fit as loop
+save, saved = loop.save, []
+def crash(training, live=False):
+    if saved:
+        raise ValueError("crashed behind its snapshot")
+    save(training, live)
+    loop.wait_for_writers(training)
+    saved.append(training.step)
+loop.save = crash
+"""
+
+
+def test_a_crash_loop_ends_though_it_saves_each_time(start: Run, tmp_path: Path) -> None:
+    write(tmp_path, f"if 'LOCAL_RANK' in os.environ:{CRASHES}".replace("\n", "\n    "), "sitecustomize.py")
+    limits = ("run", "--max-restarts", "1")
+    job = start(*limits, *TINY, "--steps", "100000", "--save-every", "2", NPROC_PER_NODE="1", PYTHONPATH=str(tmp_path))
+    assert job.end() == 1, job.text
+    assert any("--max-restarts 1, and 2 failures in a row were without progress" in line for line in job.closing)
+    tries = outcome(tmp_path)["attempts"]
+    assert [(tried["before"], tried["after"]) for tried in tries] == [(None, 2), (2, 4)]
+
+
+def test_a_script_that_ran_long_enough_is_started_again_as_if_for_the_first_time(start: Run, tmp_path: Path) -> None:
+    body = """
+attempt = int(os.environ["SLIPWAY_ATTEMPT"])
+until = time.monotonic() + 4
+while attempt < 4 and time.monotonic() < until:
+    print("works", flush=True); time.sleep(0.2)
+sys.exit(3 if attempt < 4 else 0)
+"""
+    job = start("run", "--max-restarts", "1", "--progress-seconds", "2", write(tmp_path, body), NPROC_PER_NODE="1")
+    assert job.end() == 0, job.text
+    assert "starting again in" not in job.text
+    assert [tried["number"] for tried in outcome(tmp_path)["attempts"]] == [1, 2, 3, 4]
+
+
 def test_a_failure_before_the_first_step_is_not_tried_again(slipway: Run, tmp_path: Path) -> None:
     write(tmp_path, "if 'LOCAL_RANK' in os.environ: os._exit(3)", "sitecustomize.py")
     job = slipway(*TINY, NPROC_PER_NODE="1", PYTHONPATH=str(tmp_path))

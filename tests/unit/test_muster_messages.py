@@ -28,13 +28,13 @@ EXAMPLES = (
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),
-    wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 40, ("a note",)),
+    wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 60, 40, ("a note",)),
     wire.Peer(make_card(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
-    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
+    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,), 2),
     wire.Stands(
         Standing(
             3,

@@ -37,7 +37,7 @@ OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank th
 
 NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
 # More than any job has: what a damaged or forged file says beyond is nobody's.
-ATTEMPTS, NODES = 1_000_000, 65_536
+ATTEMPTS, NODES, STEPS = 1_000_000, 65_536, 10**15
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
 LINK = "is a link, which is not followed within a run directory"

@@ -32,11 +32,12 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
+    reached: int = 0,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told.
+    attempt before, which the workers are told; `reached`: the highest step that any before reached.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -63,6 +64,7 @@ def attempt(
         job.after_failure,
         compare=watched,
         end_hangs=end,
+        reached=reached,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)
@@ -74,7 +76,9 @@ def attempt(
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         outcome = snapshots_gone(outcome, run, now=time.time())
-    return Try(run.attempt, outcome, before, after, facts.moved)
+    seen, own = under_way.milestones, job.plan.workload.own
+    gained = seen.trained if own else seen.ran
+    return Try(run.attempt, outcome, before, after, facts.moved, seen.reached, round(gained, 1), job.enough)
 
 
 def tell(previous: Outcome | None) -> dict[str, str]:

@@ -228,6 +228,7 @@ class Client:
             interface=interface_towards(towards, one_machine=start.one_machine),
             tries=start.tries,
             failures=start.failures,
+            reached=start.reached,
             snapshot=start.snapshot,
             notes=start.notes,
             nonce=start.nonce,

@@ -113,8 +113,8 @@ class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
     `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
-    `failures` failed; `snapshot` is the newest step that one of those who made them has. `nonce` tells this job from every other
-    that may answer at the same address.
+    the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the newest step that one of
+    those who made them has. `nonce` tells this job from every other that may answer at the same address.
     """
 
     attempt: int
@@ -127,6 +127,7 @@ class Start:
     one_machine: bool
     tries: int = 0
     failures: int = 0
+    reached: int = 0
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
     nonce: str = ""

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.protocol.files import HEARTBEATS, rank_file, read_json
+from slipway.protocol.files import (
+    HEARTBEATS,
+    NODE,
+    OUTCOME_FILE,
+    RANK,
+    STEPS,
+    newest_step,
+    number_in,
+    rank_file,
+    read_json,
+)
 from slipway.protocol.phases import PHASES, Phase
 
 
@@ -51,3 +61,18 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
     beats = record.get("beats")
     return Beat(rank, phase, step, steps, monotonic, pid, beats if isinstance(beats, int) else 0)
+
+
+def highest_step(run: Path) -> int:
+    """The highest step that anybody wrote down in a run: its snapshots, its verdict, the heartbeats of who was killed with its
+    launcher.
+    """
+    steps = [newest_step(run) or 0]
+    tries = read_json(run / OUTCOME_FILE).get("attempts")
+    for tried in tries if isinstance(tries, list) else ():
+        step = tried.get("reached") if isinstance(tried, dict) else None
+        steps += [step] if isinstance(step, int) else []
+    for folder in run.glob(f"{NODE}*/{HEARTBEATS}"):
+        ranks = [rank for file in folder.glob("*.json") if (rank := number_in(file.stem, RANK)) is not None]
+        steps += [beat.step for beat in read_beats(folder.parent, ranks).values()]
+    return min(max(steps), STEPS)
