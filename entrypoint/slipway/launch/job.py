@@ -12,6 +12,7 @@ from slipway.launch.attempt.gpu_memory import wait_for_memory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
+from slipway.launch.books import Books
 from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices
@@ -23,6 +24,7 @@ from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.block import block, locate
+from slipway.launch.verdict.ledger import Kind
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
@@ -53,21 +55,24 @@ def run_job(job: Job) -> int:
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
+    books = Books(node.ledger, job.plan)
     while True:
+        node = dataclasses.replace(node, ledger=books.ledger)
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
         except LaunchError as error:
             if not node.tries:
                 raise
-            return end_between(job, node, not_started(job, node.run, error))
+            return end_between(job, node, not_started(job, node.run, error), books)
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops))
+            return end_between(job, node, stopped_here(job, node, stops), books)
         ours, node = agreed
+        books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
-            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached, books.look)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -75,18 +80,21 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        books.end_attempt(good=ending.verdict.first.good)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         reached = max(node.reached, tried.reached)
         node = dataclasses.replace(node, tries=(*node.tries, tried), failures=ending.failures, reached=reached)
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
-            return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
+            why = f"this node leaves, and the others {stay}" if leaves else ending.why
+            return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
         announce(job, node, ending, ending.pause)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
+        books.book(Kind.PAUSING)
 
 
 def was_stopped(stops: Stops) -> bool:
@@ -179,13 +187,14 @@ def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
     others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
     if topology.process:
         others = topology.rank > 0  # the launcher of process 0 writes for all
-    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
+    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed, node.ledger))
 
 
-def end_between(job: Job, node: Node, tried: Try) -> int:
+def end_between(job: Job, node: Node, tried: Try, books: Books) -> int:
     """The end of this node's part in a job while no attempt runs; the exit code."""
+    books.book(Kind.REJOINING if node.tries else Kind.WAITING)
     run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
-    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed))
+    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=books.ledger))
 
 
 def stopped_here(job: Job, node: Node, stops: Stops) -> Try:

@@ -149,6 +149,7 @@ def make_card(job: Job, node: Node) -> Card:
         tries=node.missed + len(node.tries),
         failures=node.failures,
         reached=node.reached,
+        ledger=node.ledger,
         image=topology.image,
         runtime=topology.runtime,
         problem=node.problem,
@@ -188,5 +189,5 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
         resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
     run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
     missed = max(0, go.tries - len(node.tries))
-    known = {"run": run, "missed": missed, "failures": go.failures, "reached": go.reached}
-    return dataclasses.replace(job, plan=plan), dataclasses.replace(node, **known)
+    node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)
+    return dataclasses.replace(job, plan=plan), node if node.tries else dataclasses.replace(node, ledger=go.ledger)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
@@ -33,11 +34,13 @@ def attempt(
     compare: Compare,
     previous: Outcome | None = None,
     reached: int = 0,
+    look_on: Callable[[Milestones], None] = lambda milestones: None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told; `reached`: the highest step that any before reached.
+    attempt before, which the workers are told; `reached`: the highest step that any before reached; `look_on` is called
+    at every look.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -65,6 +68,7 @@ def attempt(
         compare=watched,
         end_hangs=end,
         reached=reached,
+        look_on=look_on,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)

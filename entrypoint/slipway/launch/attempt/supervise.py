@@ -75,12 +75,13 @@ class Attempt:
         compare: Compare | None = None,
         end_hangs: bool = False,
         reached: int = 0,
+        look_on: Callable[[Milestones], None] = lambda milestones: None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
         `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
-        `reached`: the highest step of all attempts before.
+        `reached`: the highest step of all attempts before; `look_on` is called at every look.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         self.deadline = Deadline(grace)
@@ -101,7 +102,7 @@ class Attempt:
         self.selector = selectors.DefaultSelector()
         self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
         self._woke = self._looked
-        self.milestones = Milestones(self._looked, reached)
+        self.milestones, self._look_on = Milestones(self._looked, reached), look_on
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
@@ -200,6 +201,7 @@ class Attempt:
             self.stops.look()
             self.stdin.look()
             self._look_for_hang(now)
+            self._look_on(self.milestones)
             try:
                 self._look_at_stacks(child, now)
             except Exception as error:  # a job that runs well is not ended by who looks on

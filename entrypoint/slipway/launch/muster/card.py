@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
 
@@ -41,7 +42,8 @@ class Card:
     run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which the last
     `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or its
     run directory has seen. `goes_on`: it is to go on with the newest run (--resume auto). `nonce` tells a job that it takes part
-    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check.
+    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check,
+    `ledger` is what was booked so far.
     """
 
     node_rank: int
@@ -66,6 +68,7 @@ class Card:
     tries: int = 0
     failures: int = 0
     reached: int = 0
+    ledger: Ledger = NOTHING
     occupied: str = ""
     runtime: str = "host"
     problem: str = ""
@@ -109,6 +112,7 @@ class Go:
     tries: int = 0
     failures: int = 0
     reached: int = 0
+    ledger: Ledger = NOTHING
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
     nonce: str = ""

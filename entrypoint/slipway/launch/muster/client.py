@@ -229,6 +229,7 @@ class Client:
             tries=start.tries,
             failures=start.failures,
             reached=start.reached,
+            ledger=start.ledger,
             snapshot=start.snapshot,
             notes=start.notes,
             nonce=start.nonce,

@@ -259,6 +259,7 @@ class Coordinator:
             tries=newest.tries,
             failures=newest.failures,  # of one who was there: a newcomer has no history of its own
             reached=newest.reached,
+            ledger=newest.ledger,
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
             notes=tuple(plain(note, 200) for note in notes),
             nonce=self._roster.nonce or secrets.token_hex(8),

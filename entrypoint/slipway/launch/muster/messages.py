@@ -10,6 +10,7 @@ from signal import Signals
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.watch.standing import Standing
 
@@ -128,6 +129,7 @@ class Start:
     tries: int = 0
     failures: int = 0
     reached: int = 0
+    ledger: Ledger = NOTHING
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
     nonce: str = ""

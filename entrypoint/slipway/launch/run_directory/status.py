@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.ledger_file import last_ledger
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import (
@@ -62,6 +64,7 @@ class Status:
     outcome: Mapping[str, Any]
     hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
     workers: tuple[Worker, ...] = ()  # of a script
+    ledger: Ledger | None = None
 
     @property
     def alive(self) -> bool:
@@ -132,6 +135,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         last_outcome(path),
         next((record for file in living if (record := read_json(file.with_name(HANG_FILE)))), {}),
         tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
+        last_ledger(path),
     )
 
 
@@ -167,6 +171,7 @@ def status_json(status: Status) -> dict[str, Any]:
         ],
         "workers": [worker._asdict() for worker in status.workers],
         "hang": status.hang.get("text"),
+        "ledger": ledger_json(status.ledger) if status.ledger else None,
         "outcome": dict(status.outcome) or None,
     }  # fmt: skip
 
@@ -185,6 +190,8 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"  hang        {status.hang.get('text')}")
     if not status.alive:
         lines += _ending(status)
+    if status.ledger and status.ledger.wall:
+        lines.append(f"  time        {ledger_line(status.ledger)}")
     if status.snapshot is not None or record.get("workload") in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.outcomes import Word
 
@@ -37,8 +38,8 @@ class Try:
     """One attempt: how it ended, and the step of the newest snapshot before and after it (None: there was none).
 
     `moved`: whether it got past its first step; None where nobody can tell, as with a user's script. `reached` is the highest
-    step that it did. `gained`: for how many seconds it trained beyond the highest step of all attempts before it, or, of a script,
-    for how many it ran; `enough` of them are progress by themselves.
+    step that it did. `gained`: for how many seconds it trained beyond the highest step of all attempts before it, or, of a
+    script, for how many it ran; `enough` of them are progress by themselves.
     """
 
     number: int
@@ -74,12 +75,13 @@ class Try:
 class Course:
     """All attempts of one start of the launcher, and why no further one follows (empty: none was due).
 
-    `missed` attempts of the job were made before this launcher came.
+    `missed` attempts of the job were made before this launcher came; `ledger`: what the job's time went into.
     """
 
     tries: tuple[Try, ...] = ()
     why: str = ""
     missed: int = 0
+    ledger: Ledger = NOTHING
 
     @property
     def made(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.launch.verdict.attempts import Course
+from slipway.launch.verdict.ledger import ledger_json
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.files import OUTCOME_FILE
@@ -91,6 +92,7 @@ def outcome_json(
         "attempt": course.number,
         "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
         "no_restart": course.why,
+        "ledger": ledger_json(course.ledger),
     }
 
 
