@@ -9,8 +9,9 @@ from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.process_tree import stat_fields
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.ledger_file import go_on, last_ledger, write_ledger
-from slipway.launch.run_directory.run import Run, is_newest
-from slipway.launch.verdict.ledger import Kind, Ledger, Seen, book_attempt
+from slipway.launch.run_directory.run import Run, is_newest, last_outcome
+from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt
+from slipway.protocol.outcomes import Word
 
 EVERY = 10.0  # s between two times that it is written down while an attempt runs
 YOUNG = 60.0  # s that a launcher may take until it asks how old it is
@@ -24,9 +25,13 @@ def age() -> float:
 
 
 def earlier_ledger(run: Path, node_rank: int) -> Ledger:
-    """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run."""
-    found = last_ledger(run, node_rank)
-    return go_on(found, Kind.QUEUED, time.time() - age()) if found else Ledger()
+    """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
+
+    A run that was finished, or that its user stopped, was in no queue meanwhile.
+    """
+    found = last_ledger(run, node_rank) or NOTHING
+    wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
+    return go_on(found, Kind.QUEUED, time.time() - age()) if found.until and wanted else found
 
 
 class Books:
