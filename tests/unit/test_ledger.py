@@ -135,6 +135,7 @@ def ledger(attempts: int = 1, **seconds: float) -> Ledger:
         (ledger(training=99, starting=1), "of 1 min 40 s 99.0 % training, 1.0 % starting"),
         (ledger(2, running=90, rejoining=10), "of 1 min 40 s 90.0 % running; 1 restart cost 10.0 %"),
         (ledger(starting=4), "of 4 s 0.0 % training, 100.0 % starting"),
+        (ledger(training=99.004, starting=0.996), "of 1 min 40 s 99.0 % training, 1.0 % starting"),  # as it is written
         (NOTHING, ""),
     ],
 )  # fmt: skip

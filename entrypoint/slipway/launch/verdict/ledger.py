@@ -84,6 +84,11 @@ class Ledger:
         """How often it was started again."""
         return max(0, self.attempts - 1)
 
+    @property
+    def written(self) -> "Ledger":
+        """The ledger as it is written down, so that all who tell it say the same."""
+        return replace(self, seconds=tuple(round(one, 2) for one in self.seconds))
+
     def book(self, parts: Mapping[Kind, float]) -> "Ledger":
         """The ledger with these seconds, too."""
         return replace(self, seconds=tuple(self[kind] + max(0.0, parts.get(kind, 0.0)) for kind in KINDS))
@@ -149,6 +154,7 @@ def _add(parts: dict[Kind, float], kind: Kind, seconds: float) -> None:
 
 def ledger_line(ledger: Ledger) -> str:
     """A ledger in a line: `of 2 h 3 min 94.1 % training, 1.5 % saving; 11 restarts cost 3.2 %`; empty where nothing is booked."""
+    ledger = ledger.written
     if not ledger.wall:
         return ""
     work = Kind.RUNNING if ledger[Kind.RUNNING] > ledger[Kind.TRAINING] else Kind.TRAINING
@@ -175,7 +181,8 @@ def span(seconds: float) -> str:
 
 def ledger_json(ledger: Ledger) -> dict[str, object]:
     """How a ledger stands in JSON: all seconds, over how many attempts, and those of each kind that there is."""
-    kinds = {kind.value: round(ledger[kind], 2) for kind in KINDS if ledger[kind]}
+    ledger = ledger.written
+    kinds = {kind.value: ledger[kind] for kind in KINDS if ledger[kind]}
     return {"wall": round(ledger.wall, 2), "attempts": ledger.attempts, "until": ledger.until, "seconds": kinds}
 
 
