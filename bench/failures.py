@@ -1,4 +1,4 @@
-"""How much of a job's time is training, by how often nodes fail: a model, and a simulation that uses the launcher's own decisions.
+"""How much of a job's time is training, by how often nodes fail: a model, and a simulation with the launcher's own decisions.
 
     python bench/failures.py [--rate 0.005] [--restart 5.4] [--replace 120] [--days 200]
 
