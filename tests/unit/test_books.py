@@ -10,10 +10,14 @@ from slipway.launch import books as module
 from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.books import EVERY, YOUNG, Books, age, earlier_ledger
 from slipway.launch.run_directory.heartbeats import Beat
-from slipway.launch.run_directory.ledger_file import last_ledger
+from slipway.launch.run_directory.ledger_file import KEPT, last_ledger, read_failures, write_ledger
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
+from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.phases import Phase
+
+GOOD = Outcome(0, "n0", "finished", 1.0)
+BAD = Outcome(1, "n1", "failed", 9.0, rank=3, evidence="ValueError: bad")
 
 
 class Clock:
@@ -62,14 +66,14 @@ def test_a_job_with_a_restart_from_the_start_of_its_process(clock: Clock, run: R
     books.meet(run, books.ledger, again=False)
     train(clock, books, 20, 0, 40)
     clock.now += 3
-    books.end_attempt(good=False)
+    books.end_attempt(BAD)
     clock.now += 4
     books.book(Kind.PAUSING)
     clock.now += 5
     books.meet(run, books.ledger, again=True)
     train(clock, books, 10, 20, 60, before=40)
     clock.now += 6
-    books.end_attempt(good=True)
+    books.end_attempt(GOOD)
     assert kinds(books.ledger) == {
         "starting": 12.0, "waiting": 1.0, "training": 12.5, "noticing": 3.0, "pausing": 4.0, "rejoining": 5.0,
         "restarting": 5.0, "repeating": 2.5, "ending": 6.0,
@@ -78,6 +82,8 @@ def test_a_job_with_a_restart_from_the_start_of_its_process(clock: Clock, run: R
     assert books.ledger.attempts == 2
     assert last_ledger(run.path) == books.ledger.written
     assert books.ledger.until == clock.time()
+    told = {"time": 9.0, "node_rank": 1, "host": "n1", "rank": 3, "word": "failed", "evidence": "ValueError: bad"}
+    assert read_failures(run.node(0)) == [{"attempt": 1, **told}]
 
 
 def test_it_is_written_every_few_seconds_while_an_attempt_runs(clock: Clock, run: Run) -> None:
@@ -109,7 +115,7 @@ def test_only_who_speaks_for_a_node_writes_and_not_once_another_went_on_with_the
     books = Books(NOTHING, plan)
     books.meet(run, books.ledger, again=False)
     train(clock, books, 20, 0, 40)
-    books.end_attempt(good=True)
+    books.end_attempt(GOOD)
     assert last_ledger(run.path, plan.topology.node_rank) is None
 
 
@@ -121,7 +127,7 @@ def test_a_newcomer_goes_on_with_the_ledger_of_those_who_stayed(clock: Clock, ru
     assert books.ledger[Kind.REJOINING] == 57.0
     assert books.ledger[Kind.STARTING] == 7.0, "its own start was in those 50 s"
     train(clock, books, 10, 0, 40)
-    books.end_attempt(good=True)
+    books.end_attempt(GOOD)
     assert books.ledger.attempts == 3
     assert books.ledger[Kind.RESTARTING] == 12.0
 
@@ -157,3 +163,15 @@ def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pyte
     assert 0 <= age() <= YOUNG
     monkeypatch.setattr(module, "YOUNG", -1.0)
     assert age() == 0.0
+
+
+def test_what_failed_is_kept_over_launchers_and_in_bounds(clock: Clock, run: Run) -> None:
+    write_ledger(run.node(0), NOTHING, [{"attempt": number} for number in range(KEPT + 9)])
+    books = Books(NOTHING, plan_for())
+    books.meet(run, books.ledger, again=False)
+    books.end_attempt(BAD)
+    assert [row["attempt"] for row in read_failures(run.node(0))] == [*range(10, KEPT + 9), 1]
+    write_files(run.path, {"node-0/ledger.json": '{"failures": [7, {"attempt": 2}]}'})
+    assert read_failures(run.node(0)) == [{"attempt": 2}]
+    write_files(run.path, {"node-0/ledger.json": '{"failures": 7}'})
+    assert read_failures(run.node(0)) == []

@@ -4,13 +4,15 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.process_tree import stat_fields
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.ledger_file import go_on, last_ledger, write_ledger
+from slipway.launch.run_directory.ledger_file import go_on, last_ledger, read_failures, write_ledger
 from slipway.launch.run_directory.run import Run, is_newest, last_outcome
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt
+from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.outcomes import Word
 
 EVERY = 10.0  # s between two times that it is written down while an attempt runs
@@ -45,6 +47,7 @@ class Books:
         self._kept, self._written = time.monotonic() - age(), 0.0
         self._milestones: Milestones | None = None
         self._run: Run | None = None
+        self._failures: list[dict[str, Any]] = []
         self.book(Kind.RESTARTING if ledger.attempts else Kind.STARTING)
 
     def book(self, kind: Kind) -> None:
@@ -62,17 +65,21 @@ class Books:
             self.book(kind)
         else:
             self.ledger, self._kept = go_on(ledger, kind, time.time()), time.monotonic()
+        self._failures = self._failures or read_failures(run.node(self._node_rank))
         self._run, self._milestones = run, None
 
     def look(self, milestones: Milestones) -> None:
         """An attempt goes on."""
         self._milestones = milestones
         if time.monotonic() - self._written >= EVERY:
-            self._write(self._with_attempt(good=True))
+            self._write(self._with_attempt(good=False))
 
-    def end_attempt(self, *, good: bool) -> None:
-        """An attempt is over, and judged; `good`: it ended as asked."""
-        self.ledger, self._kept = self._with_attempt(good=good), time.monotonic()
+    def end_attempt(self, outcome: Outcome) -> None:
+        """An attempt is over, and this is the first cause."""
+        self.ledger, self._kept = self._with_attempt(good=outcome.good), time.monotonic()
+        if self._run and not outcome.good:
+            told = {name: getattr(outcome, name) for name in ("time", "node_rank", "host", "rank", "word", "evidence")}
+            self._failures.append({"attempt": self._run.attempt, **told})
         self._write(self.ledger)
 
     def _with_attempt(self, *, good: bool) -> Ledger:
@@ -88,4 +95,4 @@ class Books:
     def _write(self, ledger: Ledger) -> None:
         self._written = time.monotonic()
         if self._run and self._writes and is_newest(self._run.path, self._run.attempt):
-            write_ledger(self._run.node(self._node_rank), ledger)
+            write_ledger(self._run.node(self._node_rank), ledger, self._failures)

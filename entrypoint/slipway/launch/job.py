@@ -80,7 +80,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
-        books.end_attempt(good=ending.verdict.first.good)
+        books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         reached = max(node.reached, tried.reached)
         node = dataclasses.replace(node, tries=(*node.tries, tried), failures=ending.failures, reached=reached)

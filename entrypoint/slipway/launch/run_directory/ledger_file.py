@@ -1,16 +1,26 @@
 """The ledger of a job in the run directory, so that it goes on where a launcher was killed, and others can look at it."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from slipway.launch.verdict.ledger import Kind, Ledger, ledger_json, ledger_of
 from slipway.protocol.files import LEDGER_FILE, OUTCOME_FILE, node_folder, read_json, write_json
 
+KEPT = 100  # failures
 
-def write_ledger(node_dir: Path, ledger: Ledger) -> None:
-    """Keep a node's ledger. A disk that is full or away does not end a job that runs."""
+
+def write_ledger(node_dir: Path, ledger: Ledger, failures: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Keep a node's ledger, with what failed. A disk that is full or away does not end a job that runs."""
     with suppress(OSError):
-        write_json(node_dir / LEDGER_FILE, ledger_json(ledger))
+        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), "failures": list(failures)[-KEPT:]})
+
+
+def read_failures(node_dir: Path) -> list[dict[str, Any]]:
+    """The attempts that failed, as a node kept them beside its ledger, oldest first; what makes no sense is left out."""
+    rows = read_json(node_dir / LEDGER_FILE).get("failures")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def last_ledger(run: Path, node_rank: int = 0) -> Ledger | None:

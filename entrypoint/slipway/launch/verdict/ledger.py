@@ -135,7 +135,8 @@ def _by_phases(seen: Seen) -> tuple[dict[Kind, float], float]:
         _add(parts, KIND_OF[phase], seconds)
     _add(parts, Kind.STARTING, spoke - sum(seen.spent.values()) - seen.begun)
     done, known = seen.reached - seen.first, min(seen.before, seen.reached) - seen.first
-    again = parts[Kind.TRAINING] * max(0, known) / done if done > 0 else 0.0  # steps take as long as each other
+    share = max(0, known) / done if done > 0 else 0.0  # steps take as long as each other
+    again = parts[Kind.TRAINING] * share
     _add(parts, Kind.REPEATING, again)
     parts[Kind.TRAINING] -= again
     return parts, spoke
