@@ -15,6 +15,7 @@ from slipway.launch.process_tree import stat_fields
 
 Run = Callable[..., Launcher]
 TINY = ("gpt", "--preset", "tiny", "--log-every", "1")
+SHORT = (*TINY, "--steps", "20", "--save-every", "5", "--eval-samples", "16", "--sample-tokens", "0")
 
 
 def write(tmp_path: Path, body: str, name: str = "script.py") -> str:
@@ -67,6 +68,56 @@ def test_three_attempts_without_a_newer_snapshot_end_with_93(start: Run, tmp_pat
     assert job.end() == 93, job.text
     assert any("3 attempts left no snapshot at all" in line for line in job.closing), job.closing
     assert [attempt["number"] for attempt in outcome(tmp_path)["attempts"]] == [1, 2, 3]
+
+
+def test_a_job_that_advances_outlives_more_kills_than_it_may_restart_without_progress(
+    start: Run, tmp_path: Path
+) -> None:
+    job = start("run", "--max-restarts", "1", *SHORT, NPROC_PER_NODE="1")
+    for attempt, step in enumerate((6, 12), 1):
+        job.wait_for(f"step {step}/")
+        os.kill(beat(tmp_path, 0, attempt)["pid"], signal.SIGKILL)
+        job.wait_for(f": attempt {attempt + 1}")
+    assert job.end() == 0, job.text
+    assert "starting again in" not in job.text, "no pause after progress"
+    tries = outcome(tmp_path)["attempts"]
+    assert [tried["number"] for tried in tries] == [1, 2, 3]
+    assert tries[-1]["reached"] == 20
+
+
+CRASHES = """
+import slipway.train.loop.fit as loop
+save = loop.save
+def crash(training, live=False):
+    save(training, live)
+    loop.wait_for_writers(training)
+    raise ValueError("crashed behind its snapshot")
+loop.save = crash
+"""
+
+
+def test_a_crash_loop_ends_though_it_saves_each_time(start: Run, tmp_path: Path) -> None:
+    write(tmp_path, f"if 'LOCAL_RANK' in os.environ:{CRASHES}".replace("\n", "\n    "), "sitecustomize.py")
+    limits = ("run", "--max-restarts", "1")
+    job = start(*limits, *TINY, "--steps", "100000", "--save-every", "1", NPROC_PER_NODE="1", PYTHONPATH=str(tmp_path))
+    assert job.end() == 1, job.text
+    assert any("--max-restarts 1, and 2 failures in a row were without progress" in line for line in job.closing)
+    tries = outcome(tmp_path)["attempts"]
+    assert [(tried["before"], tried["after"]) for tried in tries] == [(None, 1), (1, 2)]
+
+
+def test_a_script_that_ran_long_enough_is_started_again_as_if_for_the_first_time(start: Run, tmp_path: Path) -> None:
+    body = """
+attempt = int(os.environ["SLIPWAY_ATTEMPT"])
+until = time.monotonic() + 4
+while attempt < 4 and time.monotonic() < until:
+    print("works", flush=True); time.sleep(0.2)
+sys.exit(3 if attempt < 4 else 0)
+"""
+    job = start("run", "--max-restarts", "1", "--progress-seconds", "2", write(tmp_path, body), NPROC_PER_NODE="1")
+    assert job.end() == 0, job.text
+    assert "starting again in" not in job.text
+    assert [tried["number"] for tried in outcome(tmp_path)["attempts"]] == [1, 2, 3, 4]
 
 
 def test_a_failure_before_the_first_step_is_not_tried_again(slipway: Run, tmp_path: Path) -> None:

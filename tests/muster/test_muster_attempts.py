@@ -103,9 +103,9 @@ def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(crew: Callable
     job.wait_for_news(0)
     assert job.report("peer")[0].pause == 0.0
     job.open(1)
-    veteran = {"attempt": 1, "tries": 1, "failures": 1, "snapshot": 20}
-    for go in job.join(node0=veteran, node1={"snapshot": 999}).values():
-        assert (go.attempt, go.run, go.tries, go.failures, go.snapshot) == (2, "linear-of-0", 1, 1, 20)
+    veteran = {"attempt": 1, "tries": 1, "failures": 1, "reached": 25, "snapshot": 20}
+    for go in job.join(node0=veteran, node1={"snapshot": 999, "failures": 3, "reached": 999}).values():
+        assert (go.attempt, go.run, go.tries, go.failures, go.reached, go.snapshot) == (2, "linear-of-0", 1, 1, 25, 20)
 
 
 def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Callable[..., Crew]) -> None:
@@ -118,10 +118,11 @@ def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Calla
     endings = job.report("peer")
     assert {(ending.verdict.word, ending.verdict.first.node_rank) for ending in endings.values()} == {("lost", 0)}
     job.open(0)
-    stayed = {"attempt": 1, "tries": 1, "failures": 1, "run": "linear-of-0", "snapshot": 40}
+    stayed = {"attempt": 1, "tries": 1, "failures": 1, "reached": 45, "run": "linear-of-0", "snapshot": 40}
     fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty."}
     gos = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
     assert {(go.attempt, go.run, go.snapshot) for go in gos.values()} == {(2, "linear-of-0", 40)}
+    assert {(go.tries, go.failures, go.reached) for go in gos.values()} == {(1, 1, 45)}
 
 
 @pytest.mark.parametrize("met", [True, False])

@@ -102,6 +102,7 @@ def launched(run: Run, attempts: Sequence[tuple[str, str]] = (("finished", "20 s
     (run.folder / "run.json").write_text(json.dumps(record | {"processes_per_node": 4, "version": "1.2"} | more))
     last = tries[-1]["outcome"]
     verdict = {"word": last["word"], "code": 0, "first": last, "attempt": len(tries), "attempts": tries}  # type: ignore[index]
+    verdict["ledger"] = {"seconds": {"training": 75.0, "starting": 25.0}, "attempts": len(tries), "until": 1.7e9}
     (run.folder / "outcome.json").write_text(json.dumps(verdict))
 
 
@@ -123,6 +124,13 @@ def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tm
     tries = page.sections["attempts"][1:]
     assert [row[0] for row in tries] == ["1", "2"]
     assert [row[2] for row in tries] == ["a peer was lost, or workers hang: lost node 1", "finished: 10 steps"]
+    bars = [
+        (values["x"], values["width"])
+        for tag, values in page.tags
+        if tag == "rect" and "x" in values and "fill" in values.get("style", "")
+    ]
+    assert bars == [("0.00", "250.00"), ("250.00", "750.00")]
+    assert "<title>training: 75.0 s, 75.0%</title>" in page.text
     assert page.rows("results")["val_loss"] == [f"{run.metrics[-1]['val_loss']:.6g}"]
     assert page.rows("settings")["layers"] == ["1|command line"]
     assert page.rows("settings")["batch-size"] == ["4|command line"]

@@ -14,10 +14,12 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.ledger import KINDS, Ledger
 from slipway.launch.verdict.verdict import judge
 from slipway.launch.watch.standing import Call, Frame, Group, Standing
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
+BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5)
 EXAMPLES = (
     wire.Greeting("c0ffee"),
     HELLO,
@@ -28,13 +30,13 @@ EXAMPLES = (
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),
-    wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 40, ("a note",)),
+    wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 60, BOOKED, 40, ("a note",)),
     wire.Peer(make_card(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
-    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,)),
+    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,), 2),
     wire.Stands(
         Standing(
             3,

@@ -38,18 +38,20 @@ def rule(
     leaving: tuple[int, ...] = (),
     stop: bool = False,
     moved: bool = True,
+    gained: float = 0.0,
     **more: Any,
 ) -> Ending:
     node = Node(Run(Path("runs/lm"), "none", len(tries) + 1), tries, **more)
     with Stops() as stops:
         stops.came = [Stop(0.0, signal.SIGTERM, "SIGTERM")] if stop else []
-        return decide_next(job_of(), node, Try(len(tries) + 1, outcome, moved=moved), stops, judge([outcome]), leaving)
+        attempt = Try(len(tries) + 1, outcome, moved=moved, gained=gained)
+        return decide_next(job_of(), node, attempt, stops, judge([outcome]), leaving)
 
 
 def test_a_lost_node_is_waited_for_again_until_attempts_are_used_up() -> None:
     lost = tuple(Try(number, LOST, moved=True) for number in (1, 2, 3))
-    assert [rule(LOST, tries=lost[:made]).pause for made in range(4)] == [1.0, 4.0, 16.0, None]
-    assert rule(LOST, tries=lost).why == "--max-restarts 3"
+    assert [rule(LOST, tries=lost[:made], failures=made).pause for made in range(4)] == [1.0, 4.0, 16.0, None]
+    assert rule(LOST, tries=lost, failures=3).why.startswith("--max-restarts 3")
     assert judge([LOST]).code(0) == 76
 
 
@@ -57,10 +59,14 @@ def test_a_node_that_is_lost_before_the_first_step_is_waited_for_too() -> None:
     assert rule(LOST, moved=False).pause == 1.0
 
 
+def test_a_node_that_is_lost_while_the_job_advances_is_waited_for_at_once_however_often() -> None:
+    ending = rule(LOST, failures=3, gained=30.0)
+    assert (ending.pause, ending.failures) == (0.0, 0)
+
+
 def test_failures_before_this_launcher_came_count_and_shrinking_does_not() -> None:
-    assert rule(LOST, earlier=3).pause is None
-    shrunk = tuple(Try(number, STOPPED, moved=True) for number in (1, 2, 3, 4))
-    assert rule(LOST, tries=shrunk).pause == 1.0
+    assert rule(LOST, failures=3).pause is None
+    assert [rule(outcome, leaving=(1,), failures=2).failures for outcome in (STOPPED, SICK)] == [2, 3]
 
 
 @pytest.mark.parametrize("outcome", [STOPPED, SICK])
@@ -185,7 +191,8 @@ def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attem
 
 
 def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
-    go = dataclasses.replace(GO, tries=2, failures=1)
-    _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1)), go)
+    go = dataclasses.replace(GO, tries=2, failures=1, reached=40)
+    _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1), reached=7), go)
+    assert (node.missed, node.failures, node.reached) == (2, 1, 40)
     card = make_card(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
-    assert (card.tries, card.failures, card.attempt) == (3, 2, 3)
+    assert (card.tries, card.failures, card.reached, card.attempt) == (3, 1, 40, 3)

@@ -68,13 +68,16 @@ def test_the_next_attempt_goes_on_where_there_is_something(
     if snapshot:
         (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
     job, node = make_job(), Node(Run(tmp_path, resume, 4), (tried(),))
-    announce(job, node, Ending(judge([tried().outcome])), 4.0)
+    ending = Ending(judge([tried().outcome]))
+    announce(job, node, ending, 4.0)
+    announce(job, node, ending, 0.0)
     met = SingleNode().join(job, node, lambda: False)
     assert met
     assert met[1].run == Run(tmp_path, following, 5)
     said = capfd.readouterr().err
     assert "the workload failed: node 0 (n0), rank 1: ValueError: bad" in said
     assert "starting again in 4 s" in said
+    assert "starting again: attempt 5" in said or "starting again from" in said
     assert ("from the snapshot of step 9" in said) is snapshot
 
 
@@ -120,6 +123,9 @@ def test_the_closing_block_counts_the_attempts() -> None:
     ]
     assert "  restarts    1: --max-restarts 1" in lines
     assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), "because"))
+    many = block(judge([tried().outcome]), Course(tuple(map(tried, range(1, 21)))))
+    assert [line.split()[1] for line in many if line.startswith("  attempt ")] == [str(n) for n in range(12, 20)]
+    assert "  attempts    11 more before these: see outcome.json" in many
     told = outcome_json(judge([course.tries[-1].outcome]), 0, course)
     assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, "--max-restarts 1", 2)
 

@@ -84,10 +84,18 @@ def test_somebody_elses_run_that_may_not_be_read_is_told_without_a_traceback(mon
 def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:
     run = make(beats=2, outcome=FAILED | {"attempt": 1})
     (run / "snapshots" / "step-00000005").mkdir(parents=True)
+    failed = [{"attempt": number, **FIRST} for number in range(1, 8)] + [{}]
+    booked = {"seconds": {"training": 90.0, "starting": 10.0}, "attempts": 1, "until": 1.0}
+    write_json(run / "node-0/ledger.json", booked | {"failures": failed})
     with held(run):
         status = read_status(run)
         lines = "\n".join(status_lines(status))
     assert status.alive
+    assert "  time        of 1 min 40 s 90.0 % training, 10.0 % starting" in lines
+    assert "  failed      attempt 7, 1970-01-01 00:16:40 UTC: node 0 (n0), rank 1: ValueError: bad" in lines
+    assert lines.count("  failed  ") == 5, "the newest"
+    assert status_json(status)["failures"] == failed
+    assert status_json(status)["ledger"]["seconds"] == {"starting": 10.0, "training": 90.0}
     assert f"process id {os.getpid()}" in lines
     assert "step 5" in lines
     assert lines.count("7/20") == 2
@@ -114,6 +122,7 @@ def test_a_run_that_ended_shows_its_verdict() -> None:
     assert "look at it" in lines
     assert "exit code   1" in lines
     assert status_json(read_status(run))["alive"] is False
+    assert status_json(read_status(run))["ledger"] is None
 
 
 @pytest.mark.parametrize("outcome", [None, FAILED | {"attempt": 1}, {"attempt": 2}, FAILED | {"first": None}])

@@ -16,6 +16,7 @@ from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.ledger import KINDS
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.outcomes import GOOD
 
@@ -121,16 +122,19 @@ def describe_ending(status: Status) -> RunEnding:
     word, first, attempts = str(outcome.get("word")), outcome.get("first"), outcome.get("attempts")
     tried = attempts if isinstance(attempts, list) else []
     tries = tuple(_tried(attempt) for attempt in tried if isinstance(attempt, dict))
+    seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
     if status.alive:
-        return RunEnding("running", facts=tuple(("running", holder.text) for holder in status.holders[:1]))
+        return RunEnding(
+            "running", facts=tuple(("running", holder.text) for holder in status.holders[:1]), seconds=seconds
+        )
     if word not in ENDINGS or not isinstance(first, dict):
-        return RunEnding("without a verdict", good=not status.record, tries=tries)
+        return RunEnding("without a verdict", good=not status.record, tries=tries, seconds=seconds)
     facts = [("verdict", _or_none(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
     facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
     facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
-    return RunEnding(ENDINGS[word], word in GOOD, tuple(facts), tries)
+    return RunEnding(ENDINGS[word], word in GOOD, tuple(facts), tries, seconds)
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:

@@ -14,6 +14,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.block import block, outcome_json, termination_message
+from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
 from slipway.protocol.outcomes import Word
@@ -36,6 +37,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     process = job.plan.topology.process
+    if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
+        say(line)
     for line in block(verdict, course, process.rank if process else None):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one

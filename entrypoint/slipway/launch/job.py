@@ -12,6 +12,7 @@ from slipway.launch.attempt.gpu_memory import wait_for_memory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
+from slipway.launch.books import Books
 from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices
@@ -21,8 +22,9 @@ from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
-from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
+from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.block import block, locate
+from slipway.launch.verdict.ledger import Kind
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
@@ -53,20 +55,24 @@ def run_job(job: Job) -> int:
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
+    books = Books(node.ledger, job.plan)
     while True:
+        node = dataclasses.replace(node, ledger=books.ledger)
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
         except LaunchError as error:
             if not node.tries:
                 raise
-            return end_between(job, node, not_started(job, node.run, error))
+            return end_between(job, node, not_started(job, node.run, error), books)
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops))
+            return end_between(job, node, stopped_here(job, node, stops), books)
         ours, node = agreed
+        books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous)
+            elsewhere = partial(look_elsewhere, lock, nodes)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached, books.look)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -74,17 +80,21 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
-        node = dataclasses.replace(node, tries=(*node.tries, tried))
+        reached = max(node.reached, tried.reached)
+        node = dataclasses.replace(node, tries=(*node.tries, tried), failures=ending.failures, reached=reached)
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
-            return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
+            why = f"this node leaves, and the others {stay}" if leaves else ending.why
+            return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
         announce(job, node, ending, ending.pause)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
+        books.book(Kind.PAUSING)
 
 
 def was_stopped(stops: Stops) -> bool:
@@ -116,9 +126,10 @@ def look_elsewhere(lock: RunLock, nodes: "SingleNode | SeveralNodes") -> Elsewhe
 
 def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
     """What follows a verdict; `leaving` are the nodes that leave a job which goes on, if there are any."""
-    tries = (*node.tries, dataclasses.replace(tried, outcome=verdict.first))
+    tried = dataclasses.replace(tried, outcome=verdict.first)
+    tries, failures = (*node.tries, tried), count_failures(tried, node.failures)
     if leaving and job.restarts and verdict.word in (Word.STOPPED, Word.UNHEALTHY):
-        return Ending(verdict, PAUSES[0], leaving=leaving)
+        return Ending(verdict, PAUSES[0], leaving=leaving, failures=failures)
     if (stops.came and not leaving) or verdict.first.good:
         return Ending(verdict)
     topology = job.plan.topology
@@ -126,11 +137,11 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
         return Ending(verdict, why="with one launcher per process there are no restarts")
     if verdict.first.word == Word.LOST and topology.scheduler == SLURM.name and not topology.elastic:
         return Ending(verdict, why="Slurm cannot restart a task of a step, only requeue the whole job")
-    decision = decide(tries, job.restarts, node.earlier)
+    decision = decide(tries, failures, job.restarts)
     if decision.stuck:
         first = give_up(tries).outcome
         verdict = judge((first,)) if job.single else dataclasses.replace(verdict, word=first.word, first=first)
-    return Ending(verdict, decision.pause, decision.why)
+    return Ending(verdict, decision.pause, decision.why, failures=failures)
 
 
 def end_here(verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
@@ -154,16 +165,17 @@ def give_up(tries: tuple[Try, ...]) -> Try:
 def announce(job: Job, node: Node, ending: Ending, pause: float) -> None:
     """Say how an attempt ended, and that another follows."""
     number, path = node.run.attempt + 1, node.run.path
+    later = f" in {pause:.0f} s" if pause else ""
     for line in block(ending.verdict)[:2]:
         say(line)
     if job.single:
         step = newest_step(path)
         start = f" from the snapshot of step {step}" if step is not None else ""
-        say(f"starting again in {pause:.0f} s{start}: attempt {number}")
+        say(f"starting again{later}{start}: attempt {number}")
         return
     ranks, how = ", ".join(map(str, ending.leaving)), "with another" if job.replaced else "without"
     then = f" {how} node {ranks}" if ranks else ""
-    say(f"waiting for nodes again in {pause:.0f} s, for attempt {number}{then}")
+    say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):
         write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": time.time()})
 
@@ -175,13 +187,14 @@ def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
     others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
     if topology.process:
         others = topology.rank > 0  # the launcher of process 0 writes for all
-    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
+    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed, node.ledger))
 
 
-def end_between(job: Job, node: Node, tried: Try) -> int:
+def end_between(job: Job, node: Node, tried: Try, books: Books) -> int:
     """The end of this node's part in a job while no attempt runs; the exit code."""
+    books.book(Kind.REJOINING if node.tries else Kind.WAITING)
     run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
-    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed))
+    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=books.ledger))
 
 
 def stopped_here(job: Job, node: Node, stops: Stops) -> Try:

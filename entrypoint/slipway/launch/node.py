@@ -5,26 +5,32 @@ import time
 from dataclasses import dataclass
 
 from slipway.launch.attempt.stops import Stops
+from slipway.launch.books import earlier_ledger
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.heartbeats import highest_step
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.attempts import Try
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.protocol.errors import LaunchError
 
 
 @dataclass(frozen=True)
 class Node:
     """What a launcher knows of its job between attempts: the run as far as it knows it, what was tried, how many attempts it
-    `missed` and how many of those failed (`earlier`), and why nothing can begin here (`problem`), or no new run (`occupied`).
+    `missed`, how many `failures` in a row were without progress, the highest step ever `reached`, why nothing can begin here
+    (`problem`), or no new run (`occupied`), and what was booked so far.
     """
 
     run: Run
     tries: tuple[Try, ...] = ()
     missed: int = 0
-    earlier: int = 0
+    failures: int = 0
+    reached: int = 0
     problem: str = ""
     occupied: str = ""
+    ledger: Ledger = NOTHING
 
 
 def enter_alone(job: Job, stops: Stops) -> Node:
@@ -34,7 +40,8 @@ def enter_alone(job: Job, stops: Stops) -> Node:
     """
     require_writable(job.host, results_folder(job.sources))
     try:
-        return Node(choose_run(job.plan, job.sources, time.time()))
+        run = choose_run(job.plan, job.sources, time.time())
+        return Node(run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
         raise
@@ -47,7 +54,9 @@ def enter(job: Job) -> Node:
         require_writable(job.host, results_folder(job.sources))
         if job.plan.topology.node_rank == 0:
             run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
-            return dataclasses.replace(node, run=run)
+            return dataclasses.replace(
+                node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0)
+            )
     except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))
     except LaunchError as error:

@@ -22,7 +22,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import interfaces, make_plan
 from slipway.launch.resolve.versions import installed
 from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.attempts import Ending, count_failures
+from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.launch.watch.standing import Standing
 from slipway.protocol.files import newest_step
@@ -147,7 +147,9 @@ def make_card(job: Job, node: Node) -> Card:
         attempt=run.attempt if node.tries else run.attempt - 1,
         goes_on=run.resume == "auto",
         tries=node.missed + len(node.tries),
-        failures=node.earlier + count_failures(node.tries),
+        failures=node.failures,
+        reached=node.reached,
+        ledger=node.ledger,
         image=topology.image,
         runtime=topology.runtime,
         problem=node.problem,
@@ -187,5 +189,5 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
         resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
     run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
     missed = max(0, go.tries - len(node.tries))
-    earlier = max(0, go.failures - count_failures(node.tries))
-    return dataclasses.replace(job, plan=plan), dataclasses.replace(node, run=run, missed=missed, earlier=earlier)
+    node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)
+    return dataclasses.replace(job, plan=plan), node if node.tries else dataclasses.replace(node, ledger=go.ledger)

@@ -29,6 +29,7 @@ STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the
 PLAN_FILE = "plan.json"  # what its launcher decided
 WAITING_FILE = "waiting.json"  # between two attempts
 STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
+LEDGER_FILE = "ledger.json"  # what each second of the job went into, so far
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
 RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
 HONOURS_STOP = "honours-stop"  # its workers look at the flag
@@ -37,7 +38,7 @@ OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank th
 
 NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
 # More than any job has: what a damaged or forged file says beyond is nobody's.
-ATTEMPTS, NODES = 1_000_000, 65_536
+ATTEMPTS, NODES, STEPS = 1_000_000, 65_536, 10**15
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
 LINK = "is a link, which is not followed within a run directory"

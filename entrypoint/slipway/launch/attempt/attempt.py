@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
@@ -32,11 +33,14 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
+    reached: int = 0,
+    look_on: Callable[[Milestones], None] = lambda milestones: None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told.
+    attempt before, which the workers are told; `reached`: the highest step that any before reached; `look_on` is called
+    at every look.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -63,6 +67,8 @@ def attempt(
         job.after_failure,
         compare=watched,
         end_hangs=end,
+        reached=reached,
+        look_on=look_on,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)
@@ -74,7 +80,9 @@ def attempt(
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         outcome = snapshots_gone(outcome, run, now=time.time())
-    return Try(run.attempt, outcome, before, after, facts.moved)
+    seen, own = under_way.milestones, job.plan.workload.own
+    gained = seen.trained if own else seen.ran
+    return Try(run.attempt, outcome, before, after, facts.moved, seen.reached, round(gained, 1), job.enough)
 
 
 def tell(previous: Outcome | None) -> dict[str, str]:

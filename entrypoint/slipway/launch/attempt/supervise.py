@@ -20,6 +20,7 @@ from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.standard_input import StandardInput
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -73,11 +74,14 @@ class Attempt:
         after_failure: float | None = None,
         compare: Compare | None = None,
         end_hangs: bool = False,
+        reached: int = 0,
+        look_on: Callable[[Milestones], None] = lambda milestones: None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
         `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
+        `reached`: the highest step of all attempts before; `look_on` is called at every look.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         self.deadline = Deadline(grace)
@@ -98,6 +102,7 @@ class Attempt:
         self.selector = selectors.DefaultSelector()
         self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
         self._woke = self._looked
+        self.milestones, self._look_on = Milestones(self._looked, reached), look_on
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
@@ -196,6 +201,7 @@ class Attempt:
             self.stops.look()
             self.stdin.look()
             self._look_for_hang(now)
+            self._look_on(self.milestones)
             try:
                 self._look_at_stacks(child, now)
             except Exception as error:  # a job that runs well is not ended by who looks on
@@ -218,13 +224,17 @@ class Attempt:
                 self.deadline.fail(now, LAST_OUTPUT)  # torchrun alone is left, which waits for that of the other node
         if stop := self.stops.later or self.stops.first:
             self._pass_on(stop, child.workers)
+        ending, still = self.deadline.left(now) < math.inf, self._watch.still if self._watch else 0.0
+        self.milestones.look(now, started=child.started, ending=ending, still=still)
 
     def _look_for_hang(self, now: float) -> None:
         # A script's heartbeats, where it writes any, say nothing of what it does outside of `fit`: one that only opens a
         # context beats once, in `setup`, and works on for days.
         if not self.plan.workload.own:
             return
-        self.detector.look(read_beats(self.node_dir, self.ranks), now)
+        beats = read_beats(self.node_dir, self.ranks)
+        self.milestones.take(beats, now)
+        self.detector.look(beats, now)
         if self.detector.hangs and not self.facts.hang:
             if self._can_write():
                 behind = self.detector.stragglers(state_of)
@@ -350,11 +360,13 @@ class Attempt:
         facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
         facts.last, facts.printed, facts.agent_log = output.last, output.printed, child.words
         facts.left = child.left
-        facts.places = {rank: beat.place for rank, beat in read_beats(self.node_dir, self.ranks).items()}
+        beats, now = read_beats(self.node_dir, self.ranks), time.monotonic()
+        facts.places = {rank: beat.place for rank, beat in beats.items()}
         if self.plan.topology.process and facts.status:
             facts.failures = [{"rank": self.ranks[0], "exitcode": facts.status, "time": time.time()}]
         if facts.lost and not facts.stop:  # those that ended by our SIGTERM are no cause
             facts.failures = [failure for failure in facts.failures if failure["exitcode"] not in ENDED_BY_TERM]
         if self.plan.workload.own:
-            self.detector.look(read_beats(self.node_dir, self.ranks), time.monotonic())
+            self.milestones.take(beats, now)
+            self.detector.look(beats, now)
             facts.moved = self.detector.started(self._begun)

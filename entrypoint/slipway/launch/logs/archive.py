@@ -13,6 +13,7 @@ from slipway.launch.resolve.redact import redact_json
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     HEARTBEATS,
+    LEDGER_FILE,
     LOGS,
     METRICS_FILE,
     NODE,
@@ -32,6 +33,7 @@ PARTS = (
     (OPTIONS_FILE, "the workload's options as resolved"),
     (METRICS_FILE, "loss, throughput and validation by step"),
     (f"{NODE}*/{PLAN_FILE}", "what the launcher decided, from where, and the torchrun command"),
+    (f"{NODE}*/{LEDGER_FILE}", "what each second of the job went into"),
     (f"{NODE}*/{HEARTBEATS}/*.json", "where each rank stood last"),
     (f"{NODE}*/{OUTCOMES}/*.json", "how each rank ended"),
     (f"{NODE}*/{LOGS}/*.log", "what each rank printed, and torchrun"),

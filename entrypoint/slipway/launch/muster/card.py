@@ -3,8 +3,9 @@
 import hashlib
 from dataclasses import dataclass, replace
 
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
-from slipway.protocol.files import ATTEMPTS
+from slipway.protocol.files import ATTEMPTS, STEPS
 
 TEXT = 250  # characters of any one text on a card
 PROBLEM = 1_000  # characters of a node's problem
@@ -38,10 +39,11 @@ class Card:
     """What a launcher says of itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
 
     A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
-    run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which
-    `failures` failed; `attempt` is the highest number that it or its run directory has seen. `goes_on`: it is to go on with the
-    newest run (--resume auto). `nonce` tells a job that it takes part in already from every other. `run_dir` is what --run-dir
-    says. `findings` are those of a check.
+    run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which the last
+    `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or its
+    run directory has seen. `goes_on`: it is to go on with the newest run (--resume auto). `nonce` tells a job that it takes part
+    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check,
+    `ledger` is what was booked so far.
     """
 
     node_rank: int
@@ -65,6 +67,8 @@ class Card:
     goes_on: bool = False
     tries: int = 0
     failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
     occupied: str = ""
     runtime: str = "host"
     problem: str = ""
@@ -74,8 +78,9 @@ class Card:
 
     def __post_init__(self) -> None:
         """Keep what travels, and what node 0 holds for thousands of nodes, bounded. ValueError for impossible numbers."""
-        for name in ("processes", "attempt", "tries", "failures"):
-            if not 0 <= getattr(self, name) <= ATTEMPTS:
+        limits = {**dict.fromkeys(("processes", "attempt", "tries", "failures"), ATTEMPTS), "reached": STEPS}
+        for name, most in limits.items():
+            if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"impossible {name}: {getattr(self, name)}")
         for name, value in vars(self).items():
             if isinstance(value, str):
@@ -106,6 +111,8 @@ class Go:
     interface: str | None
     tries: int = 0
     failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
     nonce: str = ""

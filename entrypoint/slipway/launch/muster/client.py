@@ -228,6 +228,8 @@ class Client:
             interface=interface_towards(towards, one_machine=start.one_machine),
             tries=start.tries,
             failures=start.failures,
+            reached=start.reached,
+            ledger=start.ledger,
             snapshot=start.snapshot,
             notes=start.notes,
             nonce=start.nonce,

@@ -241,7 +241,7 @@ class Coordinator:
         )
 
     def _start(self, notes: tuple[str, ...]) -> wire.Start:
-        seats, newest = self._roster.seats, self._roster.newest
+        seats, newest = self._roster.seats, (self._roster.newest or self._roster.seats[0]).card
         seeing = [rank for rank in seats if self._answer(rank).sees]
         if 1 < len(seeing) < len(seats):
             notes += (
@@ -256,8 +256,10 @@ class Coordinator:
             port=free_port(self._terms.port + 1),
             shared=len(seeing) == len(seats),
             one_machine=all(seat.address is None for seat in seats.values()),
-            tries=newest.card.tries if newest else 0,
-            failures=max(seat.card.failures for seat in seats.values()),
+            tries=newest.tries,
+            failures=newest.failures,  # of one who was there: a newcomer has no history of its own
+            reached=newest.reached,
+            ledger=newest.ledger,
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
             notes=tuple(plain(note, 200) for note in notes),
             nonce=self._roster.nonce or secrets.token_hex(8),

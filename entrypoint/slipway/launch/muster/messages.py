@@ -10,6 +10,7 @@ from signal import Signals
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.muster.card import TEXT, Card
 from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.watch.standing import Standing
 
@@ -113,8 +114,8 @@ class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
     `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
-    `failures` failed; `snapshot` is the newest step that one of those who made them has. `nonce` tells this job from every other
-    that may answer at the same address.
+    the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the newest step that one of
+    those who made them has. `nonce` tells this job from every other that may answer at the same address.
     """
 
     attempt: int
@@ -127,6 +128,8 @@ class Start:
     one_machine: bool
     tries: int = 0
     failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
     snapshot: int | None = None
     notes: tuple[str, ...] = ()
     nonce: str = ""

@@ -7,7 +7,7 @@ from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.settings import Sources
-from slipway.launch.verdict.attempts import DEFAULT
+from slipway.launch.verdict.attempts import DEFAULT, MINUTE
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Job:
         if limit == "auto":
             return DEFAULT if self.plan.workload.own and self.plan.workload.resumes else 0
         return int(str(limit))
+
+    @property
+    def enough(self) -> float:
+        """Seconds of an attempt that are progress by themselves: of training beyond all before, or that a script ran."""
+        return MINUTE if self.plan.workload.own else self.seconds("SLIPWAY_PROGRESS_SECONDS")
 
     @property
     def patience(self) -> float:

@@ -198,8 +198,17 @@ SETTINGS = (
         "--max-restarts",
         "auto",
         _number_or_auto(0, 1000),
-        "How often a job that failed is started again: auto is 3 for Slipway's workloads and 0 for your own script.",
+        "How often in a row, without progress, a job that failed is started again: auto is 3 for Slipway's workloads and 0 for "
+        "your own script.",
         "N|auto",
+    ),
+    Setting(
+        "SLIPWAY_PROGRESS_SECONDS",
+        "--progress-seconds",
+        "600",
+        _number(1, 999_999),
+        "Seconds that your own script has to run for its restarts to be counted anew.",
+        "S",
     ),
     Setting(
         "SLIPWAY_HANG_SECONDS",

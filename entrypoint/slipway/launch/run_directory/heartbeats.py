@@ -6,16 +6,28 @@ at most twice a second otherwise.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from slipway.protocol.files import HEARTBEATS, rank_file, read_json
+from slipway.protocol.files import (
+    HEARTBEATS,
+    NODE,
+    OUTCOME_FILE,
+    RANK,
+    STEPS,
+    newest_step,
+    number_in,
+    rank_file,
+    read_json,
+)
 from slipway.protocol.phases import PHASES, Phase
 
 
 class Beat(NamedTuple):
     """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
 
-    `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place.
+    `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place. `first` is the
+    step that training began with, `spent` the seconds in each phase so far, up to this one.
     """
 
     rank: int
@@ -25,6 +37,8 @@ class Beat(NamedTuple):
     monotonic: float = 0.0
     pid: int | None = None
     beats: int = 0
+    first: int = 0
+    spent: Mapping[Phase, float] = MappingProxyType({})
 
     @property
     def place(self) -> str:
@@ -49,5 +63,26 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
     if not (phase and isinstance(step, int) and isinstance(monotonic, int | float)):
         return None
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
-    beats = record.get("beats")
-    return Beat(rank, phase, step, steps, monotonic, pid, beats if isinstance(beats, int) else 0)
+    beats, first = (value if isinstance(value, int) else 0 for value in (record.get("beats"), record.get("first")))
+    spent = record.get("spent")
+    known = {
+        PHASES[name]: float(value)
+        for name, value in (spent.items() if isinstance(spent, dict) else ())
+        if name in PHASES and isinstance(value, int | float)
+    }
+    return Beat(rank, phase, step, steps, monotonic, pid, beats, first, known)
+
+
+def highest_step(run: Path) -> int:
+    """The highest step that anybody wrote down in a run: its snapshots, its verdict, the heartbeats of who was killed with its
+    launcher.
+    """
+    steps = [newest_step(run) or 0]
+    tries = read_json(run / OUTCOME_FILE).get("attempts")
+    for tried in tries if isinstance(tries, list) else ():
+        step = tried.get("reached") if isinstance(tried, dict) else None
+        steps += [step] if isinstance(step, int) else []
+    for folder in run.glob(f"{NODE}*/{HEARTBEATS}"):
+        ranks = [rank for file in folder.glob("*.json") if (rank := number_in(file.stem, RANK)) is not None]
+        steps += [beat.step for beat in read_beats(folder.parent, ranks).values()]
+    return min(max(steps), STEPS)

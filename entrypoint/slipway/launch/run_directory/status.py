@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.ledger_file import last_ledger, read_failures
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import (
@@ -26,10 +28,12 @@ from slipway.protocol.files import (
     RUN_FILE,
     WAITING_FILE,
     newest_step,
+    node_folder,
     number_in,
     read_json,
 )
 
+SHOWN = 5  # attempts that failed, the newest
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
 
 
@@ -62,6 +66,8 @@ class Status:
     outcome: Mapping[str, Any]
     hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
     workers: tuple[Worker, ...] = ()  # of a script
+    ledger: Ledger | None = None
+    failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
 
     @property
     def alive(self) -> bool:
@@ -132,6 +138,8 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         last_outcome(path),
         next((record for file in living if (record := read_json(file.with_name(HANG_FILE)))), {}),
         tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
+        last_ledger(path),
+        read_failures(node_folder(path, 0)),
     )
 
 
@@ -167,6 +175,8 @@ def status_json(status: Status) -> dict[str, Any]:
         ],
         "workers": [worker._asdict() for worker in status.workers],
         "hang": status.hang.get("text"),
+        "ledger": ledger_json(status.ledger) if status.ledger else None,
+        "failures": list(status.failures),
         "outcome": dict(status.outcome) or None,
     }  # fmt: skip
 
@@ -185,6 +195,9 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"  hang        {status.hang.get('text')}")
     if not status.alive:
         lines += _ending(status)
+    if status.ledger and status.ledger.wall:
+        lines.append(f"  time        {ledger_line(status.ledger)}")
+    lines += [f"  failed      {_failure(row)}" for row in status.failures[-SHOWN:]]
     if status.snapshot is not None or record.get("workload") in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:
@@ -201,6 +214,14 @@ def status_lines(status: Status) -> list[str]:
             ]
             lines.append(f"  {rank:>6}  {known[0]:>11}  {known[1]:>10}  {known[2]:>5}  {line}".rstrip())
     return lines
+
+
+def _failure(row: Mapping[str, Any]) -> str:
+    """An attempt that failed: which, when, where and why, as far as it is known."""
+    rank = "" if row.get("rank") is None else f", rank {row['rank']}"
+    when = f", {utc(at)}" if isinstance(at := row.get("time"), int | float) else ""
+    where = f"node {row.get('node_rank')} ({row.get('host')}){rank}"
+    return f"attempt {row.get('attempt')}{when}: {where}: {row.get('evidence') or row.get('word')}"
 
 
 def _ending(status: Status) -> list[str]:

@@ -8,10 +8,15 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.outcomes import Word
 
 DEFAULT = 3  # restarts of one of our workloads; a user's script may not know how to go on, so it has none
+MINUTE = 60.0  # s of training beyond the highest step ever reached that are progress by themselves
+# The same beside a newer snapshot: what crashes sooner each time is a crash loop, though it saves. Short enough for a job of
+# which something is killed four times a minute.
+SPELL = 5.0
 # Seconds before the next attempt. What passes by itself (a port, a file server) is over in seconds, what is broken longer
 # should not be tried in a hurry; a minute is as long as somebody who watches will wait.
 PAUSES = (1.0, 4.0, 16.0, 60.0)
@@ -19,9 +24,10 @@ STUCK = 3  # attempts in a row without a new snapshot
 RETRYABLE = (Word.FAILED, Word.PEER, Word.LOST)
 # What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
 # the workload. Not out-of-memory: the next attempt needs as much.
+KILLED = r"SIGKILL: somebody killed it|ended by SIGKILL"
 PASSING = (
-    r"Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
-    r"|SIGKILL: somebody killed it|ended by SIGKILL|Resource temporarily unavailable|busy or unavailable"
+    rf"{KILLED}|Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
+    r"|Resource temporarily unavailable|busy or unavailable"
     r"|Connection refused|timed out"
     r"|Unable to find address for"  # gloo's, of a network interface that is down while its cable or container is cut off
 )
@@ -31,7 +37,9 @@ PASSING = (
 class Try:
     """One attempt: how it ended, and the step of the newest snapshot before and after it (None: there was none).
 
-    `moved`: whether it got past its first step; None where nobody can tell, as with a user's script.
+    `moved`: whether it got past its first step; None where nobody can tell, as with a user's script. `reached` is the highest
+    step that it did. `gained`: for how many seconds it trained beyond the highest step of all attempts before it, or, of a
+    script, for how many it ran; `enough` of them are progress by themselves.
     """
 
     number: int
@@ -39,23 +47,41 @@ class Try:
     before: int | None = None
     after: int | None = None
     moved: bool | None = None
+    reached: int = 0
+    gained: float = 0.0
+    enough: float = MINUTE
 
     @property
     def advanced(self) -> bool:
         """Whether it left a newer snapshot."""
         return self.after is not None and (self.before is None or self.after > self.before)
 
+    @property
+    def progressed(self) -> bool:
+        """Whether the budget of restarts begins anew behind it.
+
+        A newer snapshot or a spell of new training is enough where something from outside ended it, which says nothing about
+        the workload. Who fails for a reason of its own needs both: else a crash loop that saves each second would never end.
+        """
+        if self.gained >= self.enough:
+            return True
+        if self.moved is None:
+            return False  # nobody knows what a user's script saves, and where
+        signs = (self.advanced, self.gained >= SPELL)
+        return any(signs) if came_from_outside(self.outcome) else all(signs)
+
 
 @dataclass(frozen=True)
 class Course:
     """All attempts of one start of the launcher, and why no further one follows (empty: none was due).
 
-    `missed` attempts of the job were made before this launcher came.
+    `missed` attempts of the job were made before this launcher came; `ledger`: what the job's time went into.
     """
 
     tries: tuple[Try, ...] = ()
     why: str = ""
     missed: int = 0
+    ledger: Ledger = NOTHING
 
     @property
     def made(self) -> int:
@@ -79,42 +105,46 @@ class Decision(NamedTuple):
 @dataclass(frozen=True)
 class Ending:
     """The one verdict on an attempt, and what follows: another one after `pause` seconds but for the nodes `leaving`, or why
-    none. It travels between launchers."""
+    none; and how many `failures` in a row without progress there were by then. It travels between launchers."""
 
     verdict: Verdict
     pause: float | None = None
     why: str = ""
     leaving: tuple[int, ...] = ()
+    failures: int = 0
 
 
-def decide(tries: tuple[Try, ...], limit: int, earlier: int = 0) -> Decision:
-    """What follows the attempts so far (at least one), with at most `limit` restarts.
-
-    `earlier` attempts of the same job failed before this launcher came; those that ended as asked count nowhere.
+def decide(tries: tuple[Try, ...], failures: int, limit: int) -> Decision:
+    """What follows the attempts so far (at least one), of which the last `failures` in a row failed without progress, with at
+    most `limit` restarts in a row.
     """
     last = tries[-1]
-    failures = earlier + count_failures(tries)
     if last.outcome.word not in RETRYABLE:
         return Decision(None)
     if is_stuck(tries):
         return Decision(None, f"{STUCK} attempts in a row left no newer snapshot", stuck=True)
+    if not limit:
+        return Decision(None, "--max-restarts is 0")
     if failures > limit:
-        return Decision(None, f"--max-restarts {limit}" if limit else "--max-restarts is 0")
+        return Decision(None, f"--max-restarts {limit}, and {failures} failures in a row were without progress")
     if last.moved is False and not is_passing(last.outcome):
         return Decision(None, "it failed before its first step, which another attempt would not change")
-    return Decision(PAUSES[min(failures, len(PAUSES)) - 1])
+    return Decision(PAUSES[min(failures, len(PAUSES)) - 1] if failures else 0.0)
 
 
-def count_failures(tries: tuple[Try, ...]) -> int:
-    """How many attempts did not end as asked."""
-    return sum(not attempt.outcome.good for attempt in tries)
+def count_failures(last: Try, before: int) -> int:
+    """How many attempts in a row failed without progress up to the `last`, with `before` of them before it.
+
+    Those that ended as asked are no failures.
+    """
+    return 0 if last.progressed else before + (not last.outcome.good)
 
 
 def is_stuck(tries: tuple[Try, ...]) -> bool:
     """Whether the newest attempts that failed for reasons of their own, lost peers left out, all got nowhere."""
     counted = []
     for attempt in reversed(tries):
-        if attempt.advanced:
+        if attempt.advanced or attempt.progressed:
             break
         counted += [] if lost_others(attempt.outcome) else [attempt]
     # Nobody knows what a user's script saves, and where.
@@ -124,6 +154,11 @@ def is_stuck(tries: tuple[Try, ...]) -> bool:
 def is_passing(outcome: Outcome) -> bool:
     """Whether a cause is known to be a passing one: a lost peer, a busy port, a kill from outside."""
     return lost_others(outcome) or re.search(PASSING, outcome.evidence, re.IGNORECASE) is not None
+
+
+def came_from_outside(outcome: Outcome) -> bool:
+    """Whether a node was lost, or somebody killed a process: neither is the workload's doing."""
+    return lost_others(outcome) or re.search(KILLED, outcome.evidence) is not None
 
 
 def lost_others(outcome: Outcome) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.launch.verdict.attempts import Course
+from slipway.launch.verdict.ledger import ledger_json
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
+from slipway.protocol.files import OUTCOME_FILE
 from slipway.protocol.outcomes import Word
 
 ENDINGS: Mapping[str, str] = {
@@ -23,6 +25,7 @@ ENDINGS: Mapping[str, str] = {
     Word.NO_PROGRESS: "no progress",
 }
 TALLIES = {**{word: word for word in CODES}, Word.PEER: "ended because a peer went away"}
+SHOWN = 8  # attempts that people are shown; outcome.json has all
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
 
@@ -62,10 +65,14 @@ def _beside(other: Outcome, first: Outcome) -> str:
 
 
 def _attempts(course: Course) -> list[str]:
+    earlier = course.tries[:-1]
     lines = [
         f"  attempt {attempt.number:<4}{locate(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
-        for attempt in course.tries[:-1]
+        for attempt in earlier[-SHOWN:]
     ]
+    lines[:0] = (
+        [f"  attempts    {len(earlier) - SHOWN} more before these: see {OUTCOME_FILE}"] if len(earlier) > SHOWN else []
+    )
     restarts = max(0, course.made - 1)
     if not (lines or restarts or course.why):
         return []
@@ -85,6 +92,7 @@ def outcome_json(
         "attempt": course.number,
         "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
         "no_restart": course.why,
+        "ledger": ledger_json(course.ledger),
     }
 
 

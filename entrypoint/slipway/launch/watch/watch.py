@@ -45,6 +45,11 @@ class Watch:
         self._listener: Listener | None = None
         self.stands: tuple[Standing, ...] | None = None  # where the ranks stand, once nothing has moved for the limit
 
+    @property
+    def still(self) -> float:
+        """Seconds for which nothing moves by now."""
+        return self._still.seconds
+
     def open(self, environ: Mapping[str, str], selector: selectors.BaseSelector) -> dict[str, str]:
         """Return the variables that workers need."""
         self._listener = Listener(self._ranks, selector)

@@ -123,10 +123,13 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
             report_step(training, rate, metrics, progress, ended_epoch)
         if last or (options.save_every and training.step % options.save_every == 0):
             enforce_budget(training, int(training.numbers.in_row))
+            context.beat(Phase.SAVE)
             save(training, live=last)
+            context.beat(Phase.TRAIN)
             progress.restart(training.step)
         if is_due(training):
             word = evaluate(training, metrics, progress)
+            context.beat(Phase.TRAIN)
             progress.restart(training.step)
     save(training, live=True)
     wait_for_writers(training)

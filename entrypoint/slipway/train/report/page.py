@@ -15,6 +15,7 @@ from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, 
 from slipway.train.report import tables
 from slipway.train.report.collectives import measurements, plots, remarks
 from slipway.train.report.run import Record
+from slipway.train.report.spending import draw_time, legend
 from slipway.train.report.template import STYLE, TEMPLATE
 
 GENERATOR = "slipway report"
@@ -52,6 +53,8 @@ def make_page(runs: Sequence[Record]) -> str:
         remarks=remarks,
         rows=lambda run: [row.cells for row in measurements(run)],
         attempts=lambda run: [astuple(tried) for tried in run.ending.tries],
+        spent=lambda run: Markup(draw_time(run)),  # noqa: S704  # escaped there
+        legend=legend,
         settings=tables.settings(runs),
         data=lambda picture: f"data:image/png;base64,{base64.b64encode(picture).decode()}",
     )

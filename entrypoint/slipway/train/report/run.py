@@ -40,12 +40,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run stands or ended, as the launcher tells it: one word for it, the rest as label and text."""
+    """How a run stands or ended, as the launcher tells it: one word for it, the rest as label and text; and the `seconds` that it
+    spent on each kind of thing.
+    """
 
     state: str
     good: bool = True
     facts: tuple[tuple[str, str], ...] = ()
     tries: tuple[Tried, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,13 @@ TEMPLATE = """
 {%- if runs|length > 1 %} Marked are those in which the runs differ.{% endif %}</p>
 {{ table("option", settings) }}</section>
 {% endif %}
+{%- for run in runs if run.ending.seconds %}
+<section class="time"><h2>Time{% if runs|length > 1 %}: {{ run.name }}{% endif %}</h2>
+<p class="soft">What each second went into, queues and restarts among them.</p><div class="card">{{ spent(run) }}</div>
+<div class="chips">{% for fill, kind, time, share in legend(run) %}<span class="chip"><svg class="dot"><rect width="100%" height="100%" style="{{ fill }}"/></svg>
+<span>{{ kind }}</span><span class="soft">{{ time }}, {{ share }}</span></span>
+{% endfor %}</div></section>
+{% endfor %}
 {%- for run in runs if run.ending.tries %}
 <section class="attempts"><h2>Attempts{% if runs|length > 1 %}: {{ run.name }}{% endif %}</h2>
 {{ grid(["attempt", "where", "how it ended", "when", "snapshot"], attempts(run)) }}</section>

@@ -31,6 +31,8 @@ class Heartbeat:
         self._phase: Phase | None = None
         self._written = 0.0
         self._beats = 0
+        self._first: int | None = None  # the step that training began with
+        self._spent: dict[str, float] = {}  # seconds in each phase
         self._newest: dict[str, Any] = {}
         self._late: Timer | None = None  # the newest that was started
         self._due = False  # whether it has still to write
@@ -50,8 +52,12 @@ class Heartbeat:
             raise ValueError(f"there is no phase {phase!r}; there are {', '.join(PHASES)}")
         now = time.monotonic()
         self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
-        place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats}
-        self._newest = {**place, "monotonic": now, "pid": os.getpid()}
+        if self._phase is not None:
+            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._newest["monotonic"]
+        if self._first is None and phase not in (Phase.SETUP, Phase.PREPARE, Phase.LOAD):
+            self._first = step
+        place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats, "first": self._first}
+        self._newest = {**place, "monotonic": now, "pid": os.getpid(), "spent": {**self._spent}}
         changed, self._phase = phase != self._phase, phase
         if now - self._asked >= ASK:
             self._asked = now

@@ -1,0 +1,201 @@
+"""The ledger of a job: each of its seconds is booked once, as one kind. Pure: moments come in, in seconds of one clock.
+
+What a launcher saw of an attempt, and what the first of its ranks said of itself, become seconds of each kind.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from slipway.protocol.files import ATTEMPTS
+from slipway.protocol.phases import Phase
+
+
+class Kind(StrEnum):
+    """What a second of a job went into. The order is that of a job's life; those from `repeating` on are what restarts cost."""
+
+    QUEUED = (
+        "queued"  # between two starts of the launcher: in a scheduler's queue, or while a container is started again
+    )
+    WAITING = "waiting"  # for nodes, before the first attempt
+    STARTING = "starting"  # from the launcher's start to the first step: processes, data, a snapshot
+    COMPILING = "compiling"  # the first step
+    TRAINING = "training"  # waiting for data is part of it
+    RUNNING = "running"  # of a script: nobody knows what it does
+    EVALUATING = "evaluating"
+    SAVING = "saving"  # training stands still for a snapshot
+    ENDING = "ending"  # from the last step to the verdict, where nothing failed
+    REPEATING = "repeating"  # steps that an earlier attempt had done
+    NOTICING = "noticing"  # from the last sign of life to the verdict on a failure
+    PAUSING = "pausing"  # between two attempts
+    REJOINING = "rejoining"  # waiting for nodes, between two attempts
+    RESTARTING = "restarting"  # as `starting` and `compiling`, of a later attempt
+
+
+KINDS = tuple(Kind)
+COSTS = KINDS[KINDS.index(Kind.REPEATING) :]  # of restarts
+WORK = (Kind.TRAINING, Kind.RUNNING)  # what a job is for
+TOLD = 0.01  # of all seconds: what is less is not worth a word in a line
+UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+LARGEST = 1e11  # s, more than any job takes
+KIND_OF = {
+    Phase.SETUP: Kind.STARTING,
+    Phase.PREPARE: Kind.STARTING,
+    Phase.LOAD: Kind.STARTING,
+    Phase.FIRST_STEP: Kind.COMPILING,
+    Phase.TRAIN: Kind.TRAINING,
+    Phase.DATA: Kind.TRAINING,
+    Phase.MEASURE: Kind.TRAINING,
+    Phase.EVALUATE: Kind.EVALUATING,
+    Phase.SAVE: Kind.SAVING,
+    Phase.FINISH: Kind.ENDING,
+}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Seconds in the order of KINDS, over how many `attempts`; `until` is when it was written (Unix seconds). It travels between
+    launchers: ValueError for numbers that no job has.
+    """
+
+    seconds: tuple[float, ...] = (0.0,) * len(KINDS)
+    attempts: int = 0
+    until: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Keep what others say possible."""
+        if len(self.seconds) != len(KINDS) or not all(0 <= one <= LARGEST for one in (*self.seconds, self.until)):
+            raise ValueError("impossible seconds")
+        if not 0 <= self.attempts <= ATTEMPTS:
+            raise ValueError("impossible attempts")
+
+    def __getitem__(self, kind: Kind) -> float:
+        """The seconds of a kind."""
+        return self.seconds[KINDS.index(kind)]
+
+    @property
+    def wall(self) -> float:
+        """All seconds since the job began."""
+        return sum(self.seconds)
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(0, self.attempts - 1)
+
+    @property
+    def written(self) -> "Ledger":
+        """The ledger as it is written down, so that all who tell it say the same."""
+        return replace(self, seconds=tuple(round(one, 2) for one in self.seconds))
+
+    def book(self, parts: Mapping[Kind, float]) -> "Ledger":
+        """The ledger with these seconds, too."""
+        return replace(self, seconds=tuple(self[kind] + max(0.0, parts.get(kind, 0.0)) for kind in KINDS))
+
+
+NOTHING = Ledger()  # is booked yet
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of an attempt. The launcher: when it began, when its workers had `started`, when it `noticed` that they are
+    to end, and when they had `ended`. Of the first of its ranks: when it `spoke` last, seconds `spent` in each phase until then,
+    the step that it went on from (`first`), the highest that it `reached`, and the highest of all attempts `before`.
+    """
+
+    begun: float
+    ended: float
+    own: bool = True
+    started: float | None = None
+    noticed: float | None = None
+    spoke: float | None = None
+    spent: Mapping[Phase, float] = field(default_factory=dict)
+    first: int = 0
+    reached: int = 0
+    before: int = 0
+
+
+def book_attempt(seen: Seen, *, good: bool, again: bool) -> dict[Kind, float]:
+    """The seconds of an attempt by kind, which are all that it lasted. `good`: it ended as asked; `again`: it is not the job's
+    first.
+    """
+    parts, last = _by_phases(seen) if seen.own and seen.spoke is not None else _by_moments(seen)
+    _add(parts, Kind.ENDING if good else Kind.NOTICING, seen.ended - last)
+    if again:
+        _add(parts, Kind.RESTARTING, parts.pop(Kind.STARTING, 0.0) + parts.pop(Kind.COMPILING, 0.0))
+    booked = sum(parts.values())  # clocks of two processes may differ by a little
+    return {kind: part * (seen.ended - seen.begun) / booked for kind, part in parts.items()} if booked else parts
+
+
+def _by_phases(seen: Seen) -> tuple[dict[Kind, float], float]:
+    """The seconds until the last word of a rank, by what it said, and when that was."""
+    spoke, parts = seen.spoke or 0.0, dict.fromkeys(KINDS, 0.0)
+    for phase, seconds in seen.spent.items():
+        _add(parts, KIND_OF[phase], seconds)
+    _add(parts, Kind.STARTING, spoke - sum(seen.spent.values()) - seen.begun)
+    done, known = seen.reached - seen.first, min(seen.before, seen.reached) - seen.first
+    share = max(0, known) / done if done > 0 else 0.0  # steps take as long as each other
+    again = parts[Kind.TRAINING] * share
+    _add(parts, Kind.REPEATING, again)
+    parts[Kind.TRAINING] -= again
+    return parts, spoke
+
+
+def _by_moments(seen: Seen) -> tuple[dict[Kind, float], float]:
+    """The same by what the launcher alone saw, of a script, and of a rank that had not spoken yet."""
+    last = seen.ended if seen.noticed is None else seen.noticed
+    started = last if seen.own or seen.started is None else seen.started
+    return {Kind.STARTING: max(0.0, started - seen.begun), Kind.RUNNING: max(0.0, last - started)}, last
+
+
+def _add(parts: dict[Kind, float], kind: Kind, seconds: float) -> None:
+    parts[kind] = parts.get(kind, 0.0) + max(0.0, seconds)
+
+
+def ledger_line(ledger: Ledger) -> str:
+    """A ledger in a line: `of 2 h 3 min 94.1 % training, 1.5 % saving; 11 restarts cost 3.2 %`; empty where nothing is booked."""
+    ledger = ledger.written
+    if not ledger.wall:
+        return ""
+    work = Kind.RUNNING if ledger[Kind.RUNNING] > ledger[Kind.TRAINING] else Kind.TRAINING
+    others = [kind for kind in KINDS if kind not in (work, *COSTS) and ledger[kind] >= TOLD * ledger.wall]
+    parts = [f"{_share(ledger, kind)} {kind}" for kind in (work, *others)]
+    restarts = "1 restart" if ledger.restarts == 1 else f"{ledger.restarts} restarts"
+    cost = f"; {restarts} cost {_share(ledger, *COSTS)}" if ledger.restarts else ""
+    return f"of {span(ledger.wall)} {', '.join(parts)}{cost}"
+
+
+def _share(ledger: Ledger, *kinds: Kind) -> str:
+    return f"{100 * sum(ledger[kind] for kind in kinds) / ledger.wall:.1f} %"
+
+
+def span(seconds: float) -> str:
+    """How long something took, for people, in its two largest units."""
+    parts: list[str] = []
+    left = round(seconds)
+    for unit, size in UNITS:
+        count, left = divmod(left, size)
+        parts += [f"{count} {unit}"] if count or parts else []
+    return " ".join(parts[:2]) or "0 s"
+
+
+def ledger_json(ledger: Ledger) -> dict[str, object]:
+    """How a ledger stands in JSON: all seconds, over how many attempts, and those of each kind that there is."""
+    ledger = ledger.written
+    kinds = {kind.value: ledger[kind] for kind in KINDS if ledger[kind]}
+    return {"wall": round(ledger.wall, 2), "attempts": ledger.attempts, "until": ledger.until, "seconds": kinds}
+
+
+def ledger_of(record: object) -> Ledger | None:
+    """The ledger that JSON tells of; None where it makes no sense."""
+    if not isinstance(record, dict) or not isinstance(kinds := record.get("seconds"), dict):
+        return None
+    attempts, until, *seconds = (
+        record.get("attempts"),
+        record.get("until"),
+        *(kinds.get(kind.value, 0.0) for kind in KINDS),
+    )
+    with suppress(ValueError, TypeError, OverflowError):
+        return Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0))
+    return None

@@ -1,0 +1,72 @@
+"""How far an attempt came, and for how long it trained beyond all before it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipway.launch.attempt.milestones import Milestones
+from slipway.launch.run_directory.heartbeats import Beat, highest_step
+from slipway.protocol.files import STEPS
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "trained"),
+    [
+        (0, {1.0: (0, 0), 2.0: (1, 1), 5.0: (9, 8)}, 3.0),
+        (0, {1.0: (0, 0), 9.0: (0, 0)}, 0.0),
+        (20, {1.0: (10, 10), 30.0: (20, 20)}, 0.0),  # steps made again
+        (20, {1.0: (10, 10), 30.0: (20, 21), 34.0: (24, 24)}, 4.0),
+        (0, {1.0: (1, 1), 2.0: (5, 5), 400.0: (5, 5)}, 1.0),  # it stood still
+        (0, {1.0: (1, 1), 2.0: (9, 9), 3.0: (4, 4), 7.0: (9, 9), 8.0: (10, 10)}, 7.0),  # it went back to a snapshot
+        (0, {1.0: (), 2.0: (-5,)}, 0.0),
+    ],
+)
+def test_only_steps_that_were_never_done_before_count(
+    before: int, seen: dict[float, tuple[int, ...]], trained: float
+) -> None:
+    milestones = Milestones(0.0, before)
+    for now, steps in seen.items():
+        milestones.take({rank: Beat(rank, step=step) for rank, step in enumerate(steps)}, now)
+    assert milestones.trained == trained
+    assert milestones.reached == max(step for steps in seen.values() for step in (0, *steps))
+
+
+def test_a_heartbeat_that_tells_of_more_steps_than_any_job_has_is_cut_short() -> None:
+    milestones = Milestones(0.0, 0)
+    milestones.take({0: Beat(0, step=10**17)}, 1.0)
+    assert milestones.reached == STEPS
+
+
+def test_a_script_ran_until_it_stood_still_or_its_end_was_noticed() -> None:
+    milestones = Milestones(100.0, 0)
+    milestones.look(101.0, started=False, ending=False)
+    assert (milestones.ran, milestones.started) == (0.0, None)
+    milestones.look(102.0, started=True, ending=False)
+    milestones.look(160.0, started=True, ending=False)
+    assert milestones.ran == 58.0
+    milestones.look(400.0, started=True, ending=False, still=230.0)  # nothing moved since 170
+    assert milestones.ran == 68.0
+    milestones.look(760.0, started=True, ending=True)  # the time-out of its process group
+    milestones.look(765.0, started=True, ending=True)
+    assert (milestones.ran, milestones.noticed, milestones.started) == (68.0, 760.0, 102.0)
+
+
+@pytest.mark.parametrize(
+    ("files", "step"),
+    [
+        ({}, 0),
+        ({"snapshots/step-00000040/manifest.json": "{}"}, 40),
+        ({"outcome.json": '{"attempts": [{"reached": 57}, {"reached": "x"}, 7, {}]}'}, 57),
+        ({"node-1/heartbeat/rank-3.json": '{"phase": "train", "step": 61, "monotonic": 1.0}'}, 61),
+        ({"outcome.json": json.dumps({"attempts": [{"reached": 10**17}]})}, STEPS),
+        ({"outcome.json": '{"attempts": 7}'}, 0),
+    ],
+)
+def test_how_far_a_run_ever_came_is_read_from_what_is_left_of_it(
+    tmp_path: Path, files: dict[str, str], step: int
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert highest_step(tmp_path) == step
