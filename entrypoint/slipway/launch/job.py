@@ -154,7 +154,7 @@ def give_up(tries: tuple[Try, ...]) -> Try:
     return dataclasses.replace(last, outcome=outcome)
 
 
-def announce(job: Job, node: Node, ending: Ending, pause: float, in_memory: int) -> None:
+def announce(job: Job, node: Node, ending: Ending, pause: float, in_memory: int = -1) -> None:
     """Say how an attempt ended, and that another follows; `in_memory`: the step of a snapshot there, -1 without one."""
     number, path = node.run.attempt + 1, node.run.path
     for line in block(ending.verdict)[:2]:

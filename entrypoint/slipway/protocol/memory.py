@@ -14,7 +14,7 @@ from typing import NamedTuple
 VARIABLE = "SLIPWAY_MEMORY"
 PAGE = 4096  # bytes; where the tensors begin
 MAGIC = b"slipway1"
-FIELDS = struct.Struct("<8s6qI")  # what Header holds, between the magic word and the checksum of both
+FIELDS = struct.Struct("<8s5qQI")  # what Header holds, between the magic word and the checksum of both
 SUM = struct.Struct("<I")
 
 

@@ -58,7 +58,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.loader.close()
-        training.memory.wait()
+        training.memory.close()
         if training.writer.wait(0):
             context.beat(Phase.SAVE)
         training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -27,15 +27,15 @@ from slipway.train.snapshots.tensor_files import DTYPES
 from slipway.train.snapshots.writer import Names, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
 LOADS = 2  # attempts that may go on from one snapshot in memory; if both fail, it may be what they fail of
-PIECE = 2**28  # bytes that are read at once
+PIECE = 2**26  # bytes that are read, and made, at once
 
 
 @dataclass
 class Buffer:
-    """An open file, its memory as bytes once this process wrote into it, and the room in it for each tensor."""
+    """An open file, and once this process writes into it the room in it for each tensor: `size` bytes behind the header."""
 
     file: int
-    memory: torch.Tensor | None = None
+    size: int = 0
     copies: dict[Names, torch.Tensor] = field(default_factory=dict)
 
 
@@ -46,7 +46,8 @@ class MemoryBuffers:
         """Open the buffers. `warn` is told why nothing is kept, once, and of each snapshot that is passed over."""
         self._buffers: list[Buffer] = []
         self._warn = warn
-        self._thread: Thread | None = None
+        self._failure, self._closed = "", False
+        self._making_room = self._keeping = Thread()
         self._next = 0  # the buffer that is written to next, never the one with the newest snapshot
         self.seconds = 0.0  # that the last snapshot took of what training could have used
         try:
@@ -63,31 +64,49 @@ class MemoryBuffers:
         """Whether snapshots are kept here."""
         return bool(self._buffers)
 
-    def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool], spent: float = 0.0) -> None:
+    def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool], spent: float = 0.0) -> bool:
         """Begin to keep a snapshot: its tensors may change afterwards. It counts where those with fractions are `sound`.
 
-        `spent`: seconds that it took of training before.
+        While room is made for it, which may take seconds, it is left out: then False is returned. `spent`: seconds that it took
+        of training before.
         """
         self.wait()
-        tensors = {(stem, name): part for stem, parts in snapshot.tensors.items() for name, part in parts.items()}
+        if self._making_room.is_alive():
+            return False
+        if self._failure:
+            self._give_up(self._failure)
+            return False
         buffer = self._buffers[self._next]
-        try:
-            self._make_room(buffer, tensors)
-        except OSError as error:
-            self._give_up(error.strerror or str(error))
-            return
+        tensors = {(stem, name): part for stem, parts in snapshot.tensors.items() for name, part in parts.items()}
+        if {names: form(tensor) for names, tensor in tensors.items()} != {
+            names: form(copy) for names, copy in buffer.copies.items()
+        }:
+            self._making_room = Thread(target=self._make_room, args=(buffer, tensors), daemon=True)
+            self._making_room.start()
+            return False
         begun = time.perf_counter()
         write_header(buffer.file, None)
         ready = copy_all(tensors, buffer.copies)
         self.seconds = spent + time.perf_counter() - begun
-        self._thread = Thread(target=self._finish, args=(buffer, snapshot, ready, sound), daemon=True)
-        self._thread.start()
+        self._keeping = Thread(target=self._finish, args=(buffer, snapshot, ready, sound), daemon=True)
+        self._keeping.start()
+        return True
 
     def wait(self) -> None:
         """Return once the snapshot under way is there."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._keeping.is_alive():
+            self._keeping.join()
+
+    def wait_for_room(self) -> None:
+        """Return once no room is made."""
+        if self._making_room.is_alive():
+            self._making_room.join()
+
+    def close(self) -> None:
+        """Leave no thread behind."""
+        self._closed = True
+        self.wait()
+        self.wait_for_room()
 
     def forget(self) -> None:
         """Training went back to before what is kept."""
@@ -133,25 +152,30 @@ class MemoryBuffers:
         return found
 
     def _make_room(self, buffer: Buffer, tensors: Mapping[Names, torch.Tensor]) -> None:
-        """Give the buffer memory with room for these tensors. Raises OSError where there is too little."""
-        if {names: form(tensor) for names, tensor in tensors.items()} == {
-            names: form(copy) for names, copy in buffer.copies.items()
-        }:
-            return
+        be_humble()
         size = size_aside(tensors)
-        missing = sum(max(0, PAGE + size - os.fstat(each.file).st_size) for each in self._buffers)
-        free = read_memory().left
-        if missing > free // 2:  # the other half is for the writer's copy, and for whoever else needs some
-            raise OSError(f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken")
-        write_header(buffer.file, None)
-        os.ftruncate(buffer.file, PAGE + size)  # what lies beyond is that of an earlier attempt
-        os.posix_fallocate(buffer.file, 0, PAGE + size)
-        mapped = mmap.mmap(buffer.file, PAGE + size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        buffer.memory = torch.frombuffer(mapped, dtype=torch.uint8)[PAGE:]
-        buffer.copies = set_aside(tensors, buffer.memory)
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            pin(buffer.memory)
-            weakref.finalize(buffer, unpin, buffer.memory).atexit = False
+        try:
+            missing = sum(max(0, PAGE + size - os.fstat(each.file).st_size) for each in self._buffers)
+            free = read_memory().left
+            if missing > free // 2:  # the other half is for the writer's copy, and for whoever else needs some
+                self._failure = (
+                    f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken"
+                )
+                return
+            write_header(buffer.file, None)
+            os.ftruncate(buffer.file, PAGE + size)  # what lies beyond is an earlier attempt's
+            memory = torch.frombuffer(mmap.mmap(buffer.file, PAGE + size), dtype=torch.uint8)[PAGE:]
+            for begin in range(0, size, PIECE):
+                if self._closed:
+                    return
+                os.posix_fallocate(buffer.file, PAGE + begin, min(PIECE, size - begin))
+                memory[begin : begin + PIECE : PAGE].zero_()  # so that no copy has to wait for a page to be mapped
+            if any(tensor.is_cuda for tensor in tensors.values()):
+                pin(memory)
+                weakref.finalize(buffer, unpin, memory).atexit = False
+            buffer.copies, buffer.size = set_aside(tensors, memory), size
+        except (OSError, ValueError) as error:
+            self._failure = str(error)
 
     def _finish(
         self,
@@ -160,16 +184,16 @@ class MemoryBuffers:
         ready: Callable[[], float],
         sound: Callable[[list[torch.Tensor]], bool],
     ) -> None:
-        assert buffer.memory is not None
         be_humble()
         waited = ready()
-        if sound([copy for copy in buffer.copies.values() if copy.is_floating_point()]):
-            described = json.dumps({"state": snapshot.state, "tensors": describe_copies(buffer)}).encode()
+        copies = list(buffer.copies.values())
+        if sound([copy for copy in copies if copy.is_floating_point()]):
+            described = json.dumps({"state": snapshot.state, "tensors": describe_copies(snapshot, buffer)}).encode()
             with suppress(OSError):  # then the one before counts
-                os.pwrite(buffer.file, described, PAGE + buffer.memory.nbytes)
+                os.pwrite(buffer.file, described, PAGE + buffer.size)
                 write_header(buffer.file, Header(
-                    snapshot.step, snapshot.attempt, 0, buffer.memory.nbytes, len(described),
-                    checksum(buffer.memory), zlib.crc32(described),
+                    snapshot.step, snapshot.attempt, 0, buffer.size, len(described),
+                    checksum(copies), zlib.crc32(described),
                 ))  # fmt: skip
                 self._next = (self._next + 1) % 2
         on_gpu = any(tensor.is_cuda for tensors in snapshot.tensors.values() for tensor in tensors.values())
@@ -180,52 +204,62 @@ class MemoryBuffers:
         self._warn(f"no snapshots in memory, only those on the disk: {why}")
 
 
-def checksum(memory: torch.Tensor) -> int:
-    """The sum of memory, 8 bytes at a time, modulo 2**64.
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """The sum of the tensors' bytes, eight at a time, modulo 2**64.
 
-    At the speed of memory, 2.4 ms for 10 million float32 where crc32 takes 40, and no flipped bit, lost piece or mixture of two
-    snapshots leaves it as it is, but by a chance of one in 2**64. Nobody forges what nobody else can write to.
+    At the speed of memory: 2.4 ms for 10 million float32, where crc32 takes 40. A flipped bit always changes it; lost pieces
+    and a mixture of two snapshots do but for a chance in 2**64. It is no protection from forgers, and need be none.
     """
-    return int(memory.view(torch.int64).sum())
+    total = 0
+    for tensor in tensors:
+        memory = bytes_of(tensor)
+        whole = memory.numel() // 8 * 8
+        total += int(memory[:whole].view(torch.int64).sum()) + int(memory[whole:].sum())
+    return total % 2**64
 
 
-def describe_copies(buffer: Buffer) -> list[tuple[str, str, list[int], str, int]]:
-    """File, name, shape, type and place of each tensor in a buffer, as JSON can carry them."""
-    assert buffer.memory is not None
-    start = buffer.memory.data_ptr()
-    return [
-        (stem, name, list(copy.shape), str(copy.dtype).removeprefix("torch."), copy.data_ptr() - start)
-        for (stem, name), copy in buffer.copies.items()
-    ]
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def describe_copies(snapshot: Snapshot, buffer: Buffer) -> dict[str, list[tuple[str, list[int], str, int]]]:
+    """Name, shape, type and place of each tensor in a buffer, by file, as JSON can carry them."""
+    described: dict[str, list[tuple[str, list[int], str, int]]] = {stem: [] for stem in snapshot.tensors}
+    for (stem, name), copy in buffer.copies.items():
+        dtype = str(copy.dtype).removeprefix("torch.")
+        described[stem].append((name, list(copy.shape), dtype, int(copy.storage_offset()) * copy.itemsize))
+    return described
 
 
 def load_buffer(file: int, header: Header) -> Snapshot:
     """The snapshot in an open buffer, in memory of this process's own. Raises SnapshotError, OSError."""
-    memory = torch.empty(header.data, dtype=torch.uint8)
-    read_into(memory.numpy().data, file, PAGE)
     described = os.pread(file, header.described, PAGE + header.data)
-    if header.data % 8 or checksum(memory) != header.checksum or zlib.crc32(described) != header.crc:
+    if zlib.crc32(described) != header.crc:
         raise SnapshotError("its checksum does not fit")
     try:
         told: dict[str, Any] = json.loads(described)
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
-        for stem, name, shape, dtype, begin in told["tensors"]:
-            if dtype not in DTYPES:
-                raise ValueError(f"no type {dtype}")
-            kind: torch.dtype = getattr(torch, dtype)
-            size = torch.Size(shape).numel() * kind.itemsize
-            # A clone: whoever takes over one tensor shall not hold the memory of all.
-            tensors.setdefault(stem, {})[name] = memory[begin : begin + size].view(kind).view(shape).clone()
-        return Snapshot(header.step, dict(told["state"]), tensors, header.attempt)
+        tensors = {
+            str(stem): {str(name): load_tensor(file, *place) for name, *place in places}
+            for stem, places in told["tensors"].items()
+        }
+        snapshot = Snapshot(header.step, dict(told["state"]), tensors, header.attempt)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise SnapshotError(f"it makes no sense ({error!r})") from error
+    if checksum(tensor for named in tensors.values() for tensor in named.values()) != header.checksum:
+        raise SnapshotError("its checksum does not fit")
+    return snapshot
 
 
-def read_into(memory: memoryview, file: int, begin: int) -> None:
-    """Fill memory with what an open file has from `begin` on. Raises SnapshotError where that is too little, OSError."""
-    done = 0
+def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Tensor:
+    """A tensor out of an open buffer. Raises ValueError, RuntimeError, OSError."""
+    if dtype not in DTYPES:
+        raise ValueError(f"there is no type {dtype}")
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    memory, done = bytes_of(tensor).numpy().data, 0
     while done < len(memory):
         read = os.preadv(file, [memory[done : done + PIECE]], begin + done)
         if not read:
-            raise SnapshotError("it is cut short")
+            raise ValueError("it is cut short")
         done += read
+    return tensor
