@@ -105,7 +105,7 @@ def server() -> None:
 
 @pytest.fixture
 def start(tmp_path: Path, server: None) -> Iterator[Callable[..., Job]]:
-    """Start workers. Keywords: `processes`, `folders` (names, one per node), `resume`, `faults` (see faulty_worker)."""
+    """Start workers. Keywords: `processes`, `folders` (names, one per node), `resume`, `memory`, `faults` (see faulty_worker)."""
     jobs: list[Job] = []
 
     def begin(
@@ -114,9 +114,10 @@ def start(tmp_path: Path, server: None) -> Iterator[Callable[..., Job]]:
         processes: int = 2,
         folders: tuple[str, ...] = ("job",),
         resume: str = "none",
+        memory: tuple[str, ...] = (),
         **faults: object,
     ) -> Job:
-        jobs.append(Job([tmp_path / folder for folder in folders]))
+        jobs.append(Job([tmp_path / folder for folder in folders], memory))
         jobs[-1].start(workload, args, processes, resume, faults)
         return jobs[-1]
 

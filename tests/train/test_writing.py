@@ -21,7 +21,7 @@ from slipway.train.loop.metrics import keep_metrics
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots import writer as writing
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
-from slipway.train.snapshots.writer import ALIGNED, Writer, set_aside
+from slipway.train.snapshots.writer import ALIGNED, Writer, set_aside, size_aside
 
 pytestmark = pytest.mark.core
 
@@ -114,7 +114,8 @@ def test_copies_lie_in_one_piece_that_is_no_larger_than_they_are() -> None:
         ("ranks", "seen"): torch.tensor(True),
         ("optimizer", "step"): torch.tensor(3.0, dtype=torch.float64),
     }
-    memory, copies = set_aside(tensors)
+    memory = torch.empty(size_aside(tensors), dtype=torch.uint8)
+    copies = set_aside(tensors, memory)
     assert memory.nbytes <= sum(tensor.nbytes for tensor in tensors.values()) + len(tensors) * ALIGNED
     for names, tensor in tensors.items():
         copies[names].copy_(tensor)
@@ -136,7 +137,7 @@ def test_for_tensors_on_a_gpu_that_piece_is_pinned_as_it_is_and_no_longer_than_i
     pinned: dict[int, int] = {}
     monkeypatch.setattr(writing, "pin", lambda memory: pinned.update({memory.data_ptr(): memory.nbytes}))
     monkeypatch.setattr(writing, "unpin", lambda memory: pinned.pop(memory.data_ptr()))
-    monkeypatch.setattr(writing, "copy_all", lambda sources, targets: lambda: None)
+    monkeypatch.setattr(writing, "copy_all", lambda sources, targets: lambda: 0.0)
     writer = Writer(tmp_path, keep=1)
     for step in (1, 2):
         writer.start(Snapshot(step, {}, {"model": {"a": torch.ones(1000).as_subclass(OnGpu)}}), copy=True)

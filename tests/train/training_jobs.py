@@ -59,6 +59,7 @@ class Job:
     """Workers that run, started one by one as torchrun would; each node has a run directory of its own or shares one."""
 
     folders: list[Path]
+    memory: tuple[str, ...] = ()  # of each node, as the launcher tells its workers
     workers: list[BaseProcess] = field(default_factory=list)
 
     def start(
@@ -72,6 +73,7 @@ class Job:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(processes)}
             environment |= {"GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment |= {"SLIPWAY_SHARED_RUN_DIR": str(int(len(self.folders) == 1)), "FAULTS": json.dumps(faults)}
+            environment |= {"SLIPWAY_MEMORY": self.memory[node]} if self.memory else {}
             call = (environment, str(self.folders[node] / f"rank-{rank}.log"), workload, [str(arg) for arg in args])
             self.workers.append(SERVER.Process(target=faulty_worker.work, args=call))
             self.workers[-1].start()

@@ -8,8 +8,8 @@ import pytest
 from stand_ins import FakeNvml, NvmlError, make_card, write_files
 
 from slipway.launch.resolve import devices
-from slipway.launch.resolve.cgroups import cgroup_folders, count_cpus
 from slipway.launch.resolve.devices import read_devices
+from slipway.protocol.cgroups import cgroup_folders, count_cpus
 
 BARE = Path("/nowhere")  # a file system without device files, whatever this machine has
 FOUR = [make_card(number) for number in range(4)]

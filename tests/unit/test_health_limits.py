@@ -9,15 +9,14 @@ import pytest
 from stand_ins import make_devices, write_files
 
 from slipway.launch.health.limits import (
-    Memory,
     judge_cpus,
     judge_locked,
     judge_memory,
     judge_shm,
     look_at_limits,
     look_at_shm,
-    read_memory,
 )
+from slipway.protocol.cgroups import Memory, read_memory
 from slipway.protocol.errors import UNHEALTHY
 
 MB, GB = 1 << 20, 1 << 30

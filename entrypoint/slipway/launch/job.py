@@ -3,12 +3,13 @@
 import dataclasses
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
+from slipway.launch.attempt.memory import Memory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
@@ -56,6 +57,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
     books = Books(node.ledger, job.plan)
+    memory = stack.enter_context(closing(Memory(job)))
     while True:
         node = dataclasses.replace(node, ledger=books.ledger)
         try:
@@ -72,7 +74,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
-            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached, books.look)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, memory, node.reached, books.look)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -89,7 +91,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             stay = "wait for its replacement" if job.replaced else "go on without it"
             why = f"this node leaves, and the others {stay}" if leaves else ending.why
             return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
-        announce(job, node, ending, ending.pause)
+        announce(job, node, ending, ending.pause, memory.step)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
@@ -162,8 +164,8 @@ def give_up(tries: tuple[Try, ...]) -> Try:
     return dataclasses.replace(last, outcome=outcome)
 
 
-def announce(job: Job, node: Node, ending: Ending, pause: float) -> None:
-    """Say how an attempt ended, and that another follows."""
+def announce(job: Job, node: Node, ending: Ending, pause: float, in_memory: int = -1) -> None:
+    """Say how an attempt ended, and that another follows; `in_memory`: the step of a snapshot there, -1 without one."""
     number, path = node.run.attempt + 1, node.run.path
     later = f" in {pause:.0f} s" if pause else ""
     for line in block(ending.verdict)[:2]:
@@ -171,6 +173,7 @@ def announce(job: Job, node: Node, ending: Ending, pause: float) -> None:
     if job.single:
         step = newest_step(path)
         start = f" from the snapshot of step {step}" if step is not None else ""
+        start = f" from the snapshot in memory of step {in_memory}" if in_memory > (step or -1) else start
         say(f"starting again{later}{start}: attempt {number}")
         return
     ranks, how = ", ".join(map(str, ending.leaving)), "with another" if job.replaced else "without"

@@ -14,6 +14,18 @@ from slipway.options.target import require_target
 
 COUNT = click.IntRange(min=1)
 COUNT_OR_ZERO = click.IntRange(min=0)
+
+
+class AutoOrCount(click.ParamType[Any]):
+    """`auto`, or a number from 0 on."""
+
+    name = "auto|integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """The value, or click's error."""
+        return "auto" if value == "auto" else COUNT_OR_ZERO.convert(value, param, ctx)
+
+
 POSITIVE = click.FloatRange(min=0, min_open=True)
 NOT_NEGATIVE = click.FloatRange(min=0)
 SHARE = click.FloatRange(min=0, max=1, max_open=True)
@@ -101,6 +113,12 @@ class Common(Options):
     seed: int = option(0, click.IntRange(0, 2**32 - 1), "Seed of weights, data order and dropout.")
     save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
+    memory_every: str | int = option(
+        "auto",
+        AutoOrCount(),
+        "Steps between snapshots in memory, from which a job goes on after a failure; auto: as many as make them cost 1 % "
+        "of the time, 0: none.",
+    )
     nonfinite_budget: int = option(
         10, COUNT_OR_ZERO, "Steps in a row that may be skipped because their loss or gradient is not finite."
     )

@@ -52,6 +52,10 @@ class PipelineOptions(GptOptions):
             )
         if self.stages == 1:
             return
+        if self.memory_every not in ("auto", 0):
+            raise click.UsageError(
+                "--memory-every is for models that each process has whole; --stages above 1 save to the disk alone. Leave it out."
+            )
         if self.accumulate < self.stages:
             raise click.UsageError(
                 f"--accumulate {self.accumulate} leaves some of --stages {self.stages} without work. Type --accumulate "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.memory import Memory
 from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
@@ -33,14 +34,15 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
+    memory: Memory | None = None,
     reached: int = 0,
     look_on: Callable[[Milestones], None] = lambda milestones: None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told; `reached`: the highest step that any before reached; `look_on` is called
-    at every look.
+    attempt before, which the workers are told; `memory`: what outlives them; `reached`: the highest step that any before
+    reached; `look_on` is called at every look.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -71,7 +73,8 @@ def attempt(
         look_on=look_on,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
-        facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)
+        kept = memory.variables if memory else {}
+        facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
     try:
         after = newest_step(run.path)
     except OSError:  # a disk that is away now changes nothing of how the workers ended

@@ -15,7 +15,6 @@ from typing import Any
 from slipway.launch.process_tree import signal_name
 from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
 from slipway.protocol.causes import (
     DRIVER_TOO_OLD,
@@ -27,6 +26,7 @@ from slipway.protocol.causes import (
     in_one_line,
     is_time_out,
 )
+from slipway.protocol.cgroups import cgroup_folders, read_kernel_file
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import LOGS, NODE, OUTCOMES, error_file, rank_file, rank_log, read_json
 from slipway.protocol.outcomes import GOOD, Word

@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.launch.health.finding import ok, warning
 from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.cgroups import read_kernel_file
+from slipway.protocol.cgroups import read_kernel_file
 
 ROW, LIBRARY = "InfiniBand", "libibverbs.so.1"
 

@@ -3,15 +3,14 @@
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.launch.health.finding import ok, sick, warning
 from slipway.launch.muster.card import Finding
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.cgroups import cgroup_folders, read_kernel_file
 from slipway.launch.resolve.container_checks import SMALL_SHM
 from slipway.launch.resolve.devices import Devices
+from slipway.protocol.cgroups import Memory, cgroup_folders, read_memory, read_number
 
 SHM = Path("/dev/shm")  # noqa: S108
 FULL_SHM = 16 << 20  # bytes free; NCCL wants about 10 MB per peer
@@ -19,21 +18,6 @@ LITTLE_MEMORY = 1 << 30  # bytes left; a worker that has imported torch for CUDA
 FEW_FILES = 4096  # a data-loader worker that shares tensors keeps several open for each batch
 FEW_PROCESSES = 512  # torch starts dozens of threads in each worker, and they count
 ROOT = Path("/")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of memory: of the machine, and of the narrowest cgroup (`limit` None: none is set)."""
-
-    total: int
-    available: int
-    limit: int | None = None
-    used: int = 0
-
-    @property
-    def left(self) -> int:
-        """What may still be used."""
-        return self.available if self.limit is None else min(self.available, self.limit - self.used)
 
 
 def look_at_shm(runtime: str, folder: Path = SHM) -> Iterator[Finding]:
@@ -61,29 +45,6 @@ def judge_shm(size: int, free: int, runtime: str) -> Finding:
 def look_at_memory(root: Path = ROOT) -> Iterator[Finding]:
     """The row about memory. `root` of the file system is for tests."""
     yield judge_memory(read_memory(root))
-
-
-def read_memory(root: Path = ROOT) -> Memory:
-    """The machine's memory (/proc/meminfo) and the cgroup's, v1 or v2. Raises OSError and KeyError without /proc."""
-    rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
-    machine = {row[0].rstrip(":"): int(row[1]) << 10 for row in rows}
-    limits = [found for folder in cgroup_folders(root, "memory") if (found := _limit(folder)) is not None]
-    limit, used = min(limits, default=(machine["MemTotal"], 0), key=lambda pair: pair[0] - pair[1])
-    bounded = limit < machine["MemTotal"]  # v1 says "none" with a number beyond any machine
-    return Memory(machine["MemTotal"], machine["MemAvailable"], limit if bounded else None, used if bounded else 0)
-
-
-def _limit(folder: Path) -> tuple[int, int] | None:
-    """A cgroup's limit and what it uses of it, without the file cache that the kernel would give back."""
-    for limit, usage, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        most, used = _number(folder / limit), _number(folder / usage)
-        if most is not None and used is not None:
-            rows = dict(line.split() for line in read_kernel_file(folder / "memory.stat").splitlines())
-            return most, used - int(rows.get(cache, 0))
-    return None
 
 
 def judge_memory(memory: Memory) -> Finding:
@@ -127,7 +88,9 @@ def look_at_limits(runtime: str = "host", root: Path = ROOT) -> Iterator[Finding
     yield judge_locked(locked, any((root / "sys/class/infiniband").glob("*")), runtime)
     folders = cgroup_folders(root, "pids")
     left = [
-        most - (_number(folder / "pids.current") or 0) for folder in folders if (most := _number(folder / "pids.max"))
+        most - (read_number(folder / "pids.current") or 0)
+        for folder in folders
+        if (most := read_number(folder / "pids.max"))
     ]
     if left and min(left) < FEW_PROCESSES:
         found = f"{min(left)} more are allowed here, threads counted"
@@ -140,11 +103,6 @@ def judge_locked(most: int, infiniband: bool, runtime: str = "host") -> Finding:
         return ok("locked memory", "unlimited" if most == resource.RLIM_INFINITY else f"{mebibytes(most)} at most")
     found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and takes TCP instead"
     return warning("locked memory", found, advise("locked memory", runtime))
-
-
-def _number(file: Path) -> int | None:
-    text = read_kernel_file(file)
-    return int(text) if text.isdigit() else None
 
 
 def amount(limit: int) -> str:

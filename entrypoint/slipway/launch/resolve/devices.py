@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.launch.resolve.cgroups import count_cpus
+from slipway.protocol.cgroups import count_cpus
 
 LIBRARY = "libnvidia-ml.so.1"
 # Where a driver may lie unseen by the linker: GKE mounts it there and runs no ldconfig, WSL2 brings the one of Windows.

@@ -13,6 +13,7 @@ from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
+from slipway.protocol.memory import VARIABLE as MEMORY
 
 # What C++ code writes to stdout while our workloads open a group is dropped (train/worker/group.py), gloo's chatter with NCCL's
 # words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
@@ -76,7 +77,7 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
 # those of another job. And the launchers' secret is none of theirs.
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
-    | {LOCAL_DEVICES, LOCAL_CORES, "SLIPWAY_PREVIOUS_OUTCOME"}
+    | {LOCAL_DEVICES, LOCAL_CORES, MEMORY, "SLIPWAY_PREVIOUS_OUTCOME"}
 )
 
 

@@ -14,13 +14,15 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.loop.evaluation import evaluate_model
+from slipway.train.loop.memory import keep_in_memory
 from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation, write_options
 from slipway.train.loop.nonfinite import NonFiniteError
-from slipway.train.loop.saving import resume, save, wait_for_writers
+from slipway.train.loop.saving import is_save_due, resume, save, wait_for_writers
 from slipway.train.loop.step import take_step
 from slipway.train.loop.task import Task
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
+from slipway.train.snapshots.rhythm import Rhythm
 from slipway.train.worker.context import Context
 
 MOMENT = 0.5  # seconds; whoever waits longer for data says so
@@ -56,6 +58,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.loader.close()
+        training.memory.close()
         if training.writer.wait(0):
             context.beat(Phase.SAVE)
         training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
@@ -68,6 +71,7 @@ def train_through(training: Training) -> str:
     except NonFiniteError as error:
         training.context.warn(f"{error}; going back to the newest snapshot, once")
         wait_for_writers(training)
+        training.memory.forget()
         if not resume(training, "auto"):
             raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
     try:
@@ -91,6 +95,7 @@ def train_from_here(training: Training, phase: Phase) -> str:
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     training.loader.start(training.position)
+    training.rhythm = Rhythm(training.rhythm.every, training.step)
     try:
         return take_steps(training, metrics, progress, phase)
     finally:
@@ -121,12 +126,14 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report_step(training, rate, metrics, progress, ended_epoch)
-        if last or (options.save_every and training.step % options.save_every == 0):
+        if is_save_due(training):
             enforce_budget(training, int(training.numbers.in_row))
             context.beat(Phase.SAVE)
             save(training, live=last)
             context.beat(Phase.TRAIN)
             progress.restart(training.step)
+        if not last:
+            keep_in_memory(training)
         if is_due(training):
             word = evaluate(training, metrics, progress)
             context.beat(Phase.TRAIN)

@@ -61,8 +61,8 @@ class Numbers:
         self.skipped.zero_()
 
     def state(self) -> torch.Tensor:
-        """All of it, float32, shape (3,), on the CPU."""
-        return torch.stack([self.losses, self.skipped, self.in_row]).cpu()
+        """All of it, float32, shape (3,), on the device."""
+        return torch.stack([self.losses, self.skipped, self.in_row])
 
     def load(self, states: list[torch.Tensor], own: torch.Tensor | None) -> None:
         """Undo `state`: take this rank's `own`, or without it (another world size) the mean over the `states` of all."""

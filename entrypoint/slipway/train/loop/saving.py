@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from slipway.protocol.files import snapshot_name
@@ -9,6 +12,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.train.loop.nonfinite import NonFiniteError, are_finite
 from slipway.train.loop.training import Training
+from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.resume import POLL, share_snapshot
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import load_model, load_optimizer_state, random_states, set_random_states
@@ -32,23 +36,46 @@ def save(training: Training, live: bool = False) -> None:
     if any(context.total(not are_finite(floating))):
         raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
     tensors, values = training.parallel.collect()
-    own = {**random_states(context.device), "numbers": training.numbers.state()}
-    ranks = {f"{rank}.{name}": part for name, state in own.items() for rank, part in enumerate(context.gather(state))}
+    ranks, _ = gather_ranks(training)
     if context.place.keeps_snapshots and training.held != training.step:
-        state = {
-            "workload": training.task.name,
-            "model": dict(training.task.description),
-            "data": training.task.data,
-            "position": training.position,
-            "reported": training.reported,
-            "world_size": context.place.world_size,
-            "stages": stages(training),
-            "optimizer": values,
-            "scaler": training.scaler.state_dict(),
-        }
-        snapshot = Snapshot(training.step, state, {**tensors, "ranks": ranks}, context.place.attempt)
-        training.writer.start(snapshot, copy=not live)
+        training.writer.start(describe(training, tensors, values, ranks), copy=not live)
     training.saved = training.step
+
+
+def is_save_due(training: Training) -> bool:
+    """Whether there is a snapshot of this step on the disk in the end."""
+    every = training.options.save_every
+    return training.step == training.total or bool(every and training.step % every == 0)
+
+
+def gather_ranks(training: Training, *numbers: float) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+    """What differs from rank to rank, of all ranks, as it is stored; and of each of the numbers every rank's. By all ranks."""
+    context = training.context
+    own = {**random_states(context.device), "more": torch.tensor(numbers, dtype=torch.float64)}
+    sums = context.gather_on_device(training.numbers.state())
+    rows = context.gather_named(own)
+    more = torch.stack([row.pop("more") for row in rows])
+    ranks = {f"{rank}.{name}": row[name] for name in own if name != "more" for rank, row in enumerate(rows)}
+    ranks |= {f"{rank}.numbers": part for rank, part in enumerate(sums)}
+    return ranks, more.T.tolist()
+
+
+def describe(
+    training: Training, tensors: Shards, values: dict[str, Any], ranks: Mapping[str, torch.Tensor]
+) -> Snapshot:
+    """The snapshot of this step, of what `collect` and `gather_ranks` brought together."""
+    state = {
+        "workload": training.task.name,
+        "model": dict(training.task.description),
+        "data": training.task.data,
+        "position": training.position,
+        "reported": training.reported,
+        "world_size": training.context.place.world_size,
+        "stages": stages(training),
+        "optimizer": values,
+        "scaler": training.scaler.state_dict(),
+    }
+    return Snapshot(training.step, state, {**tensors, "ranks": ranks}, training.context.place.attempt)
 
 
 def wait_for_writers(training: Training) -> None:
@@ -75,9 +102,10 @@ def wait_for_writers(training: Training) -> None:
 def resume(training: Training, wanted: str) -> bool:
     """Go on from the snapshot that `wanted` means: none, auto or a path. Returns whether there was one."""
     context, options = training.context, training.options
-    snapshot, held = share_snapshot(context, wanted, training.parallel.wants)
-    if snapshot is None:
+    shared = share_snapshot(context, wanted, training.parallel.wants, training.memory)
+    if shared is None:
         return False
+    snapshot, held = shared.snapshot, shared.held
     state = snapshot.state
     if state.get("workload") != training.task.name:
         origin = f"of the workload {state['workload']}" if "workload" in state else "of a script with a loop of its own"
@@ -92,10 +120,12 @@ def resume(training: Training, wanted: str) -> bool:
         training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
     load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
-    training.held = snapshot.step if held else -1
+    held = held and not (shared.in_memory and is_save_due(training))
+    training.held = snapshot.step if held and not shared.in_memory else -1
     [without] = context.total(context.place.keeps_snapshots and not held)
-    training.saved = -1 if without else snapshot.step
-    save(training)  # a node without this snapshot gets its copy now, and a run that branches off its beginning
+    training.saved = -1 if without or shared.in_memory else snapshot.step
+    if without:  # a node without this snapshot gets its copy now, and a run that branches off its beginning
+        save(training)
     return True
 
 

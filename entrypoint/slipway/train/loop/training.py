@@ -22,6 +22,8 @@ from slipway.train.loop.sampler import Sampler
 from slipway.train.loop.task import Task
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
+from slipway.train.snapshots.rhythm import Rhythm
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import Context
 
@@ -40,6 +42,8 @@ class Training:
     scaler: torch.amp.grad_scaler.GradScaler
     loader: Loader
     writer: Writer
+    memory: MemoryBuffers  # for snapshots in memory
+    rhythm: Rhythm  # of those
     numbers: Numbers
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     parameters: Mapping[str, nn.Parameter]  # of the task's model
@@ -83,6 +87,8 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         task=task, options=options, context=context, precision=precision, batch_size=batch_size, total=total,
         parallel=parallel, scaler=scaler, loader=loader,
         writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
+        memory=MemoryBuffers(() if task.split else context.place.memory, context.warn),
+        rhythm=Rhythm(0 if task.split else options.memory_every, 0),
         numbers=Numbers(context.device),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),

@@ -9,17 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.protocol.files import SNAPSHOTS, STEP, list_snapshots, number_in, snapshot_step
+from slipway.protocol.files import (
+    SNAPSHOTS,
+    STEP,
+    list_snapshots,
+    number_in,
+    snapshot_attempt,
+    snapshot_name,
+    snapshot_step,
+)
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
-from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, load_newest, load_snapshot
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
+from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, load_newest, load_snapshot, newest_first
 from slipway.train.worker.context import Context
 
 POLL = 0.05  # seconds between two looks at the disks
@@ -42,14 +51,32 @@ class Search:
     path: Path | None = None
     snapshot: Snapshot | None = None
     failure: Exception | None = None
+    on_disk: int = -1  # the step of the run's latest snapshot here, whole or not
 
     @property
-    def report(self) -> tuple[int, int, int]:
-        """What the others must know to choose: the finding, the attempt and the step."""
-        return int(self.finding), *((self.snapshot.attempt, self.snapshot.step) if self.snapshot else (-1, -1))
+    def in_memory(self) -> bool:
+        """Whether the snapshot was in memory, not on a disk."""
+        return self.snapshot is not None and self.path is None
+
+    @property
+    def report(self) -> tuple[int, int, int, int, int]:
+        """What the others must know: the finding, its attempt and step, whether it was on a disk, and what the disk has."""
+        found = (self.snapshot.attempt, self.snapshot.step) if self.snapshot else (-1, -1)
+        return int(self.finding), *found, int(not self.in_memory), self.on_disk
 
 
-def search(resume: str, own: Path, context: Context) -> Search:
+@dataclass(frozen=True)
+class Shared:
+    """The snapshot to go on from. `held`: whether this rank's run directory has what it needs: that snapshot, or where it was
+    in memory none older than other nodes have.
+    """
+
+    snapshot: Snapshot
+    held: bool
+    in_memory: bool = False
+
+
+def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> Search:
     """Look for the snapshot that `resume` means, with `own` as the run's snapshots. Each one skipped is named."""
     latest = next(iter(list_snapshots(own)), None)
     try:
@@ -59,7 +86,7 @@ def search(resume: str, own: Path, context: Context) -> Search:
             raise ConfigurationError(
                 f"{own} already holds {latest.name}. Go on with it by --resume auto, or type another --run-dir."
             )
-        found = load_newest(own, context.warn) if resume == "auto" else load_named(Path(resume), context)
+        found = load_newer(own, context, memory) if resume == "auto" else load_named(Path(resume), context)
     except (ConfigurationError, SnapshotError) as error:
         return Search(Found.REFUSED, failure=error)
     if found is None:
@@ -67,10 +94,35 @@ def search(resume: str, own: Path, context: Context) -> Search:
             nothing = SnapshotError(f"{own} holds no snapshot that can be loaded. Start again with another --run-dir.")
             return Search(Found.DAMAGED, failure=nothing)
         return Search()
-    if latest is not None and snapshot_step(latest) > found[1].step and resume != "auto":
-        later = f"{own} already holds {latest.name}, later than {found[0].name}. Type another --run-dir to branch off."
+    path, snapshot = found
+    if latest is not None and path is not None and snapshot_step(latest) > snapshot.step and resume != "auto":
+        later = f"{own} already holds {latest.name}, later than {path.name}. Type another --run-dir to branch off."
         return Search(Found.REFUSED, failure=ConfigurationError(later))
-    return Search(Found.SNAPSHOT, *found)
+    return Search(Found.SNAPSHOT, path, snapshot, on_disk=snapshot_step(latest) if latest else -1)
+
+
+def load_newer(own: Path, context: Context, memory: MemoryBuffers) -> tuple[Path | None, Snapshot] | None:
+    """The newest snapshot that is whole, in memory or on the disk; there is no path to one in memory."""
+    listed = newest_listed(own)
+    if kept := memory.load(newer_than=listed):
+        return None, kept
+    found = load_newest(own, context.warn)
+    on_disk = (found[1].attempt, found[1].step) if found else (-1, -1)
+    if on_disk < listed and (kept := memory.load(newer_than=on_disk)):
+        return None, kept
+    return found
+
+
+def search_memory(own: Path, memory: MemoryBuffers) -> Search:
+    """What `search` finds in memory alone."""
+    attempt, step = newest_listed(own)
+    kept = memory.load(newer_than=(attempt, step))
+    return Search(Found.SNAPSHOT if kept else Found.NOTHING, None, kept, on_disk=step)
+
+
+def newest_listed(own: Path) -> tuple[int, int]:
+    """Attempt and step of the newest snapshot of a run, whole or not."""
+    return next(((snapshot_attempt(path), snapshot_step(path)) for path in newest_first(own)), (-1, -1))
 
 
 def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
@@ -92,20 +144,22 @@ def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
     return None
 
 
-def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bool]) -> tuple[Snapshot | None, bool]:
-    """The snapshot that `resume` (none, auto or a path) means, and whether this rank's run directory holds it already.
+def share_snapshot(
+    context: Context, resume: str, wants: Callable[[str, str], bool], memory: MemoryBuffers
+) -> Shared | None:
+    """The snapshot that `resume` (none, auto or a path) means, None without any; with `auto` it may be one in memory.
 
     The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises
     ConfigurationError and SnapshotError, on all ranks.
     """
     place = context.place
     context.beat(Phase.LOAD)
-    own = search_together(resume, context)
+    own = search_together(resume, context, memory)
     reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
     source = choose_source(reports)
     if source is None:
         if resume in ("none", "auto"):
-            return None, False
+            return None
         raise ConfigurationError(
             f"--resume {resume} is neither a snapshot nor a run directory with one that can be loaded."
         )
@@ -113,20 +167,29 @@ def share_snapshot(context: Context, resume: str, wants: Callable[[str, str], bo
     if layout["failure"] is not None:
         kind, message = layout["failure"]
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
-    context.say(f"going on from {layout['path']}")
+    name = snapshot_name(layout["step"])
+    context.say(f"going on from {layout['path'] or f'{name}, in memory'}")
     snapshot = own.snapshot if place.rank == source else None
     snapshot = receive_snapshot(context, layout, snapshot, source, wants)
     if resume == "auto":
-        context.progress(snapshot.step, Path(layout["path"]).name)
-    held = own.snapshot is not None and own.report == reports[source]
-    return snapshot, resume == "auto" and held
+        context.progress(snapshot.step, Path(layout["path"]).name if layout["path"] else None)
+    if layout["path"] is None:
+        memory.count_load(replace(snapshot, attempt=reports[source][1]))
+        return Shared(snapshot, own.on_disk >= max(report[4] for report in reports), in_memory=True)
+    held = own.snapshot is not None and own.report[:4] == reports[source][:4]
+    return Shared(snapshot, resume == "auto" and held)
 
 
-def search_together(resume: str, context: Context) -> Search:
+def search_together(resume: str, context: Context, memory: MemoryBuffers) -> Search:
     """What `search` finds, where this rank keeps snapshots; no rank waits in one long exchange, however long disks take."""
     place = context.place
+    folder = place.run_dir / SNAPSHOTS
     with ThreadPoolExecutor(max_workers=1) as reader:
-        own = [reader.submit(search, resume, place.run_dir / SNAPSHOTS, context)] if place.keeps_snapshots else []
+        own = []
+        if place.keeps_snapshots:
+            own = [reader.submit(search, resume, folder, context, memory)]
+        elif resume == "auto" and memory.usable:  # all nodes see one disk, which rank 0 reads
+            own = [reader.submit(search_memory, folder, memory)]
         while any(context.total(len(wait(own, POLL).not_done))):
             continue
     return own[0].result() if own else Search()
@@ -161,7 +224,7 @@ def describe_layout(own: Search) -> dict[str, Any]:
         return {"failure": None}
     tensors = {stem: describe_tensors(tensors) for stem, tensors in own.snapshot.tensors.items()}
     described = {"step": own.snapshot.step, "state": own.snapshot.state, "tensors": tensors}
-    return {"failure": None, "path": str(own.path), **described}
+    return {"failure": None, "path": str(own.path) if own.path else None, **described}
 
 
 def describe_tensors(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, list[int], str]]:

@@ -38,7 +38,7 @@ class Writer:
 
     def start(self, snapshot: Snapshot, copy: bool) -> None:
         """Begin to write. Without `copy` the tensors must not change before `wait` is False; it needs no more memory."""
-        ready: Callable[[], None] = lambda: None  # noqa: E731
+        ready: Callable[[], float] = lambda: 0.0  # noqa: E731
         if copy:
             snapshot, ready = self._copy(snapshot)
         self._thread = Thread(target=self._write, args=(snapshot, ready, copy), daemon=True)
@@ -62,11 +62,10 @@ class Writer:
         """Whether the last snapshot could not be written."""
         return self._error is not None
 
-    def _write(self, snapshot: Snapshot, ready: Callable[[], None], humble: bool) -> None:
+    def _write(self, snapshot: Snapshot, ready: Callable[[], float], humble: bool) -> None:
         try:
-            if humble:  # where training wants every core, checksums get a tenth of one; Linux has this per thread
-                with suppress(OSError):  # a sandbox may forbid it, and that is no reason to lose a snapshot
-                    os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+            if humble:
+                be_humble()
             ready()
             save_snapshot(self.folder, snapshot, self._keep, self._note, self._superseded)
         except BaseException as error:
@@ -75,7 +74,7 @@ class Writer:
     def _note(self, size: int) -> None:
         self.written += size
 
-    def _copy(self, snapshot: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
+    def _copy(self, snapshot: Snapshot) -> tuple[Snapshot, Callable[[], float]]:
         """The snapshot with its tensors copied into memory of our own, and what returns once they are there.
 
         From a GPU they go into pinned memory on a stream of their own. The host does not wait; what is queued after
@@ -86,7 +85,8 @@ class Writer:
         }
         new = {names: tensor for names, tensor in places.items() if form(tensor) != form(self._aside.get(names))}
         if new:
-            memory, copies = set_aside(new)
+            memory = torch.empty(size_aside(new), dtype=torch.uint8)
+            copies = set_aside(new, memory)
             self._aside |= copies
             if any(tensor.is_cuda for tensor in new.values()):
                 pin(memory)
@@ -102,16 +102,29 @@ def form(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
-def set_aside(tensors: Mapping[Names, torch.Tensor]) -> tuple[torch.Tensor, dict[Names, torch.Tensor]]:
-    """CPU memory in one piece, and room in it for a copy of each tensor."""
-    begins, size = {}, 0
+def be_humble() -> None:
+    """Where training wants every core, leave a tenth of one to the thread that calls this; Linux has that per thread."""
+    with suppress(OSError):  # a sandbox may forbid it, and that is no reason to lose a snapshot
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+
+
+def size_aside(tensors: Mapping[Names, torch.Tensor]) -> int:
+    """Bytes that copies of these tensors take in one piece."""
+    return sum(aligned(tensor.nbytes) for tensor in tensors.values())
+
+
+def set_aside(tensors: Mapping[Names, torch.Tensor], memory: torch.Tensor) -> dict[Names, torch.Tensor]:
+    """Room for a copy of each tensor in CPU memory of that size."""
+    room, begin = {}, 0
     for names, tensor in tensors.items():
-        begins[names], size = size, size + -(-tensor.nbytes // ALIGNED) * ALIGNED
-    memory = torch.empty(size, dtype=torch.uint8)
-    return memory, {
-        names: memory[begin : begin + tensors[names].nbytes].view(tensors[names].dtype).view(tensors[names].shape)
-        for names, begin in begins.items()
-    }
+        room[names] = memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        begin += aligned(tensor.nbytes)
+    return room
+
+
+def aligned(size: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def pin(memory: torch.Tensor) -> None:
@@ -129,19 +142,28 @@ def unpin(memory: torch.Tensor) -> None:
     torch.cuda.check_error(cudart.cudaHostUnregister(memory.data_ptr()))
 
 
-def copy_all(sources: Mapping[Names, torch.Tensor], targets: Mapping[Names, torch.Tensor]) -> Callable[[], None]:
-    """Copy each source into the target of the same name. Returns what waits until that is done."""
+def copy_all(sources: Mapping[Names, torch.Tensor], targets: Mapping[Names, torch.Tensor]) -> Callable[[], float]:
+    """Copy each source into the target of the same name.
+
+    Returns what waits until that is done, and tells for how many seconds a GPU's training stood still.
+    """
     on_gpu = [key for key, source in sources.items() if source.is_cuda]
     for key in sources.keys() - set(on_gpu):
         targets[key].copy_(sources[key])
     if not on_gpu:
-        return lambda: None
+        return lambda: 0.0
     training, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     side.wait_stream(training)
+    begun.record(side)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for key in on_gpu:
             targets[key].copy_(sources[key], non_blocking=True)
     training.wait_stream(side)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(side)  # type: ignore[no-untyped-call]
-    return done.synchronize
+
+    def ready() -> float:
+        done.synchronize()
+        return float(begun.elapsed_time(done)) / 1000  # type: ignore[no-untyped-call]
+
+    return ready

@@ -53,7 +53,7 @@ class Context:
 
     def alone(self, run_dir: Path) -> Context:
         """This process as a job of its own, with its files in `run_dir`; it stops and beats as before."""
-        place = replace(self.place, rank=0, world_size=1, run_dir=run_dir, resume="none")
+        place = replace(self.place, rank=0, world_size=1, run_dir=run_dir, resume="none", memory=())
         return Context(place, self.device, None, self._heartbeat)
 
     @property
@@ -101,6 +101,29 @@ class Context:
             return [tensor]
         parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
         dist.all_gather(parts, tensor, group=self.side)
+        return parts
+
+    def gather_named(self, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """The same for several tensors in one exchange: those of each rank by name."""
+        ordered = dict(
+            sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+        )  # so each begins at a multiple of it
+        sizes = [tensor.nbytes for tensor in ordered.values()]
+        rows = self.gather(torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in ordered.values()]))
+        return [
+            {
+                name: piece.view(tensor.dtype).view(tensor.shape)
+                for (name, tensor), piece in zip(ordered.items(), torch.split(row, sizes), strict=True)
+            }
+            for row in rows
+        ]
+
+    def gather_on_device(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """`gather` for a tensor on the device, whose results are there as well: no host waits for its GPU."""
+        if self.side is None:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
+        dist.all_gather(parts, tensor)
         return parts
 
     def gather_number(self, number: float) -> list[float]:

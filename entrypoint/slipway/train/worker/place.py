@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.protocol.files import newest_attempt
+from slipway.protocol.memory import VARIABLE
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Place:
     bar: bool
     shared: bool  # whether all nodes see the same run directory
     attempt: int = 0  # which attempt on the run this is; 0 where nobody said
+    memory: tuple[str, ...] = ()  # the buffers for snapshots in memory, where this worker is the one that fills them
 
     @property
     def keeps_snapshots(self) -> bool:
@@ -55,4 +57,5 @@ def read_place(environ: Mapping[str, str]) -> Place:
         bar=environ.get("SLIPWAY_PROGRESS") == "bar",
         shared=environ.get("SLIPWAY_SHARED_RUN_DIR", "1") != "0",
         attempt=int(environ.get("SLIPWAY_ATTEMPT", "0")),
+        memory=tuple(environ.get(VARIABLE, "").split()) if environ.get("LOCAL_RANK", "0") == "0" else (),
     )

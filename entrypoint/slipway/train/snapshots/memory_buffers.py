@@ -1,0 +1,265 @@
+"""Snapshots in memory that outlives this process: two buffers, used in turn, that the launcher of the node holds.
+
+What is in them is what a snapshot on the disk has. The tensors are copied as the writer copies them (writer.py); a thread
+then sees to it that all numbers are finite, sums them up and writes the header (protocol/memory.py).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+import torch
+
+from slipway.protocol.cgroups import read_memory
+from slipway.protocol.memory import PAGE, Header, read_header, write_header
+from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
+from slipway.train.snapshots.tensor_files import DTYPES
+from slipway.train.snapshots.writer import Names, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
+
+LOADS = 2  # attempts that may go on from one snapshot in memory; if both fail, it may be what they fail of
+PIECE = 2**26  # bytes that are read, and made, at once
+
+
+@dataclass
+class Buffer:
+    """An open file, and once this process writes into it the room in it for each tensor: `size` bytes behind the header."""
+
+    file: int
+    size: int = 0
+    copies: dict[Names, torch.Tensor] = field(default_factory=dict)
+
+
+class MemoryBuffers:
+    """Both; of several nodes each has its own. Without paths nothing is kept."""
+
+    def __init__(self, paths: Sequence[str], warn: Callable[[str], None]) -> None:
+        """Open the buffers. `warn` is told why nothing is kept, once, and of each snapshot that is passed over."""
+        self._buffers: list[Buffer] = []
+        self._warn = warn
+        self._failure, self._closed = "", False
+        self._making_room = self._keeping = Thread()
+        self._next = 0  # the buffer that is written to next, never the one with the newest snapshot
+        self.seconds = 0.0  # that the last snapshot took of what training could have used
+        try:
+            for path in paths:
+                self._buffers.append(Buffer(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
+        except OSError as error:
+            self._give_up(f"they cannot be opened ({error.strerror})")
+        newest = max(self._headers(), key=lambda pair: pair[1][:2][::-1], default=None)
+        if newest:
+            self._next = (self._buffers.index(newest[0]) + 1) % 2
+
+    @property
+    def usable(self) -> bool:
+        """Whether snapshots are kept here."""
+        return bool(self._buffers)
+
+    def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool], spent: float = 0.0) -> bool:
+        """Begin to keep a snapshot: its tensors may change afterwards. It counts where those with fractions are `sound`.
+
+        While room is made for it, which may take seconds, it is left out: then False is returned. `spent`: seconds that it took
+        of training before.
+        """
+        self.wait()
+        if self._making_room.is_alive():
+            return False
+        if self._failure:
+            self._give_up(self._failure)
+            return False
+        buffer = self._buffers[self._next]
+        tensors = {(stem, name): part for stem, parts in snapshot.tensors.items() for name, part in parts.items()}
+        if {names: form(tensor) for names, tensor in tensors.items()} != {
+            names: form(copy) for names, copy in buffer.copies.items()
+        }:
+            self._making_room = Thread(target=self._make_room, args=(buffer, tensors), daemon=True)
+            self._making_room.start()
+            return False
+        begun = time.perf_counter()
+        write_header(buffer.file, None)
+        ready = copy_all(tensors, buffer.copies)
+        self.seconds = spent + time.perf_counter() - begun
+        self._keeping = Thread(target=self._finish, args=(buffer, snapshot, ready, sound), daemon=True)
+        self._keeping.start()
+        return True
+
+    def wait(self) -> None:
+        """Return once the snapshot under way is there."""
+        if self._keeping.is_alive():
+            self._keeping.join()
+
+    def wait_for_room(self) -> None:
+        """Return once no room is made."""
+        if self._making_room.is_alive():
+            self._making_room.join()
+
+    def close(self) -> None:
+        """Leave no thread behind."""
+        self._closed = True
+        self.wait()
+        self.wait_for_room()
+
+    def forget(self) -> None:
+        """Training went back to before what is kept."""
+        self.wait()
+        for buffer in self._buffers:
+            write_header(buffer.file, None)
+
+    def load(self, newer_than: tuple[int, int]) -> Snapshot | None:
+        """The newest snapshot that is whole, None where its attempt and step are none after `newer_than`.
+
+        Each one that is passed over is named.
+        """
+        for buffer, header in sorted(self._headers(warn=True), key=lambda pair: pair[1][:2][::-1], reverse=True):
+            if (header.attempt, header.step) <= newer_than:
+                break
+            if header.loads >= LOADS:
+                self._warn(
+                    f"passing over the snapshot in memory of step {header.step}: {LOADS} attempts from it failed"
+                )
+                continue
+            try:
+                return load_buffer(buffer.file, header)
+            except (SnapshotError, OSError) as error:
+                self._warn(f"skipping the damaged snapshot in memory of step {header.step}: {error}")
+        return None
+
+    def count_load(self, snapshot: Snapshot) -> None:
+        """Note that training goes on from this snapshot."""
+        for buffer, header in self._headers():
+            if (header.attempt, header.step) == (snapshot.attempt, snapshot.step):
+                write_header(buffer.file, header._replace(loads=header.loads + 1))
+
+    def _headers(self, warn: bool = False) -> list[tuple[Buffer, Header]]:
+        found = []
+        for buffer in self._buffers:
+            try:
+                header = read_header(buffer.file)
+            except (ValueError, OSError) as error:
+                if warn:
+                    self._warn(f"skipping a damaged snapshot in memory: {error}")
+                continue
+            found += [(buffer, header)] if header else []
+        return found
+
+    def _make_room(self, buffer: Buffer, tensors: Mapping[Names, torch.Tensor]) -> None:
+        be_humble()
+        size = size_aside(tensors)
+        try:
+            missing = sum(max(0, PAGE + size - os.fstat(each.file).st_size) for each in self._buffers)
+            free = read_memory().left
+            if missing > free // 2:  # the other half is for the writer's copy, and for whoever else needs some
+                self._failure = (
+                    f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken"
+                )
+                return
+            write_header(buffer.file, None)
+            os.ftruncate(buffer.file, PAGE + size)  # what lies beyond is an earlier attempt's
+            memory = torch.frombuffer(mmap.mmap(buffer.file, PAGE + size), dtype=torch.uint8)[PAGE:]
+            for begin in range(0, size, PIECE):
+                if self._closed:
+                    return
+                os.posix_fallocate(buffer.file, PAGE + begin, min(PIECE, size - begin))
+                memory[begin : begin + PIECE : PAGE].zero_()  # so that no copy has to wait for a page to be mapped
+            if any(tensor.is_cuda for tensor in tensors.values()):
+                pin(memory)
+                weakref.finalize(buffer, unpin, memory).atexit = False
+            buffer.copies, buffer.size = set_aside(tensors, memory), size
+        except (OSError, ValueError) as error:
+            self._failure = str(error)
+
+    def _finish(
+        self,
+        buffer: Buffer,
+        snapshot: Snapshot,
+        ready: Callable[[], float],
+        sound: Callable[[list[torch.Tensor]], bool],
+    ) -> None:
+        be_humble()
+        waited = ready()
+        copies = list(buffer.copies.values())
+        if sound([copy for copy in copies if copy.is_floating_point()]):
+            described = json.dumps({"state": snapshot.state, "tensors": describe_copies(snapshot, buffer)}).encode()
+            with suppress(OSError):  # then the one before counts
+                os.pwrite(buffer.file, described, PAGE + buffer.size)
+                write_header(buffer.file, Header(
+                    snapshot.step, snapshot.attempt, 0, buffer.size, len(described),
+                    checksum(copies), zlib.crc32(described),
+                ))  # fmt: skip
+                self._next = (self._next + 1) % 2
+        on_gpu = any(tensor.is_cuda for tensors in snapshot.tensors.values() for tensor in tensors.values())
+        self.seconds += waited if on_gpu else time.thread_time()
+
+    def _give_up(self, why: str) -> None:
+        self._buffers.clear()
+        self._warn(f"no snapshots in memory, only those on the disk: {why}")
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """The sum of the tensors' bytes, eight at a time, modulo 2**64.
+
+    At the speed of memory: 2.4 ms for 10 million float32, where crc32 takes 40. A flipped bit always changes it; lost pieces
+    and a mixture of two snapshots do but for a chance in 2**64. It is no protection from forgers, and need be none.
+    """
+    total = 0
+    for tensor in tensors:
+        memory = bytes_of(tensor)
+        whole = memory.numel() // 8 * 8
+        total += int(memory[:whole].view(torch.int64).sum()) + int(memory[whole:].sum())
+    return total % 2**64
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def describe_copies(snapshot: Snapshot, buffer: Buffer) -> dict[str, list[tuple[str, list[int], str, int]]]:
+    """Name, shape, type and place of each tensor in a buffer, by file, as JSON can carry them."""
+    described: dict[str, list[tuple[str, list[int], str, int]]] = {stem: [] for stem in snapshot.tensors}
+    for (stem, name), copy in buffer.copies.items():
+        dtype = str(copy.dtype).removeprefix("torch.")
+        described[stem].append((name, list(copy.shape), dtype, int(copy.storage_offset()) * copy.itemsize))
+    return described
+
+
+def load_buffer(file: int, header: Header) -> Snapshot:
+    """The snapshot in an open buffer, in memory of this process's own. Raises SnapshotError, OSError."""
+    described = os.pread(file, header.described, PAGE + header.data)
+    if zlib.crc32(described) != header.crc:
+        raise SnapshotError("its checksum does not fit")
+    try:
+        told: dict[str, Any] = json.loads(described)
+        tensors = {
+            str(stem): {str(name): load_tensor(file, *place) for name, *place in places}
+            for stem, places in told["tensors"].items()
+        }
+        snapshot = Snapshot(header.step, dict(told["state"]), tensors, header.attempt)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        raise SnapshotError(f"it makes no sense ({error!r})") from error
+    if checksum(tensor for named in tensors.values() for tensor in named.values()) != header.checksum:
+        raise SnapshotError("its checksum does not fit")
+    return snapshot
+
+
+def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Tensor:
+    """A tensor out of an open buffer. Raises ValueError, RuntimeError, OSError."""
+    if dtype not in DTYPES:
+        raise ValueError(f"there is no type {dtype}")
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    memory, done = bytes_of(tensor).numpy().data, 0
+    while done < len(memory):
+        read = os.preadv(file, [memory[done : done + PIECE]], begin + done)
+        if not read:
+            raise ValueError("it is cut short")
+        done += read
+    return tensor

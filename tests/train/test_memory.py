@@ -1,0 +1,372 @@
+"""Snapshots in memory: whole or not there, and a job that goes on from one ends as if it had not been killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_exact_resume import COMMON, GPT, LINEAR, checksum, lines
+from training_jobs import Job, Run
+
+from slipway.protocol.cgroups import Memory
+from slipway.protocol.memory import PAGE, newest_in, read_header
+from slipway.train.loop.nonfinite import are_finite
+from slipway.train.snapshots import memory_buffers
+from slipway.train.snapshots.memory_buffers import LOADS, MemoryBuffers
+from slipway.train.snapshots.rhythm import SHARE, Rhythm
+from slipway.train.snapshots.snapshot import Snapshot
+
+ANY = (-1, -1)
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def files() -> Iterator[Callable[[], list[int]]]:
+    """Makes the two files that a launcher holds for its node."""
+    held: list[int] = []
+
+    def make() -> list[int]:
+        held.extend(os.memfd_create(f"test-{number}") for number in (1, 2))
+        return held[-2:]
+
+    yield make
+    for file in held:
+        os.close(file)
+
+
+def paths(files: list[int]) -> list[str]:
+    return [f"/proc/{os.getpid()}/fd/{file}" for file in files]
+
+
+def make_snapshot(step: int, attempt: int = 1, value: float | None = None) -> Snapshot:
+    tensors = {
+        "model": {"a": torch.full((3, 5), float(step) if value is None else value), "half": torch.arange(7).bfloat16()},
+        "optimizer": {"a.step": torch.tensor(float(step)), "nothing": torch.empty(0, 4)},
+        "ranks": {"0.cpu": torch.arange(250, dtype=torch.uint8)},
+        "none": {},  # as an optimizer that keeps nothing
+    }
+    return Snapshot(step, {"position": step * 16, "scaler": {}}, tensors, attempt)
+
+
+def keep(memory: MemoryBuffers, *snapshots: Snapshot) -> None:
+    for snapshot in snapshots:
+        if not memory.start(snapshot, are_finite):
+            memory.wait_for_room()
+            memory.start(snapshot, are_finite)
+        memory.wait()
+
+
+def unexpected(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.mark.core
+def test_what_comes_out_in_another_process_is_what_was_there_when_it_went_in(files: Callable[[], list[int]]) -> None:
+    held = files()
+    memory, snapshot = MemoryBuffers(paths(held), unexpected), make_snapshot(3)
+    assert memory.load(ANY) is None
+    keep(memory, make_snapshot(1), make_snapshot(2), make_snapshot(3))
+    memory.start(snapshot, are_finite)
+    snapshot.tensors["model"]["a"].zero_()  # training goes on
+    memory.wait()
+    loaded = MemoryBuffers(paths(held), unexpected).load(ANY)
+    assert loaded is not None
+    wanted = make_snapshot(3)
+    assert (loaded.step, loaded.attempt, loaded.state) == (3, 1, wanted.state)
+    for stem, tensors in wanted.tensors.items():
+        assert list(loaded.tensors[stem]) == list(tensors)
+        for name, tensor in tensors.items():
+            assert loaded.tensors[stem][name].dtype == tensor.dtype
+            assert torch.equal(loaded.tensors[stem][name], tensor)
+    newest = newest_in(held)
+    assert newest is not None
+    assert (newest.step, newest.attempt) == (3, 1)
+    loaded.tensors["model"]["a"].zero_()  # it belongs to training, and the buffer does not
+    again = MemoryBuffers(paths(held), unexpected).load(ANY)
+    assert again is not None
+    assert again.tensors["model"]["a"].eq(3).all()
+
+
+def test_the_newest_goes_by_the_attempt_and_must_be_newer_than_the_disks(files: Callable[[], list[int]]) -> None:
+    held = files()
+    keep(MemoryBuffers(paths(held), unexpected), make_snapshot(20, attempt=1))
+    keep(MemoryBuffers(paths(held), unexpected), make_snapshot(13, attempt=2))
+    memory = MemoryBuffers(paths(held), unexpected)
+    found = memory.load((1, 30))
+    assert found is not None
+    assert found.step == 13
+    assert memory.load((2, 13)) is None  # the disk's is as good, and lasts
+
+
+@pytest.mark.parametrize("operation", ["copy_all", "checksum", "write_header"])
+def test_a_process_that_dies_while_one_is_taken_leaves_the_one_before(
+    files: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    held = files()
+    keep(MemoryBuffers(paths(held), unexpected), make_snapshot(1), make_snapshot(2))
+    pid = os.fork()
+    if not pid:  # the child runs no operation that torch splits among threads
+        torch.set_num_threads(1)
+        calls, real = [], getattr(memory_buffers, operation)
+
+        def die(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == (2 if operation == "write_header" else 1):
+                os._exit(9)
+            return real(*args)
+
+        monkeypatch.setattr(memory_buffers, operation, die)
+        memory = MemoryBuffers(paths(held), unexpected)
+        memory._buffers[memory._next].copies = {}
+        keep(memory, make_snapshot(3))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    found = MemoryBuffers(paths(held), unexpected).load(ANY)
+    assert found is not None
+    assert found.step == 2
+    assert found.tensors["model"]["a"].eq(2).all()
+
+
+def flip(file: int, at: int) -> None:
+    [byte] = os.pread(file, 1, at)
+    os.pwrite(file, bytes([byte ^ 1]), at)
+
+
+DAMAGES: dict[str, tuple[Callable[[int], object], str]] = {
+    "a bit of a tensor": (lambda file: flip(file, PAGE + 5), "of step 3: its checksum"),
+    "a page of zeros": (lambda file: os.pwrite(file, bytes(64), PAGE), "of step 3: its checksum"),
+    "a bit of the JSON": (lambda file: flip(file, os.fstat(file).st_size - 9), "of step 3: its checksum"),
+    "a bit of the header": (lambda file: flip(file, 9), "its header is damaged"),
+    "no header of ours": (lambda file: os.pwrite(file, b"x" * PAGE, 0), "its header is damaged"),
+    "cut short": (lambda file: os.ftruncate(file, PAGE + 64), "it is cut short"),
+    "a stump": (lambda file: os.ftruncate(file, 20), "its header is cut short"),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_named_and_the_one_before_taken(files: Callable[[], list[int]], damage: str) -> None:
+    held, warnings = files(), list[str]()
+    keep(MemoryBuffers(paths(held), unexpected), make_snapshot(2), make_snapshot(3))
+    newest = max(held, key=lambda file: getattr(read_header(file), "step", -1))
+    harm, text = DAMAGES[damage]
+    harm(newest)
+    found = MemoryBuffers(paths(held), warnings.append).load(ANY)
+    assert found is not None
+    assert found.step == 2
+    assert len(warnings) == 1
+    assert "damaged snapshot in memory" in warnings[0]
+    assert text in warnings[0]
+
+
+def test_what_is_not_finite_is_not_kept_and_does_not_cost_the_one_before(files: Callable[[], list[int]]) -> None:
+    held = files()
+    memory = MemoryBuffers(paths(held), unexpected)
+    keep(memory, make_snapshot(1), make_snapshot(2))
+    for step in (3, 4):
+        keep(memory, make_snapshot(step, value=math.nan if step == 3 else math.inf))
+        found = memory.load(ANY)
+        assert found is not None
+        assert found.step == 2
+
+
+def test_after_two_attempts_from_the_same_one_the_disks_is_taken(files: Callable[[], list[int]]) -> None:
+    held, warnings = files(), list[str]()
+    keep(MemoryBuffers(paths(held), unexpected), make_snapshot(5), make_snapshot(6))
+    for _ in range(LOADS):
+        memory = MemoryBuffers(paths(held), unexpected)
+        found = memory.load((1, 5))
+        assert found is not None
+        assert found.step == 6
+        memory.count_load(found)
+    memory = MemoryBuffers(paths(held), warnings.append)
+    assert memory.load((1, 5)) is None
+    assert warnings == ["passing over the snapshot in memory of step 6: 2 attempts from it failed"]
+    keep(memory, make_snapshot(6, attempt=4))
+    found = memory.load((1, 5))
+    assert found is not None
+    assert found.attempt == 4, "a new one counts anew"
+
+
+def test_what_went_back_to_the_disk_forgets_what_came_later(files: Callable[[], list[int]]) -> None:
+    memory = MemoryBuffers(paths(files()), unexpected)
+    keep(memory, make_snapshot(5), make_snapshot(6))
+    memory.forget()
+    assert memory.load(ANY) is None
+
+
+def test_other_tensors_get_other_room(files: Callable[[], list[int]]) -> None:
+    held = files()
+    memory, more = MemoryBuffers(paths(held), unexpected), make_snapshot(3)
+    keep(memory, make_snapshot(1), make_snapshot(2))
+    grown = {
+        **more.tensors,
+        "ranks": {f"{rank}.cpu": torch.full((5000,), rank, dtype=torch.uint8) for rank in range(9)},
+    }
+    keep(memory, Snapshot(3, {}, grown, 2))
+    found = MemoryBuffers(paths(held), unexpected).load(ANY)
+    assert found is not None
+    assert [int(found.tensors["ranks"][f"{rank}.cpu"][-1]) for rank in range(9)] == list(range(9))
+
+
+def test_where_memory_is_short_it_says_so_once_and_leaves_it_out(
+    files: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    memory = MemoryBuffers(paths(files()), warnings.append)
+    monkeypatch.setattr(memory_buffers, "read_memory", lambda: Memory(1 << 30, 3 << 20))
+    keep(memory, Snapshot(1, {}, {"model": {"a": torch.ones(1 << 18)}}, 1))  # two of 1 MiB do not fit in half of 3
+    assert not memory.usable
+    [warning] = warnings
+    assert (
+        "no snapshots in memory, only those on the disk: they need 2 MiB, and no more than half of the 3 MiB" in warning
+    )
+    assert memory.load(ANY) is None
+
+
+def test_buffers_that_are_gone_are_told_and_left_out(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    memory = MemoryBuffers([str(tmp_path / "gone"), str(tmp_path / "too")], warnings.append)
+    assert not memory.usable
+    assert warnings == [
+        "no snapshots in memory, only those on the disk: they cannot be opened (No such file or directory)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("every", "cost", "pace", "due"),
+    [
+        ("auto", 0.0, 0.02, 11),  # nothing is known yet
+        ("auto", 0.002, 0.02, 20),  # 2 ms in 10 steps of 20 ms: 1 %
+        ("auto", 0.0001, 10.0, 11),
+        (3, 5.0, 0.02, 12),
+        (1, 5.0, 0.02, 11),
+    ],
+)
+def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
+    every: str | int, cost: float, pace: float, due: int
+) -> None:
+    rhythm = Rhythm(every, 4)
+    assert rhythm.due == (6 if every == 3 else 5)
+    rhythm.go_on(10, cost, pace, kept=True)
+    assert rhythm.due == due
+    assert every != "auto" or cost <= SHARE * pace * (rhythm.due - 10) * 1.0001
+    rhythm.go_on(10, cost, pace, kept=False)
+    assert rhythm.due == math.inf, "no node keeps any"
+
+
+def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None:
+    rhythm = Rhythm("auto", 0)
+    assert rhythm.measure(1, 0.0)[0] == 0
+    costs = [rhythm.measure(step, cost)[0] for step, cost in enumerate([0.01, 0.01, 0.9, 0.01], 2)]
+    assert costs == [0.01, 0.01, 0.01, 0.01]
+    assert Rhythm(0, 7).due == math.inf
+
+
+def went_on_from(run: Run) -> int:
+    """The step of the snapshot in memory that a job went on from."""
+    assert ", in memory\n" in run.output, run.output
+    return int(run.output.partition("going on from step-")[2].partition(",")[0])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("workload", "options", "processes"), [("linear", LINEAR, 3), ("gpt", GPT, 2)], ids=["three ranks", "gpt"]
+)
+def test_a_job_killed_at_any_step_loses_hardly_any_and_ends_like_one_that_was_not(
+    start: Start, files: Callable[[], list[int]], workload: str, options: tuple[object, ...], processes: int
+) -> None:
+    options = (*options, *COMMON, "--save-every", 5, *(("--batch-size", 18) if processes == 3 else ()))
+    held = files()
+    memory = (" ".join(paths(held)),)
+    every = ("--memory-every", 1)
+    whole = start(workload, *options, processes=processes, folders=("whole",)).end()[0]
+    assert whole.exit_code == 0, whole.output
+    step, rank = random.choice([7, 8, 9, 13, 14, 18]), random.randrange(processes)
+    start(workload, *options, *every, processes=processes, memory=memory, kill=[rank, step]).end()
+    [resumed] = start(workload, *options, *every, processes=processes, memory=memory, resume="auto").end()
+    assert resumed.exit_code == 0, resumed.output
+    assert step - 1 <= went_on_from(resumed) <= step
+    assert checksum(resumed) == checksum(whole), f"killed at step {step}"
+    assert lines(resumed) == lines(whole)
+    assert resumed.snapshots == whole.snapshots
+
+
+@pytest.mark.parametrize("step", [9, 10])
+def test_one_that_is_due_on_the_disk_and_never_came_there_is_written_as_the_job_goes_on_and_no_other(
+    start: Start, files: Callable[[], list[int]], step: int
+) -> None:
+    options = (*LINEAR, "--steps", 20, "--save-every", 10, "--memory-every", 1)
+    memory = (" ".join(paths(files())),)
+    killed = start("linear", *options, memory=memory, kill=[0, step])
+    killed.end()
+    shutil.rmtree(killed.folders[0] / "snapshots", ignore_errors=True)
+    [resumed] = start("linear", *options, memory=memory, resume="auto").end()
+    assert step - 1 <= went_on_from(resumed) <= step
+    assert resumed.snapshots == ["step-00000020", "step-00000010"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_is_lost_with_its_memory_and_disk_gets_all_from_the_other(
+    start: Start, files: Callable[[], list[int]], lost: int
+) -> None:
+    options = (*GPT, "--steps", 16, "--save-every", 6, "--log-every", 1, "--memory-every", 1)
+    whole = start("gpt", *options, processes=4, folders=("whole",)).end()[0]
+    memory, nodes = [" ".join(paths(files())) for _ in range(2)], ("one", "two")
+    killed = start("gpt", *options, processes=4, folders=nodes, memory=tuple(memory), kill=[2 * lost + 1, 10])
+    killed.end()
+    shutil.rmtree(killed.folders[lost])
+    memory[lost] = " ".join(paths(files()))
+    runs = start("gpt", *options, processes=4, folders=nodes, memory=tuple(memory), resume="auto").end()
+    assert [run.exit_code for run in runs] == [0, 0], runs[0].output
+    assert 9 <= went_on_from(runs[0]) <= 10
+    for run in runs:
+        assert checksum(run) == checksum(whole)
+    assert len(runs[lost].snapshots) == 2
+
+
+def test_with_both_nodes_lost_the_disk_is_what_is_left(start: Start, files: Callable[[], list[int]]) -> None:
+    options = (*LINEAR, "--steps", 14, "--save-every", 4, "--memory-every", 1)
+    nodes = ("one", "two")
+    memory = tuple(" ".join(paths(files())) for _ in nodes)
+    start("linear", *options, folders=nodes, memory=memory, kill=[0, 11]).end()
+    memory = tuple(" ".join(paths(files())) for _ in nodes)
+    one, _ = start("linear", *options, folders=nodes, memory=memory, resume="auto").end()
+    assert one.exit_code == 0, one.output
+    assert "snapshots/step-00000008\n" in one.output
+
+
+def test_damage_in_all_buffers_is_named_and_the_disk_taken(start: Start, files: Callable[[], list[int]]) -> None:
+    options = (*LINEAR, "--steps", 14, "--save-every", 4, "--memory-every", 1)
+    held = files()
+    memory = (" ".join(paths(held)),)
+    start("linear", *options, memory=memory, kill=[0, 11]).end()
+    for file in held:
+        os.pwrite(file, b"damage", PAGE)
+    [run] = start("linear", *options, memory=memory, resume="auto").end()
+    assert run.exit_code == 0, run.output
+    assert run.output.count("skipping the damaged snapshot in memory of step ") in (1, 2)  # killed in mid-copy, perhaps
+    assert "snapshots/step-00000008\n" in run.output
+
+
+def test_too_much_that_is_not_finite_goes_back_to_the_disk(start: Start, files: Callable[[], list[int]]) -> None:
+    options = (*LINEAR, "--steps", 14, "--save-every", 4, "--memory-every", 1, "--nonfinite-budget", 2)
+    memory = (" ".join(paths(files())),)
+    [run] = start("linear", *options, memory=memory, infinite=[1, [6, 7, 8], 1]).end()
+    assert run.exit_code == 0, run.output
+    assert "snapshots/step-00000008\n" in run.output
+    assert "in memory" not in run.output
+
+
+def test_none_is_taken_where_none_is_wanted(start: Start, files: Callable[[], list[int]]) -> None:
+    held = files()
+    start("linear", *LINEAR, "--steps", 4, "--memory-every", 0, memory=(" ".join(paths(held)),)).end()
+    assert newest_in(held) is None
