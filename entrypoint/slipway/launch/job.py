@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
@@ -53,6 +54,7 @@ def run_job(job: Job) -> int:
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
+    spare = stack.enter_context(Spare(wanted=job.warm))
     while True:
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
@@ -66,7 +68,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous, spare)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise

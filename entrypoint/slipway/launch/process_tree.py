@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,10 +103,10 @@ def send_signal(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(own: int) -> None:
-    """Kill everything below us, again until nothing is left: a process may fork while we look."""
+def end_all(own: int, spared: Collection[int | None] = ()) -> None:
+    """Kill everything below us but those spared, again until nothing is left: a process may fork while we look."""
     for _ in range(20):
-        below = descendants(own)
+        below = [pid for pid in descendants(own) if pid not in spared]
         if not below:
             return
         send_signal(below, signal.SIGKILL)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
@@ -32,11 +33,12 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
+    spare: Spare | None = None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told.
+    attempt before, which the workers are told; `spare`: what it may be forked from.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -63,6 +65,7 @@ def attempt(
         job.after_failure,
         compare=watched,
         end_hangs=end,
+        spare=spare,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)

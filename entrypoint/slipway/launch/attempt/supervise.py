@@ -20,6 +20,7 @@ from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.standard_input import StandardInput
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -73,14 +74,16 @@ class Attempt:
         after_failure: float | None = None,
         compare: Compare | None = None,
         end_hangs: bool = False,
+        spare: Spare | None = None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
-        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
+        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended. `spare`: what
+        the attempt may be forked from.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
-        self.deadline = Deadline(grace)
+        self.deadline, self.spare = Deadline(grace), spare or Spare(wanted=False)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
@@ -152,7 +155,7 @@ class Attempt:
         told = self._environment(environ, output.console.terminal)
         workload = self.plan.workload
         self.stdin = StandardInput(self.selector, wanted=not (workload.own or workload.early) and 0 in self.ranks)
-        child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file)
+        child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file, self.spare)
         self.stdin.hand_on()
         return child, output
 
@@ -196,6 +199,7 @@ class Attempt:
             self.stops.look()
             self.stdin.look()
             self._look_for_hang(now)
+            self._prepare_next(child)
             try:
                 self._look_at_stacks(child, now)
             except Exception as error:  # a job that runs well is not ended by who looks on
@@ -232,6 +236,14 @@ class Attempt:
                 self.deadline.hang(now)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+
+    def _prepare_next(self, child: Child) -> None:
+        """Let the process for the next attempt import what that needs, once it no longer gets in the way of this one."""
+        workload = self.plan.workload
+        if workload.own and self.detector.started(self._begun):
+            self.spare.load(workload.command[-1] if workload.early else "")
+        elif not workload.own and child.started:
+            self.spare.load("")
 
     def _look_at_stacks(self, child: Child, now: float) -> None:
         """Tell of a script that hangs, once, and of how it goes on."""
@@ -333,10 +345,11 @@ class Attempt:
             elif asked:
                 self.deadline.wait_for_stacks(now)
             return
-        send_signal(descendants(os.getpid()), signal.SIGKILL)
+        send_signal([pid for pid in descendants(os.getpid()) if pid != self.spare.pid], signal.SIGKILL)
 
     def _finish(self, child: Child, output: WorkerOutput) -> None:
-        end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
+        self.spare.look()
+        end_all(os.getpid(), {self.spare.pid})  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
         while output.open and time.monotonic() < until:
             self._wait(0.1, output)
@@ -347,7 +360,7 @@ class Attempt:
         self.selector.close()
         self._pipes.close()
         facts = self.facts
-        facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
+        facts.status, facts.failures, facts.started = child.process.returncode or 0, child.failures, child.started
         facts.last, facts.printed, facts.agent_log = output.last, output.printed, child.words
         facts.left = child.left
         facts.places = {rank: beat.place for rank, beat in read_beats(self.node_dir, self.ranks).items()}

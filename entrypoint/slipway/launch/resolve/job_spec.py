@@ -45,6 +45,11 @@ class Job:
         return int(str(limit))
 
     @property
+    def warm(self) -> bool:
+        """Whether a process is kept from which the next attempt is forked."""
+        return bool(self.sources.parsed("SLIPWAY_WARM")) and self.restarts > 0
+
+    @property
     def patience(self) -> float:
         """Seconds that the job may stand still, 0 for any time."""
         limit = self.sources.parsed("SLIPWAY_HANG_SECONDS")

@@ -202,6 +202,13 @@ SETTINGS = (
         "N|auto",
     ),
     Setting(
+        "SLIPWAY_WARM",
+        "",
+        "1",
+        _number(0, 1),
+        "Keep a process with torch imported, from which a job that failed is started again in a second or two; 0 starts it anew.",
+    ),
+    Setting(
         "SLIPWAY_HANG_SECONDS",
         "--hang-seconds",
         "auto",
