@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 from slipway import watcher
 from slipway.forked import Forked, rename_process
@@ -79,15 +80,17 @@ class Crew:
         """Fork them from this process, which has imported everything. In a worker, returns what it has to do."""
         if not (self.command and is_forkable(os.environ)):
             return self.begin()
-        agent = os.getpid()
-        workers: list[Worker] = []
+        agent, workers, ends = os.getpid(), list[Worker](), list[IO[bytes]]()
         for local, streams in enumerate(self._streams):
             reader, writer = os.pipe()
             worker = os.fork()
             if not worker:
+                for end in ends:
+                    end.close()  # its number is another file's from here on
                 return self._become(agent, local, (reader, *streams))
             os.close(reader)
-            workers.append(Forked(worker, os.fdopen(writer, "wb", buffering=0)))
+            ends.append(os.fdopen(writer, "wb"))
+            workers.append(Forked(worker, ends[-1]))
         return workers
 
     @property

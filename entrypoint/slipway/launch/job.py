@@ -112,7 +112,7 @@ def look_elsewhere(lock: RunLock, nodes: "SingleNode | SeveralNodes") -> Elsewhe
         return Elsewhere(lock.lost)
     if news := nodes.news:
         text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
-        return Elsewhere(text, gone=news.word == Word.LOST)
+        return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)
     return None
 
 

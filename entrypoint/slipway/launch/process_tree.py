@@ -68,6 +68,21 @@ def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
     return []
 
 
+def has_open(pid: int, folder: Path, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has something open in a folder, or the folder itself. True where that cannot be seen, and it lives."""
+    try:
+        numbers = [*(proc / str(pid) / "fd").iterdir()]
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return lives(pid)
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            if number.readlink().is_relative_to(folder):
+                return True
+    return False
+
+
 def open_process(pid: int) -> int | None:
     """A file descriptor that becomes readable when a child ends; None before Linux 5.3, and in sandboxes without it."""
     with suppress(OSError, AttributeError):  # a Python that was built with older headers has no such function

@@ -18,7 +18,7 @@ from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
-from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
+from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.standard_input import StandardInput
@@ -29,6 +29,7 @@ from slipway.launch.process_tree import (
     catches,
     descendants,
     end_all,
+    has_open,
     ignores,
     lives,
     open_process,
@@ -43,7 +44,7 @@ from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
 from slipway.launch.watch.standing import Standing
 from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
-from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
+from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 
 # Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
@@ -54,10 +55,12 @@ STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves
 
 
 class Elsewhere(NamedTuple):
-    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word."""
+    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word; `known`: whether it
+    is the first cause, and not what another node saw of that."""
 
     text: str
     gone: bool = False
+    known: bool = False
 
 
 class Attempt:
@@ -193,7 +196,7 @@ class Attempt:
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
-            self.deadline.fail(now, self._time_to_end())
+            self.deadline.fail(now, self._time_to_end(child))
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
@@ -207,15 +210,15 @@ class Attempt:
                 self.say(f"warning: the workers are not watched any more: {type(error).__name__}: {error}")
             outcomes = read_outcomes(self.node_dir, self.ranks)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
-            if any(map(is_bad, outcomes.values())):
-                self.deadline.fail(now, self._time_to_end())
+            if facts.failures or any(map(is_bad, outcomes.values())):
+                self.deadline.fail(now, self._time_to_end(child))
             elif self.plan.workload.own and len(outcomes) == len(self.ranks) and not any(map(lives, child.workers)):
                 self.deadline.fail(now, TORCHRUN_ENDS)  # it is frozen, or waits for another node's
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
             self.say(f"{news.text}: ending the processes of this node{follow}")
-            self.deadline.fail(now, self._time_to_end(), news.gone)
+            self.deadline.fail(now, self._time_to_end(child, known=news.known), news.gone)
         if facts.lost:
             self._signal_script(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
             if child.workers and not any(map(lives, child.workers)):
@@ -316,10 +319,23 @@ class Attempt:
         """Whether the workers are a user's script that has not asked for the stop flag."""
         return not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP)  # noqa: PTH110  # Path.exists raises ESTALE
 
-    def _time_to_end(self) -> float:
-        """Seconds that the other ranks have once one failed."""
-        usual = AFTER_FAILURE_OF_SCRIPT if self._handles_signals else AFTER_FAILURE
-        return usual if self._after_failure is None else self._after_failure
+    def _time_to_end(self, child: Child, *, known: bool = False) -> float:
+        """Seconds that the other ranks have once one failed. `known`: another node said what the first cause was.
+
+        Of ours nothing is needed then but a snapshot that one of them is writing, with its folder open all the while, and what
+        they say of the first cause, as long as nobody knows that.
+        """
+        if self._after_failure is not None:
+            return self._after_failure
+        if self._handles_signals:
+            return AFTER_FAILURE_OF_SCRIPT
+        if not self.plan.workload.own:
+            return AFTER_FAILURE
+        outcomes = read_outcomes(self.node_dir, self.ranks)
+        if not (known or is_cause_known(outcomes, child.failures)):
+            return AFTER_FAILURE
+        snapshots = (self.run.path / SNAPSHOTS).resolve()
+        return AFTER_FAILURE if any(has_open(pid, snapshots) for pid in child.workers) else 0.0
 
     def _signal_script(self, workers: list[int], number: signal.Signals) -> None:
         """Signal each worker of a user's script once."""
