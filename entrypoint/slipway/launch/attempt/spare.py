@@ -4,13 +4,15 @@
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
 from slipway.forked import FILES, Forked
-from slipway.launch.process_tree import STATES, end_all, state_of
+from slipway.launch.process_tree import end_all, send_signal, state_of
 
+STOPPED = ("T", "t")  # by a signal, by a debugger (proc_pid_stat(5))
 ANSWER = 10.0  # s that it has to fork an agent; a machine under load may be in the middle of its imports
 # Variables that differ from attempt to attempt, or with the terminal's size, and are read after the fork.
 VARYING = ("SLIPWAY_", "TORCH_FR_", "TORCH_NCCL_", "COLUMNS", "LINES")
@@ -38,13 +40,16 @@ class Spare:
         self._forget()
 
     def look(self) -> None:
-        """Take note of its begin and of its end."""
+        """Take note of its begin and of its end. One that somebody stopped is ended: it would stay so beyond our own end."""
         if self._link:
             with suppress(BlockingIOError):
                 if said := self._read(0.0):
                     self.pid = said
                 else:
                     self._forget()
+        if self.pid is not None and state_of(self.pid) in STOPPED:
+            send_signal([self.pid], signal.SIGKILL)
+            self._forget()
 
     def load(self, module: str) -> None:
         """Let it import what the next attempt needs: DistributedDataParallel's part of torch and, of ours, the workload. Once."""
@@ -70,8 +75,7 @@ class Spare:
         self.look()
         if self._link is None or self.pid is None:
             return None
-        same = lasting(environ) == self._environ and len(files) <= FILES
-        if same and state_of(self.pid) not in STATES:
+        if lasting(environ) == self._environ and len(files) <= FILES:
             request = {"words": words, "environ": dict(environ), "files": [*files]}
             if self._send(request, [*files.values()]) and (pid := self._read(ANSWER)):
                 return Forked(pid)

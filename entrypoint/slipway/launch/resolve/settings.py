@@ -190,7 +190,8 @@ SETTINGS = (
         "--after-failure-seconds",
         "auto",
         _number_or_auto(1, 86_400),
-        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and at most 5 where Slipway saves.",
+        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and at most 5 where Slipway "
+        "saves.",
         "S|auto",
     ),
     Setting(
