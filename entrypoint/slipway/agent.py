@@ -1,10 +1,12 @@
 """torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
 
-Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS EARLY TORCHRUN-ARGUMENTS…`: LAUNCHER is its
-process id, EVENTS the number of a pipe for JSON lines, LOGS a comma-separated list of pipes (stdout and stderr of each
-worker in turn), ERRORS a folder for the error files of `torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: how
-many of torchrun's arguments are the command of workers that begin early (0: these do not), the first one's rank here, and how
-many there are on all nodes. The only file that knows both the launcher and torch.
+Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS EARLY LINK FILES TORCHRUN-ARGUMENTS…`, or
+forked from a process that was (parked.py). LAUNCHER is its process id, EVENTS the number of a pipe for JSON lines, LOGS a
+comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for the error files of
+`torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: how many of torchrun's arguments are the command of workers
+that begin early (0: these do not), the first one's rank here, and how many there are on all nodes. LINK is the number of a socket
+for a process that is left behind for the next attempt, empty where none is wanted; FILES are the numbers of further files that
+workers get, as the launcher has them open. The only file that knows both the launcher and torch.
 """
 
 import json
@@ -13,12 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipway import warm_workers
+from slipway.parked import leave_behind
 from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import STOP_FILE, error_file
 from slipway.reaper import stand_between
@@ -27,27 +32,69 @@ MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the
 A_DAY = 86_400  # s; after a failure the launcher ends those that take too long, not torchrun after its 30 s
 
 
-def main(argv: list[str]) -> int:
-    """Run torchrun to its end; 0, or 1 when a worker failed."""
-    launcher, events, logs, errors, early, *arguments = argv
-    stand_between(int(launcher))
-    numbers = [int(number) for number in logs.split(",")]
-    length, rank, world_size = map(int, early.split(","))
-    begun = warm_workers.begin(arguments[-length:], rank, world_size, numbers) if length else []
-    with warm_workers.no_collection():
-        from torch.distributed import DistStoreError, TCPStore, run  # type: ignore[attr-defined]
-        from torch.distributed.elastic import multiprocessing
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-        from torch.distributed.elastic.rendezvous import RendezvousInfo
-        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-        from torch.distributed.launcher.api import elastic_launch
+@dataclass(frozen=True)
+class Terms:
+    """What the launcher tells an agent; see above."""
 
+    launcher: int
+    events: int
+    pipes: tuple[int, ...]
+    errors: str
+    crew: warm_workers.Crew
+    link: int | None
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def read(cls, argv: Sequence[str]) -> "Terms":
+        """Of the words behind the module's name."""
+        launcher, events, logs, errors, early, link, files, *arguments = argv
+        length, rank, world_size = map(int, early.split(","))
+        pipes, more = (tuple(int(number) for number in text.split(",") if number) for text in (logs, files))
+        command = tuple(arguments[-length:]) if length else ()
+        crew = warm_workers.Crew(command, rank, world_size, pipes, more)
+        parking = int(link) if link else None
+        return cls(int(launcher), int(events), pipes, errors, crew, parking, tuple(arguments))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run torchrun to its end; 0, or 1 when a worker failed. What is forked from the parked process comes here as well."""
+    terms = Terms.read(argv)
+    stand_between(terms.launcher)
+    begun = terms.crew.begin()
+    with warm_workers.no_collection():
+        from torch.distributed import run  # noqa: F401
+        from torch.distributed.launcher import api  # noqa: F401
+    if terms.link is not None:
+        if work := leave_behind(terms.link, terms.launcher, begun, begin_again):
+            return work()
+        os.close(terms.link)
+    return run_torchrun(terms, begun)
+
+
+def begin_again(argv: Sequence[str]) -> Callable[[], int]:
+    """What a process has to do that was forked from the parked one, as an agent or as one of its workers."""
+    terms = Terms.read(argv)
+    stand_between(terms.launcher)
+    begun = terms.crew.fork()
+    return begun if callable(begun) else partial(run_torchrun, terms, begun)
+
+
+def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
+    """Run it in this process, with workers that have `begun` or, where none have, that it starts."""
+    from torch.distributed import DistStoreError, TCPStore, run  # type: ignore[attr-defined]
+    from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+    from torch.distributed.launcher.api import elastic_launch
+
+    errors = terms.errors
     stop = Path(errors).with_name(STOP_FILE)
-    pipes = [f"/dev/fd/{number}" for number in numbers]
+    pipes = [f"/dev/fd/{number}" for number in terms.pipes]
 
     def tell(**event: Any) -> None:
-        os.write(int(events), (json.dumps(event) + "\n").encode())
+        os.write(terms.events, (json.dumps(event) + "\n").encode())
 
     class Logs(multiprocessing.LogsSpecs):
         """Each worker's stdout and stderr go straight to the launcher's pipes."""
@@ -67,7 +114,7 @@ def main(argv: list[str]) -> int:
     class Worker(SubprocessHandler):
         """A worker, on its own device and cores. One that began before is told what torchrun would start it with."""
 
-        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> warm_workers.Worker:  # type: ignore[override]
             env |= own_device(os.environ, self.local_rank_id)
             if begun:
                 warm_workers.release(begun[self.local_rank_id], env)
@@ -76,7 +123,15 @@ def main(argv: list[str]) -> int:
             stdin = subprocess.DEVNULL if self.local_rank_id else None
             out, error = self._stdout, self._stderr
             with on_cores(own_cores(os.environ, self.local_rank_id)):
-                return subprocess.Popen(args, env=env, stdin=stdin, stdout=out, stderr=error, start_new_session=True)
+                return subprocess.Popen(
+                    args,
+                    env=env,
+                    stdin=stdin,
+                    stdout=out,
+                    stderr=error,
+                    start_new_session=True,
+                    pass_fds=terms.crew.files,
+                )
 
     class Workers(multiprocessing.SubprocessContext):
         """torchrun's workers. It closes them when one has failed, and again later: the first time tells who was first."""
@@ -138,7 +193,7 @@ def main(argv: list[str]) -> int:
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
     multiprocessing.api.get_subprocess_handler = Worker  # type: ignore[attr-defined, assignment]
     # Without a log directory torchrun leaves an empty one in /tmp per run.
-    parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
+    parsed = run.parse_args([f"--log-dir={os.devnull}", *terms.arguments])  # type: ignore[no-untyped-call]
     config, command, command_arguments = run.config_from_args(parsed)
     config.logs_specs = Logs()
     try:

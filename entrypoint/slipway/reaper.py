@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,10 +40,7 @@ def stand_between(launcher: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with(own, signal.SIGKILL)
         return
-    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if number > 2:
-            with suppress(OSError):  # the listing's own
-                os.close(number)  # the launcher reads the workers' pipes until nobody has them open
+    close_files()  # the launcher reads the workers' pipes until nobody has them open
     while True:
         if signal.sigwait({GONE, signal.SIGCHLD}) == GONE:
             end_all(own)
@@ -51,6 +49,14 @@ def stand_between(launcher: int) -> None:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == child:
                     end_as(ended[1])
+
+
+def close_files(spared: Collection[int] = ()) -> None:
+    """Close what this process has open beside its standard streams."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number not in spared:
+            with suppress(OSError):  # the listing's own
+                os.close(number)
 
 
 def end_as(status: int) -> None:

@@ -1,24 +1,33 @@
 """Workers that begin before torchrun has told who they are, and import their workload meanwhile.
 
-Importing torch takes seconds, under torchrun first in its own process and then once more in each worker. Our own workloads
-begin theirs at once, as `python -m slipway.warm_workers MODULE ARGUMENTS…`, and wait on stdin for the variables that torchrun has
-for them. A user's program starts when torchrun starts it: it may set variables itself before it imports torch.
+Importing torch takes seconds, under torchrun first in its own process and then once more in each worker. In a job's first attempt
+our own workloads begin theirs at once, as `python -m slipway.warm_workers MODULE ARGUMENTS…`; later ones are forked from an
+agent that has all of it imported (parked.py). Both wait on stdin for the variables that torchrun has for them. A user's program
+starts when torchrun starts it: it may set variables itself before it imports torch.
 """
 
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
-from slipway.protocol.binding import on_cores, own_cores, own_device
-from slipway.watcher import ADDRESS
+from slipway import watcher
+from slipway.forked import Forked, rename_process
+from slipway.protocol.binding import move_to, on_cores, own_cores, own_device
+from slipway.reaper import close_files, end_with
 
-Worker = subprocess.Popen[bytes]
+# By these libgomp places its threads when it is loaded; without OMP_NUM_THREADS it counts cores then.
+PLACED = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+Worker = subprocess.Popen[bytes] | Forked
 
 
 @contextmanager
@@ -30,21 +39,95 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def begin(command: Sequence[str], first_rank: int, world_size: int, pipes: Sequence[int]) -> list[Worker]:
-    """Begin what torchrun is about to start, `… -m MODULE ARGUMENTS…`, with two of the pipes as each one's stdout and stderr."""
-    at = command.index("-m") + 1
-    words = [*command[:at], "slipway.warm_workers", *command[at:]]
-    counts = {"WORLD_SIZE": f"{world_size}", "LOCAL_WORLD_SIZE": f"{len(pipes) // 2}"}
-    workers = []
-    for local, (out, error) in enumerate(zip(pipes[::2], pipes[1::2], strict=True)):
-        # What a site's own start-up code (sitecustomize.py) may tell workers by.
-        place = {"RANK": f"{first_rank + local}", "LOCAL_RANK": f"{local}", **counts}
-        environ = {**os.environ, **place, **own_device(os.environ, local)}
-        with on_cores(own_cores(os.environ, local)):
-            workers.append(
-                Worker(words, env=environ, stdin=subprocess.PIPE, stdout=out, stderr=error, start_new_session=True)
-            )
-    return workers
+@dataclass(frozen=True)
+class Crew:
+    """The workers that torchrun is about to start by `… -m MODULE ARGUMENTS…` (no words: by another command, which waits for
+    it), two of the `pipes` as stdout and stderr of each, the first one's rank, and how many there are on all nodes."""
+
+    command: Sequence[str]
+    first_rank: int
+    world_size: int
+    pipes: Sequence[int]
+    files: Sequence[int] = ()  # more that is open in them
+
+    @property
+    def words(self) -> list[str]:
+        """The module and its arguments."""
+        return [*self.command[self.command.index("-m") + 1 :]] if self.command else []
+
+    def begin(self) -> list[Worker]:
+        """Start them."""
+        if not self.command:
+            return []
+        words = [*self.command[: -len(self.words)], "slipway.warm_workers", *self.words]
+        workers: list[Worker] = []
+        for local, (out, error) in enumerate(self._streams):
+            with on_cores(own_cores(os.environ, local)):
+                workers.append(
+                    subprocess.Popen(
+                        words,
+                        env={**os.environ, **self._place(local)},
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=error,
+                        start_new_session=True,
+                        pass_fds=self.files,
+                    )
+                )
+        return workers
+
+    def fork(self) -> list[Worker] | Callable[[], int]:
+        """Fork them from this process, which has imported everything. In a worker, returns what it has to do."""
+        if not (self.command and is_forkable(os.environ)):
+            return self.begin()
+        agent, workers, ends = os.getpid(), list[Worker](), list[IO[bytes]]()
+        for local, streams in enumerate(self._streams):
+            reader, writer = os.pipe()
+            worker = os.fork()
+            if not worker:
+                for end in ends:
+                    end.close()  # its number is another file's from here on
+                return self._become(agent, local, (reader, *streams))
+            os.close(reader)
+            ends.append(os.fdopen(writer, "wb"))
+            workers.append(Forked(worker, ends[-1]))
+        return workers
+
+    @property
+    def _streams(self) -> Iterator[tuple[int, int]]:
+        return zip(self.pipes[::2], self.pipes[1::2], strict=True)
+
+    def _place(self, local: int) -> dict[str, str]:
+        """What a site's own start-up code (sitecustomize.py) may tell workers by, and its device."""
+        counts = {"WORLD_SIZE": f"{self.world_size}", "LOCAL_WORLD_SIZE": f"{len(self.pipes) // 2}"}
+        own = own_device(os.environ, local)
+        return {"RANK": f"{self.first_rank + local}", "LOCAL_RANK": f"{local}", **counts, **own}
+
+    def _become(self, agent: int, local: int, streams: tuple[int, ...]) -> Callable[[], int]:
+        end_with(agent, signal.SIGKILL)
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        close_files(self.files)
+        os.environ.update(self._place(local))
+        move_to(own_cores(os.environ, local))
+        rename_process("slipway.warm_workers", *self.words)
+        seed_anew()
+        if watcher.ADDRESS in os.environ:  # as slipway.pth does where a Python begins
+            watcher.begin()
+        return partial(main, *self.words)
+
+
+def is_forkable(environ: Mapping[str, str]) -> bool:
+    """Whether a forked worker has as many threads, on the same cores, as one that was started for itself."""
+    return bool(environ.get("OMP_NUM_THREADS")) and not any(environ.get(name) for name in PLACED)
+
+
+def seed_anew() -> None:
+    """Give this process random numbers of its own where nobody seeds them; Python's own module does that at a fork."""
+    sys.modules["torch"].default_generator.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
 
 
 def release(worker: Worker, variables: Mapping[str, str]) -> None:
@@ -62,7 +145,7 @@ def main(module: str, *arguments: str) -> int:
     if not variables:
         return 1  # torchrun came to its end before it started workers, and has said why
     os.environ.update(json.loads(variables))
-    os.environ.pop(ADDRESS, None)  # this process has its watcher already
+    os.environ.pop(watcher.ADDRESS, None)  # this process has its watcher already
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     sys.argv = [module, *arguments]

@@ -36,7 +36,7 @@ MARK = "CHAOS"  # in the environment of every process of a node: job, node, star
 
 @dataclass(frozen=True)
 class Process:
-    """A process that carries a mark; `role` is launcher, reaper, torchrun, worker, tini or its command."""
+    """A process that carries a mark; `role` is launcher, reaper, torchrun, worker, parked, tini or its command."""
 
     pid: int
     mark: str
@@ -64,7 +64,13 @@ def role_of(pid: int, words: list[str], agents: set[int]) -> str:
     if pid in agents:
         parent = next(iter(stat_fields(pid)[1:2]), "")
         return "torchrun" if parent.isdigit() and int(parent) in agents else "reaper"
-    roles = {"tini": "tini", "warm_workers": "worker", "slipway.train": "worker", "slipway": "launcher"}
+    roles = {
+        "tini": "tini",
+        "slipway.parked": "parked",
+        "warm_workers": "worker",
+        "slipway.train": "worker",
+        "slipway": "launcher",
+    }
     line = " ".join(words)
     return next((role for part, role in roles.items() if part in line), line)
 

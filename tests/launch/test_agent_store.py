@@ -24,7 +24,19 @@ def start_agent(rank: int, port: int, name: str, folder: Path, nodes: int = 2) -
         "--master-addr=127.0.0.1",
         f"--master-port={port}",
     )
-    words = (sys.executable, "-m", "slipway.agent", str(os.getpid()), "2", "1,2", str(folder), "0,0,2", *meeting)
+    words = (
+        sys.executable,
+        "-m",
+        "slipway.agent",
+        str(os.getpid()),
+        "2",
+        "1,2",
+        str(folder),
+        "0,0,2",
+        "",
+        "",
+        *meeting,
+    )
     words += (f"--rdzv-id={name}", "--max-restarts=0", "--no-python", "true")
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -8,7 +8,7 @@ import pytest
 from nccl_texts import CLOSED, DUPLICATE, SHM, nccl_error
 from stand_ins import write_files
 
-from slipway.launch.attempt.ending import Facts, choose_outcome, count_ooms
+from slipway.launch.attempt.ending import Facts, choose_outcome, count_ooms, is_cause_known
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 
@@ -35,6 +35,27 @@ ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by pee
 BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
 DENIED = "PermissionError: [Errno 13] Permission denied: '{}'"
 SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
+
+
+@pytest.mark.parametrize(
+    ("records", "failures", "known"),
+    [
+        ({}, [], False),
+        ({0: file("finished"), 1: file("stopped")}, [], False),
+        ({}, [failure(1, KILLED)], True),
+        ({}, [failure(1, 3)], True),
+        ({0: LOST}, [failure(0, 1)], False),  # rank 1 may still be writing down why
+        ({0: LOST}, [], False),
+        ({}, [failure(0, ABORTED)], False),  # by gloo, which lost rank 1
+        ({0: LOST, 1: CRASH}, [failure(0, 1)], True),
+        ({0: LOST}, [failure(0, 1), failure(1, KILLED)], True),
+        ({1: CRASH}, [], True),
+    ],
+)
+def test_the_first_cause_is_known_once_a_rank_failed_that_did_not_lose_another(
+    records: dict[int, dict[str, Any]], failures: list[dict[str, Any]], known: bool
+) -> None:
+    assert is_cause_known(records, failures) == known
 
 
 def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: Any) -> Outcome:

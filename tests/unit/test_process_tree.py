@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.process_tree import catches, descendants, ignores, send_signal, start_ticks, state_of
+from slipway.launch.process_tree import catches, descendants, has_open, ignores, send_signal, start_ticks, state_of
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -122,3 +122,18 @@ def test_what_a_process_does_with_signals_is_known() -> None:
         assert start_ticks(process.pid) is None, "what has ended holds nothing, though its parent has not looked yet"
     assert state_of(process.pid) == ""
     assert not catches(process.pid, signal.SIGUSR2)
+
+
+def test_a_process_has_a_folder_open_or_a_file_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    child = subprocess.Popen(["sh", "-c", "exec 3< a/b; echo; exec sleep 60"], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert child.stdout
+    child.stdout.readline()
+    try:
+        assert has_open(child.pid, tmp_path / "a")
+        assert has_open(child.pid, tmp_path / "a/b")
+        assert not has_open(child.pid, tmp_path / "c")
+    finally:
+        child.kill()
+        child.communicate()
+    assert not has_open(child.pid, tmp_path / "a"), "it is gone"

@@ -103,6 +103,26 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     assert supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked).status == status
 
 
+@pytest.mark.parametrize(
+    ("exitcode", "writes", "status"),
+    [(3, False, -signal.SIGKILL), (3, True, 0), (-signal.SIGABRT, False, 0)],
+    ids=["nothing of it is needed", "a snapshot is", "the cause is not known"],
+)
+def test_who_is_left_after_a_failure_ends_at_once_unless_it_is_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exitcode: int, writes: bool, status: int
+) -> None:
+    monkeypatch.setattr(supervise, "AFTER_FAILURE", 2 * SAVING)
+    (tmp_path / "snapshots").mkdir()
+    holds = f"exec 3< {tmp_path / 'snapshots' if writes else tmp_path}; sleep {SAVING}"
+    worker = Worker("", tmp_path / "node-0", ("sh", "-c", holds))
+    monkeypatch.setattr(
+        Worker,
+        "failures",
+        property(lambda worker: [{"rank": 1, "exitcode": exitcode, "time": 1.0}] if worker._is_late else []),
+    )
+    assert supervise_worker(monkeypatch, tmp_path, worker, plan_for()).status == status
+
+
 SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
 SLEEPS = ("sleep", "60")
 

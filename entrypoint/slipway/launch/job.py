@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
 from slipway.launch.attempt.memory import Memory
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
@@ -58,6 +59,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
     lock: RunLock | None = None
     books = Books(node.ledger, job.plan)
     memory = stack.enter_context(closing(Memory(job)))
+    spare = stack.enter_context(Spare(wanted=job.warm))
     while True:
         node = dataclasses.replace(node, ledger=books.ledger)
         try:
@@ -73,8 +75,10 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            elsewhere = partial(look_elsewhere, lock, nodes)
-            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, memory, node.reached, books.look)
+            elsewhere, compare = partial(look_elsewhere, lock, nodes), nodes.compare
+            tried = attempt(
+                ours, node.run, stops, elsewhere, compare, previous, memory, spare, node.reached, books.look
+            )
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -122,7 +126,7 @@ def look_elsewhere(lock: RunLock, nodes: "SingleNode | SeveralNodes") -> Elsewhe
         return Elsewhere(lock.lost)
     if news := nodes.news:
         text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
-        return Elsewhere(text, gone=news.word == Word.LOST)
+        return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)
     return None
 
 

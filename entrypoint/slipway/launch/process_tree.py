@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,6 +68,21 @@ def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
     return []
 
 
+def has_open(pid: int, folder: Path, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has something open in a folder, or the folder itself. True where that cannot be seen, and it lives."""
+    try:
+        numbers = [*(proc / str(pid) / "fd").iterdir()]
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return lives(pid)
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            if number.readlink().is_relative_to(folder):
+                return True
+    return False
+
+
 def open_process(pid: int) -> int | None:
     """A file descriptor that becomes readable when a child ends; None before Linux 5.3, and in sandboxes without it."""
     with suppress(OSError, AttributeError):  # a Python that was built with older headers has no such function
@@ -103,10 +118,10 @@ def send_signal(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(own: int) -> None:
-    """Kill everything below us, again until nothing is left: a process may fork while we look."""
+def end_all(own: int, spared: Collection[int | None] = ()) -> None:
+    """Kill everything below us but those spared, again until nothing is left: a process may fork while we look."""
     for _ in range(20):
-        below = descendants(own)
+        below = [pid for pid in descendants(own) if pid not in spared]
         if not below:
             return
         send_signal(below, signal.SIGKILL)

@@ -8,9 +8,12 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from slipway.forked import Forked
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.plan import Plan
@@ -19,6 +22,7 @@ from slipway.protocol.files import LOGS, OUTCOMES
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
 IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
+AGENT = (sys.executable, "-P", "-u", "-m", "slipway.agent")
 AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 
 
@@ -36,16 +40,20 @@ class Child:
         selector: selectors.BaseSelector,
         header: str,
         stdin: int,
+        spare: Spare,
+        files: tuple[int, ...] = (),
     ) -> None:
         """Start it in a session of its own, with the stop signals ignored. Raises OSError.
 
-        `stdin` is rank 0's; torchrun hands its own on to that.
+        `stdin` is rank 0's; torchrun hands its own on to that. `spare`: from which it is forked where it can be. `files` are open
+        in torchrun's workers under the numbers that they have here.
         """
         self.started = False
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self.left: dict[int, float] = {}
-        self._selector, self._rest, self._stdin = selector, b"", stdin
+        self._selector, self._rest, self._stdin, self._spare, self._files = selector, b"", stdin, spare, files
+        self.process: subprocess.Popen[bytes] | Forked
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
             local = plan.topology.process.local_rank
@@ -69,16 +77,40 @@ class Child:
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, output.writers))
         workload = plan.workload
-        length = len(workload.command) + len(plan.arguments) if workload.early else 0
-        early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
-        arguments = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
-        words = (sys.executable, "-P", "-m", "slipway.agent", *arguments, *plan.argv[1:])
-        if workload.spawned:
-            words, environ = plan.argv, {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
         with open_log(self._log, header) as log:
             self._logged = log.tell()
-            self.process = self._run(words, environ, pass_fds=(told, *output.writers), stdout=log, stderr=log)
+            if workload.spawned:
+                environ = {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
+                self.process = self._run(plan.argv, environ, pass_fds=(told, *output.writers), stdout=log, stderr=log)
+            else:
+                length = len(workload.command) + len(plan.arguments) if workload.early else 0
+                early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
+                terms = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
+                files = (told, *output.writers, *self._files)
+                self.process = self._start_agent(terms, plan.argv[1:], environ, files, log.fileno())
         os.close(told)
+
+    def _start_agent(
+        self,
+        terms: tuple[str, ...],
+        arguments: tuple[str, ...],
+        environ: Mapping[str, str],
+        files: tuple[int, ...],
+        log: int,
+    ) -> subprocess.Popen[bytes] | Forked:
+        """torchrun's process: forked from the one that was left behind for this or, where that is not there, from nothing."""
+        numbers = ",".join(map(str, self._files))
+        stdin = os.open(os.devnull, os.O_RDONLY) if self._stdin == subprocess.DEVNULL else os.dup(self._stdin)
+        streams = {0: stdin, 1: log, 2: log}
+        agent = self._spare.fork((*AGENT, *terms, "", numbers, *arguments), environ, streams | {f: f for f in files})
+        os.close(stdin)
+        if agent:
+            return agent
+        link = self._spare.offer(environ)
+        words = (*AGENT, *terms, str(link.fileno()) if link else "", numbers, *arguments)
+        files = (*files, link.fileno()) if link else files
+        with link or nullcontext():
+            return self._run(words, environ, pass_fds=files, stdout=log, stderr=log)
 
     def _read(self, events: int) -> None:
         chunk = os.read(events, 65_536)

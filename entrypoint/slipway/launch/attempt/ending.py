@@ -104,6 +104,14 @@ def is_bad(record: Mapping[str, Any]) -> bool:
     return str(record.get("outcome")) not in GOOD
 
 
+def is_cause_known(records: Mapping[int, Mapping[str, Any]], failures: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a rank failed by itself, by what the ranks wrote and torchrun told. One that only lost another wrote so, or was
+    aborted by gloo: the other may still be writing down why."""
+    told = {failure["rank"] for failure in failures if failure["exitcode"] != -signal.SIGABRT}
+    bad = {rank for rank, record in records.items() if is_bad(record)}
+    return any(records.get(rank, {}).get("outcome") != Word.PEER for rank in told | bad)
+
+
 def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
     files = read_outcomes(node_dir, facts.ranks)

@@ -18,9 +18,10 @@ from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
-from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, read_outcomes
+from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.milestones import Milestones
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.standard_input import StandardInput
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -29,6 +30,7 @@ from slipway.launch.process_tree import (
     catches,
     descendants,
     end_all,
+    has_open,
     ignores,
     lives,
     open_process,
@@ -43,7 +45,7 @@ from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
 from slipway.launch.watch.standing import Standing
 from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
-from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, newest_step, write_json
+from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 
 # Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
@@ -54,10 +56,12 @@ STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves
 
 
 class Elsewhere(NamedTuple):
-    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word."""
+    """What ended this attempt outside of this node's workers; `gone`: a node that went away without a word; `known`: whether it
+    is the first cause, and not what another node saw of that."""
 
     text: str
     gone: bool = False
+    known: bool = False
 
 
 class Attempt:
@@ -76,15 +80,17 @@ class Attempt:
         end_hangs: bool = False,
         reached: int = 0,
         look_on: Callable[[Milestones], None] = lambda milestones: None,
+        spare: Spare | None = None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
         `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
-        `reached`: the highest step of all attempts before; `look_on` is called at every look.
+        `reached`: the highest step of all attempts before; `look_on` is called at every look; `spare`: what the attempt may be
+        forked from.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
-        self.deadline = Deadline(grace)
+        self.deadline, self.spare = Deadline(grace), spare or Spare(wanted=False)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
@@ -157,7 +163,7 @@ class Attempt:
         told = self._environment(environ, output.console.terminal)
         workload = self.plan.workload
         self.stdin = StandardInput(self.selector, wanted=not (workload.own or workload.early) and 0 in self.ranks)
-        child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file)
+        child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file, self.spare)
         self.stdin.hand_on()
         return child, output
 
@@ -195,13 +201,14 @@ class Attempt:
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
-            self.deadline.fail(now, self._time_to_end())
+            self.deadline.fail(now, self._time_to_end(child))
         if now >= self._next_look:
             self._next_look = now + TICK
             self.stops.look()
             self.stdin.look()
             self._look_for_hang(now)
             self._look_on(self.milestones)
+            self._prepare_next(child)
             try:
                 self._look_at_stacks(child, now)
             except Exception as error:  # a job that runs well is not ended by who looks on
@@ -209,15 +216,15 @@ class Attempt:
                 self.say(f"warning: the workers are not watched any more: {type(error).__name__}: {error}")
             outcomes = read_outcomes(self.node_dir, self.ranks)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
-            if any(map(is_bad, outcomes.values())):
-                self.deadline.fail(now, self._time_to_end())
+            if facts.failures or any(map(is_bad, outcomes.values())):
+                self.deadline.fail(now, self._time_to_end(child))
             elif self.plan.workload.own and len(outcomes) == len(self.ranks) and not any(map(lives, child.workers)):
                 self.deadline.fail(now, TORCHRUN_ENDS)  # it is frozen, or waits for another node's
         if not facts.lost and (news := lost()):
             facts.lost = news.text
             follow = "; their stacks follow" if news.gone and self.plan.workload.own else ""
             self.say(f"{news.text}: ending the processes of this node{follow}")
-            self.deadline.fail(now, self._time_to_end(), news.gone)
+            self.deadline.fail(now, self._time_to_end(child, known=news.known), news.gone)
         if facts.lost:
             self._signal_script(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
             if child.workers and not any(map(lives, child.workers)):
@@ -242,6 +249,14 @@ class Attempt:
                 self.deadline.hang(now)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+
+    def _prepare_next(self, child: Child) -> None:
+        """Let the process for the next attempt import what that needs, once it no longer gets in the way of this one."""
+        workload = self.plan.workload
+        if workload.own and self.detector.started(self._begun):
+            self.spare.load(workload.command[-1] if workload.early else "")
+        elif not workload.own and child.started:
+            self.spare.load("")
 
     def _look_at_stacks(self, child: Child, now: float) -> None:
         """Tell of a script that hangs, once, and of how it goes on."""
@@ -314,10 +329,23 @@ class Attempt:
         """Whether the workers are a user's script that has not asked for the stop flag."""
         return not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP)  # noqa: PTH110  # Path.exists raises ESTALE
 
-    def _time_to_end(self) -> float:
-        """Seconds that the other ranks have once one failed."""
-        usual = AFTER_FAILURE_OF_SCRIPT if self._handles_signals else AFTER_FAILURE
-        return usual if self._after_failure is None else self._after_failure
+    def _time_to_end(self, child: Child, *, known: bool = False) -> float:
+        """Seconds that the other ranks have once one failed. `known`: another node said what the first cause was.
+
+        Of ours nothing is needed then but a snapshot that one of them is writing, with its folder open all the while, and what
+        they say of the first cause, as long as nobody knows that.
+        """
+        if self._after_failure is not None:
+            return self._after_failure
+        if self._handles_signals:
+            return AFTER_FAILURE_OF_SCRIPT
+        if not self.plan.workload.own:
+            return AFTER_FAILURE
+        outcomes = read_outcomes(self.node_dir, self.ranks)
+        if not (known or is_cause_known(outcomes, child.failures)):
+            return AFTER_FAILURE
+        snapshots = (self.run.path / SNAPSHOTS).resolve()
+        return AFTER_FAILURE if any(has_open(pid, snapshots) for pid in child.workers) else 0.0
 
     def _signal_script(self, workers: list[int], number: signal.Signals) -> None:
         """Signal each worker of a user's script once."""
@@ -343,10 +371,11 @@ class Attempt:
             elif asked:
                 self.deadline.wait_for_stacks(now)
             return
-        send_signal(descendants(os.getpid()), signal.SIGKILL)
+        send_signal([pid for pid in descendants(os.getpid()) if pid != self.spare.pid], signal.SIGKILL)
 
     def _finish(self, child: Child, output: WorkerOutput) -> None:
-        end_all(os.getpid())  # what outlived its worker: data loaders, a script's own children
+        self.spare.look()
+        end_all(os.getpid(), {self.spare.pid})  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
         while output.open and time.monotonic() < until:
             self._wait(0.1, output)
@@ -357,7 +386,7 @@ class Attempt:
         self.selector.close()
         self._pipes.close()
         facts = self.facts
-        facts.status, facts.failures, facts.started = child.process.returncode, child.failures, child.started
+        facts.status, facts.failures, facts.started = child.process.returncode or 0, child.failures, child.started
         facts.last, facts.printed, facts.agent_log = output.last, output.printed, child.words
         facts.left = child.left
         beats, now = read_beats(self.node_dir, self.ranks), time.monotonic()

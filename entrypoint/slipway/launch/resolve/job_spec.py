@@ -50,6 +50,11 @@ class Job:
         return MINUTE if self.plan.workload.own else self.seconds("SLIPWAY_PROGRESS_SECONDS")
 
     @property
+    def warm(self) -> bool:
+        """Whether a process is kept from which the next attempt is forked."""
+        return bool(self.sources.parsed("SLIPWAY_WARM")) and self.restarts > 0
+
+    @property
     def patience(self) -> float:
         """Seconds that the job may stand still, 0 for any time."""
         limit = self.sources.parsed("SLIPWAY_HANG_SECONDS")

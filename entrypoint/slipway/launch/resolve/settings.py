@@ -190,7 +190,8 @@ SETTINGS = (
         "--after-failure-seconds",
         "auto",
         _number_or_auto(1, 86_400),
-        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and 5 where Slipway saves.",
+        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and at most 5 where Slipway "
+        "saves.",
         "S|auto",
     ),
     Setting(
@@ -209,6 +210,13 @@ SETTINGS = (
         _number(1, 999_999),
         "Seconds that your own script has to run for its restarts to be counted anew.",
         "S",
+    ),
+    Setting(
+        "SLIPWAY_WARM",
+        "",
+        "1",
+        _number(0, 1),
+        "Keep a process with torch imported, from which a job that failed is started again in a second or two; 0 starts it anew.",
     ),
     Setting(
         "SLIPWAY_HANG_SECONDS",
