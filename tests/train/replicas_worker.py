@@ -1,10 +1,12 @@
-"""Every kind of difference between replicas, as a loop of one's own meets it: run by torchrun, prints what was told of each.
+"""Every kind of difference between replicas, as a loop of one's own meets it: run by torchrun with a seed and a file.
 
-A line for a case: its name, and the words of the error or `equal`.
+Into the file goes a list of cases: the name of each, and the words of the error or `equal`.
 """
 
+import json
 import random
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -57,37 +59,36 @@ def train(kind: str, steps: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def tell(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def compare(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """What the comparison says."""
-    text = "equal"
     try:
         verify_replicas(model, optimizer)
     except ReplicasDifferError as error:
-        text = str(error)
-    if dist.get_rank() == 0:
-        print(f"{name}: {text}", flush=True)
+        return str(error)
+    return "equal"
 
 
-def main(seed: str) -> None:
+def main(seed: str, file: str) -> None:
     """All of them."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    for kind in ("", "seed", "left out", "rate", "not averaged", "buffer", "one rank", "momentum"):
-        tell(kind or "healthy", *train(kind))
+    kinds = ("", "seed", "left out", "rate", "not averaged", "buffer", "one rank", "momentum")
+    told = [(kind or "healthy", compare(*train(kind))) for kind in kinds]
     model, optimizer = train("")
     dice = random.Random(int(seed))
     for _ in range(40):
         rank, number = dice.randrange(dist.get_world_size()), dice.randrange(2**40)
         tensors = replicated(model, optimizer)
-        [name] = [flip(tensors, number)] if dist.get_rank() == rank else [""]
-        told = [name]
-        dist.broadcast_object_list(told, rank)
-        tell(f"flip {rank} {told[0]}", model, optimizer)
+        named = [flip(tensors, number) if dist.get_rank() == rank else ""]
+        dist.broadcast_object_list(named, rank)
+        told.append((f"flip {rank} {named[0]}", compare(model, optimizer)))
         if dist.get_rank() == rank:
             flip(tensors, number)  # and back
-    tell("healthy", model, optimizer)
+    told.append(("healthy", compare(model, optimizer)))
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps(told))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
