@@ -3,6 +3,8 @@
 kill            [rank, step]: SIGKILL before that step
 forget_random   true: the random generators' states are not restored
 infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
+flip            [rank, step, number, times]: before that step one bit of weights or optimizer changes, by a number of any size,
+                in that many passes over it
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
@@ -30,7 +32,9 @@ from slipway.train.loop import fit as loop
 from slipway.train.loop import saving, step
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.training import Training
+from slipway.train.parallel.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
+from slipway.train.snapshots.bits import raw_bytes
 from slipway.train.text import corpus
 from slipway.train.worker import group
 from slipway.train.worker.context import Context, open_context
@@ -57,6 +61,8 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
 
     def begin(training: Training, phase: str) -> None:
         seen.append(training.step)
+        if faults.get("flip", [])[:2] == [own, training.step] and seen.count(training.step) <= faults["flip"][3]:
+            print(f"flipped {flip(replicated(training.task.model, training.task.optimizer), faults['flip'][2])}")
         if faults.get("kill") == [own, training.step]:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -68,6 +74,15 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
     wrap(loop, "take_step", begin)
     poison = step.poison
     step.poison = infect
+
+
+def flip(tensors: Mapping[str, torch.Tensor], number: int) -> str:
+    """Change one bit, which the number says; the tensor's name."""
+    names = [name for name, tensor in tensors.items() if tensor.numel() > 1]
+    name = names[number % len(names)]
+    raw = raw_bytes(tensors[name])
+    raw[number % raw.numel()] ^= 1 << number % 8
+    return name
 
 
 def break_the_disk(faults: Mapping[str, Any]) -> None:

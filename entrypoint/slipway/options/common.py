@@ -14,22 +14,29 @@ from slipway.options.target import require_target
 
 COUNT = click.IntRange(min=1)
 COUNT_OR_ZERO = click.IntRange(min=0)
-
-
-class AutoOrCount(click.ParamType[Any]):
-    """`auto`, or a number from 0 on."""
-
-    name = "auto|integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        """The value, or click's error."""
-        return "auto" if value == "auto" else COUNT_OR_ZERO.convert(value, param, ctx)
-
-
 POSITIVE = click.FloatRange(min=0, min_open=True)
 NOT_NEGATIVE = click.FloatRange(min=0)
 SHARE = click.FloatRange(min=0, max=1, max_open=True)
 FILE = click.Path(exists=True, dir_okay=False)
+AUTO = "auto"
+
+
+class AutoOrCount(click.ParamType[int | str]):
+    """A number of steps, 0 for never, or `auto`: the training chooses."""
+
+    name = "auto|integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """The number or `auto`. Fails with what is allowed."""
+        if value == AUTO:
+            return AUTO
+        try:
+            return COUNT_OR_ZERO.convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither auto nor a number of steps (0: never).", param, ctx)
+
+
+AUTO_OR_COUNT = AutoOrCount()
 
 # Where an option's value came from, if not from a line of the --config file.
 DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
@@ -114,13 +121,18 @@ class Common(Options):
     save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
     memory_every: str | int = option(
-        "auto",
-        AutoOrCount(),
+        AUTO,
+        AUTO_OR_COUNT,
         "Steps between snapshots in memory, from which a job goes on after a failure; auto: as many as make them cost 1 % "
         "of the time, 0: none.",
     )
     nonfinite_budget: int = option(
         10, COUNT_OR_ZERO, "Steps in a row that may be skipped because their loss or gradient is not finite."
+    )
+    verify_every: int | str = option(
+        AUTO,
+        AUTO_OR_COUNT,
+        "Steps between comparisons of the replicas, bit for bit; auto: as often as costs 0.5 %; 0: never.",
     )
     workers: int = option(0, COUNT_OR_ZERO, "Threads that prepare batches ahead; 0 prepares each when it is needed.")
     eval_every: int = option(0, COUNT_OR_ZERO, "Steps between evaluations; 0 evaluates at the end only.")

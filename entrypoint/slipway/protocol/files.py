@@ -22,6 +22,7 @@ RUN_FILE, OUTCOME_FILE = "run.json", "outcome.json"  # what was started; the ver
 OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's options as resolved; its numbers by step
 # Results of `allreduce`, `linear --compare` and `check`:
 ALLREDUCE_FILE, COMPARISON_FILE, CHECK_FILE = "allreduce.json", "comparison.json", "check.json"
+REPLICAS_FILE = "replicas.json"  # when the replicas of a model were found to differ
 SNAPSHOTS, CHARTS = "snapshots", "tensorboard"  # folders
 MANIFEST = "manifest.json"  # in each snapshot's folder
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers

@@ -14,6 +14,7 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.charts import Charts
 from slipway.train.loop.evaluation import evaluate_model
+from slipway.train.loop.going_back import go_back
 from slipway.train.loop.memory import keep_in_memory
 from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation, write_options
 from slipway.train.loop.nonfinite import NonFiniteError
@@ -22,6 +23,7 @@ from slipway.train.loop.step import take_step
 from slipway.train.loop.task import Task
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
+from slipway.train.parallel.replicas import ReplicasDifferError
 from slipway.train.snapshots.rhythm import Rhythm
 from slipway.train.worker.context import Context
 
@@ -65,19 +67,14 @@ def fit(task: Task, options: Common, context: Context) -> Result:
 
 
 def train_through(training: Training) -> str:
-    """Train to the end, going back to the newest snapshot once where too much is not finite. Returns the outcome."""
-    try:
-        return train_from_here(training, Phase.FIRST_STEP)
-    except NonFiniteError as error:
-        training.context.warn(f"{error}; going back to the newest snapshot, once")
-        wait_for_writers(training)
-        training.memory.forget()
-        if not resume(training, "auto"):
-            raise NonFiniteError(f"{error}, and there is no snapshot to go back to; {error.advice}") from None
-    try:
-        return train_from_here(training, Phase.TRAIN)
-    except NonFiniteError as error:
-        raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
+    """Train to the end, going back to the newest snapshot where something went wrong. Returns the outcome."""
+    phase, gone_back = Phase.FIRST_STEP, False
+    while True:
+        try:
+            return train_from_here(training, phase)
+        except (NonFiniteError, ReplicasDifferError) as error:
+            go_back(training, error, gone_back)
+            phase, gone_back = Phase.TRAIN, gone_back or isinstance(error, NonFiniteError)
 
 
 def train_from_here(training: Training, phase: Phase) -> str:
@@ -121,6 +118,7 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
         phase = Phase.TRAIN
         context.beat(phase)
         enforce_budget(training, training.numbers.late())
+        training.verification.look(training.step)
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total

@@ -23,7 +23,8 @@ def save(training: Training, live: bool = False) -> None:
     """Begin to write a snapshot of this step, on the ranks that keep one.
 
     `live`: nothing changes before `wait_for_writers`, so it needs no copy. Raises NonFiniteError, on all ranks, where
-    it would hold something that is not finite, and what `wait_for_writers` raises about the one before.
+    it would hold something that is not finite, ReplicasDifferError where the replicas are not equal, and what `wait_for_writers`
+    raises about the one before.
     """
     if training.saved == training.step:
         return
@@ -35,6 +36,7 @@ def save(training: Training, live: bool = False) -> None:
     floating = [number for number in numbers if isinstance(number, torch.Tensor) and number.is_floating_point()]
     if any(context.total(not are_finite(floating))):
         raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
+    training.verification.verify()
     tensors, values = training.parallel.collect()
     ranks, _ = gather_ranks(training)
     if context.place.keeps_snapshots and training.held != training.step:

@@ -20,8 +20,10 @@ from slipway.train.loop.nonfinite import Numbers
 from slipway.train.loop.precision import Precision, read_precision
 from slipway.train.loop.sampler import Sampler
 from slipway.train.loop.task import Task
+from slipway.train.loop.verification import Verification
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
+from slipway.train.parallel.replicas import replicated
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.rhythm import Rhythm
 from slipway.train.snapshots.writer import Writer
@@ -45,6 +47,7 @@ class Training:
     memory: MemoryBuffers  # for snapshots in memory
     rhythm: Rhythm  # of those
     numbers: Numbers
+    verification: Verification
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     parameters: Mapping[str, nn.Parameter]  # of the task's model
     buffers: Sequence[torch.Tensor]
@@ -90,6 +93,10 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         memory=MemoryBuffers(() if task.split else context.place.memory, context.warn),
         rhythm=Rhythm(0 if task.split else options.memory_every, 0),
         numbers=Numbers(context.device),
+        # The ranks of a pipeline hold different parts.
+        verification=Verification(
+            context, lambda: replicated(task.model, task.optimizer), 0 if task.split else options.verify_every
+        ),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip

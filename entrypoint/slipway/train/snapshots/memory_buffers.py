@@ -22,6 +22,7 @@ import torch
 
 from slipway.protocol.cgroups import read_memory
 from slipway.protocol.memory import PAGE, Header, read_header, write_header
+from slipway.train.snapshots.bits import sum_of_bits
 from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
 from slipway.train.snapshots.tensor_files import DTYPES
 from slipway.train.snapshots.writer import Names, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
@@ -205,17 +206,8 @@ class MemoryBuffers:
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """The sum of the tensors' bytes, eight at a time, modulo 2**64.
-
-    At the speed of memory: 2.4 ms for 10 million float32, where crc32 takes 40. A flipped bit always changes it; lost pieces
-    and a mixture of two snapshots do but for a chance in 2**64. It is no protection from forgers, and need be none.
-    """
-    total = 0
-    for tensor in tensors:
-        memory = bytes_of(tensor)
-        whole = memory.numel() // 8 * 8
-        total += int(memory[:whole].view(torch.int64).sum()) + int(memory[whole:].sum())
-    return total % 2**64
+    """The sum of all tensors' bits modulo 2**64, at the speed of memory."""
+    return sum(int(sum_of_bits(tensor)) for tensor in tensors) % 2**64
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

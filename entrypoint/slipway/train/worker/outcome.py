@@ -26,6 +26,10 @@ class PeerError(Exception):
     """Another rank cannot go on; it says itself why."""
 
 
+class UnhealthyError(Exception):
+    """This node computes wrongly."""
+
+
 class SupersededError(PeerError):
     """Another launcher went on with the run: nothing may be written any more."""
 
@@ -52,7 +56,7 @@ def outcome_word(error: BaseException) -> str:
         return Word.CONFIGURATION
     if isinstance(error, NoProgressError):
         return Word.NO_PROGRESS
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+    if isinstance(error, UnhealthyError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS):
         return Word.UNHEALTHY
     if isinstance(error, torch.OutOfMemoryError):
         return Word.FAILED
