@@ -147,7 +147,14 @@ class Attempt:
         alone = topology.world_size == 1
         workload = self.plan.workload
         output = WorkerOutput(
-            self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header, workload.own
+            self.ranks,
+            topology.node_rank,
+            alone,
+            logs,
+            self.selector,
+            lambda: bool(self.stops.came),
+            header,
+            workload.own,
         )
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
         told = self._environment(environ, output.console.terminal)

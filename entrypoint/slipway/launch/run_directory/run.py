@@ -25,6 +25,7 @@ from slipway.protocol.files import (
     RUN_FILE,
     SNAPSHOTS,
     STACKS_WANTED,
+    STEP,
     STOP_FILE,
     WAITING_FILE,
     attempt_in,
@@ -33,6 +34,7 @@ from slipway.protocol.files import (
     newest_attempt,
     newest_step,
     node_folder,
+    number_in,
     rank_file,
     read_json,
     snapshot_attempt,
@@ -87,6 +89,16 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
     if run.resume not in ("auto", "none") and not Path(run.resume).exists():
         given = sources.value("SLIPWAY_RESUME")
         raise NoNewRunError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
+    if (
+        plan.topology.nodes == 1
+        and plan.workload.own
+        and run.resume not in ("auto", "none")
+        and not _holds_snapshot(run)
+    ):
+        raise NoNewRunError(
+            f"--resume {sources.value('SLIPWAY_RESUME')} is neither a snapshot nor a run directory with one. Give the path of "
+            "a run that has saved, auto or none."
+        )
     if run.resume == "auto":
         if not finished_is_fine:
             _refuse_finished(run.path, plan)
@@ -97,6 +109,13 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
     else:
         run = dataclasses.replace(run, path=_unused(run.path))
     return run
+
+
+def _holds_snapshot(run: Run) -> bool:
+    """Whether what a run is to resume from is a snapshot, or has one. Where several nodes have disks of their own, only
+    their workers know, together."""
+    path = Path(run.resume)
+    return newest_step(path) is not None or number_in(path.name, STEP) is not None
 
 
 def place_run(plan: Plan, sources: Sources, now: float) -> Run:
