@@ -142,7 +142,7 @@ output.end()
 
 def test_a_bar_is_cut_where_the_terminal_would_wrap_it_and_printed_whole_at_its_end(tmp_path: Path) -> None:
     shown = show_on_terminal(tmp_path, program=WIDE, columns=40).replace(b"\r\n", b"\n").decode()
-    assert shown == "\r" + "█" * 40 + ERASE_LINE.decode() + "█" * 50 + "\n"
+    assert shown == "\r" + "█" * 39 + ERASE_LINE.decode() + "█" * 50 + "\n", "some wrap at once when the row is full"
 
 
 ROWS = """

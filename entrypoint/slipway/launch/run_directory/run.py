@@ -89,16 +89,6 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
     if run.resume not in ("auto", "none") and not Path(run.resume).exists():
         given = sources.value("SLIPWAY_RESUME")
         raise NoNewRunError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
-    if (
-        plan.topology.nodes == 1
-        and plan.workload.own
-        and run.resume not in ("auto", "none")
-        and not _holds_snapshot(run)
-    ):
-        raise NoNewRunError(
-            f"--resume {sources.value('SLIPWAY_RESUME')} is neither a snapshot nor a run directory with one. Give the path of "
-            "a run that has saved, auto or none."
-        )
     if run.resume == "auto":
         if not finished_is_fine:
             _refuse_finished(run.path, plan)
@@ -108,14 +98,9 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         _refuse_used(run.path, plan)
     else:
         run = dataclasses.replace(run, path=_unused(run.path))
+    if not run.own and plan.workload.own and plan.topology.nodes == 1:
+        _require_snapshot(run, sources)
     return run
-
-
-def _holds_snapshot(run: Run) -> bool:
-    """Whether what a run is to resume from is a snapshot, or has one. Where several nodes have disks of their own, only
-    their workers know, together."""
-    path = Path(run.resume)
-    return newest_step(path) is not None or number_in(path.name, STEP) is not None
 
 
 def place_run(plan: Plan, sources: Sources, now: float) -> Run:
@@ -205,6 +190,17 @@ def _refuse_used(path: Path, plan: Plan) -> None:
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
             "run in it, or choose another one with --run-dir."
         )
+
+
+def _require_snapshot(run: Run, sources: Sources) -> None:
+    """Raise where what a run is to resume from holds nothing. With disks of their own only the workers of several nodes know."""
+    path = Path(run.resume)
+    if run.resume in ("auto", "none") or newest_step(path) is not None or number_in(path.name, STEP) is not None:
+        return
+    raise NoNewRunError(
+        f"--resume {sources.value('SLIPWAY_RESUME')} is neither a snapshot nor a run directory with one. Give the path of a run "
+        "that has saved, auto or none."
+    )
 
 
 def _safe(name: str) -> str:
