@@ -127,7 +127,7 @@ class Progress:
         left = clock((self._total - step) / rate) if rate else "?"
         speed = f"{short(rate * self._units_per_step)} {self._unit}/s"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{loss}  {speed}", refresh=False)
+            self._bar.set_postfix_str(f"{loss}  {speed}")
         self.say(f"step {step}/{self._total}  {loss}  {text}  {speed}  {left} left", everywhere=self._is_due(step))
         self.restart(step)
 
