@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,14 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
     for each in opened:
         each.process.kill()
         each.process.wait()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def pasted(rows: list[str]) -> list[str]:

@@ -68,7 +68,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
 def show_losses(run: Path) -> None:
     """Draw the losses of a run that has enough of them."""
     with suppress(OSError):
-        if lines := draw_curve(losses_of(run)):
+        if lines := draw_curve(losses_of(run), columns_of(sys.stderr.fileno())):
             write_own("\n".join(lines))
 
 
