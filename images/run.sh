@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 image="${IMAGE:-slipway:dev}"
-columns=$({ [[ -t 2 ]] && stty size <&2 | cut --delimiter=' ' --fields=2; } 2>/dev/null || true)
+columns=$([[ ! -t 2 ]] || stty size <&2 | cut --delimiter=' ' --fields=2)
 say() { echo "run: $*" | if ((${columns:-0})); then fold --spaces --width="$columns"; else cat; fi >&2; }
 
 has_gpus() { command -v nvidia-smi >/dev/null && nvidia-smi --list-gpus >/dev/null 2>&1; }
