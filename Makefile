@@ -10,7 +10,7 @@ SECTIONS := .venv/bin/python tests/run.py
 
 .PHONY: help
 help: ## List the targets
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
+	@awk -v first="run setup test image" -f entrypoint/targets.awk $(MAKEFILE_LIST)
 
 .PHONY: run
 run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or two CPU processes (ARGS="--steps 200")
@@ -31,6 +31,7 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 test: .venv/.dev .venv/.train ## Test all that this machine can run, the core of it (all of it: FULL=1), and print a table
 	@$(SECTIONS) -- $(ARGS)
 
+##@ Tests, section by section
 .PHONY: test-tools
 test-tools: .venv/.train ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere say what that is
 	@tests/tools.sh
@@ -91,6 +92,7 @@ test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehears
 test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
 	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
 
+##@ Tests of the tests, and harm
 .PHONY: mutants
 mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; a quarter of an hour (ARGS=--all, ARGS="plan ending")
 	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
@@ -99,6 +101,7 @@ mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the
 chaos: .venv/.dev .venv/.train ## Harm jobs of one and two nodes at random, and see whether they end as if nothing had happened (ARGS="--minutes 20 --seed 7")
 	@.venv/bin/python -u tests/chaos/chaos.py $(ARGS)
 
+##@ The image
 .PHONY: engine
 engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
 	@images/engine.sh
@@ -123,6 +126,7 @@ save: ## Write the image into dist/, with its checksum, for a site without a net
 load: ## Check and load what `make save` wrote (ARCHIVE=…)
 	@images/release/archive.sh load
 
+##@ Releases
 .PHONY: sbom
 sbom: ## Put the image's bill of materials (CycloneDX) into dist/
 	@images/release/sbom.sh
@@ -147,6 +151,7 @@ base-digest: ## Print the base with its digest, for BASE=… of a release
 push: ## Push the image under its tags, and print it by its digest (REPOSITORY=…)
 	@images/release/push.sh
 
+##@ Measurements
 .venv/.bench: requirements-bench.lock bench/setup.sh .venv/.train
 	@bench/setup.sh
 	@touch $@
@@ -163,6 +168,7 @@ bench-smoke: .venv/.bench ## Run every row of `make bench` once, briefly, withou
 bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.md
 	@.venv/bench/bin/python bench/results.py --gpu $(ARGS)
 
+##@ Work on the code
 .PHONY: docs
 docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or broken links (ARGS=serve shows it while one writes)
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs $(or $(ARGS),build)

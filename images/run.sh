@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 image="${IMAGE:-slipway:dev}"
-say() { echo "run: $*" >&2; }
+columns=$([[ ! -t 2 ]] || stty size <&2 | cut --delimiter=' ' --fields=2)
+say() { echo "run: $*" | if ((${columns:-0})); then fold --spaces --width="$columns"; else cat; fi >&2; }
 
 has_gpus() { command -v nvidia-smi >/dev/null && nvidia-smi --list-gpus >/dev/null 2>&1; }
 containers_see_gpus() { docker info --format '{{json .Runtimes}}' | grep --quiet nvidia || command -v nvidia-ctk >/dev/null; }
@@ -37,6 +38,7 @@ if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
 if [[ -e .env ]]; then options+=(--volume "$PWD/.env:/workspace/.env:ro"); fi
 command=(docker run --rm "${options[@]}" --user "$user" --shm-size 1g --stop-timeout 120 --cap-drop ALL
     --security-opt no-new-privileges --volume "$PWD/runs:/checkpoints" --env "IMAGE=$image" "$image" "$@")
-say "${command[*]}"
+# As one would type it: folded, a line that goes on ends with a backslash.
+echo "run: ${command[*]}" | if ((${columns:-0})); then fold --spaces --width="$((columns - 1))" | sed '$!s/$/\\/'; else cat; fi >&2
 say "/checkpoints in there is $PWD/runs"
 exec "${command[@]}"

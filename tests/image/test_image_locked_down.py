@@ -47,10 +47,12 @@ def test_a_mounted_folder_gets_files_of_the_caller_who_can_go_on_with_the_comman
     job = container(f"--shm-size 1g --user {os.getuid()}:0 --volume {runs}:/checkpoints IMG gpt --steps 2 {quick}")
     assert {path.stat().st_uid for path in runs.rglob("*")} == {os.getuid()}
     said = [line.partition("next: docker run --rm ")[2] for line in job.closing if "next: docker run --rm " in line]
-    sample, resume, plan = (line.replace("$PWD/runs", str(runs)).replace(" IMAGE ", " IMG ") for line in said)
+    report, sample, resume = (line.replace("$PWD/runs", str(runs)).replace(" slipway:dev ", " IMG ") for line in said)
+    assert "or whatever you call the image; to have it named add -e IMAGE=NAME to docker run" in job.text
+    container(report)
+    assert list(runs.glob("*/report.html"))
     assert container(f"{sample} --tokens 4").stdout.startswith("def ")
     assert "step 3/3" in container(f"{resume} --steps 3 {quick}").text
-    container(plan)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ SIZE = (24, 100)  # rows and columns
 class Terminal:
     """The program and all that it has shown so far."""
 
-    def __init__(self, folder: Path, *command: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *command: str, size: tuple[int, int] = SIZE, **variables: str) -> None:
         """Start `slipway`, or with words in `command` that begin otherwise a program of that name."""
         self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, SIZE)
+        termios.tcsetwinsize(theirs, size)
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *command],
@@ -52,6 +52,9 @@ class Terminal:
     @property
     def text(self) -> str:
         return self._shown.decode(errors="replace")
+
+    def resize(self, size: tuple[int, int]) -> None:
+        termios.tcsetwinsize(self._ours, size)
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())

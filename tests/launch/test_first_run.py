@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,15 +30,15 @@ def test_the_default_run_trains_a_gpt_and_says_what_to_try_next(slipway: Run, tm
     assert f"runs/{run.name}" in "\n".join(job.closing)
     commands = [line.partition("next: ")[2] for line in job.closing if "next: " in line]
     assert len(commands) == 3
-    again = slipway(*_words(commands[0]), "--tokens", "20")
+    assert "slipway report" in commands[0]
+    again = slipway(*_words(commands[1]), "--tokens", "20")
     assert again.end() == 0, again.text
     assert again.text.startswith("def ")
 
 
 def _words(command: str) -> list[str]:
-    program, *words = [word.strip('"') for word in command.split(" ", 4)]
-    assert program == "slipway"
-    return words
+    words = shlex.split(command)
+    return words[[Path(word).name for word in words].index("slipway") + 1 :]
 
 
 def test_sampling_from_what_is_no_gpt_run_says_so(slipway: Run, tmp_path: Path) -> None:

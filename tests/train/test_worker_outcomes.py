@@ -19,7 +19,9 @@ import torch.distributed as dist
 from nccl_texts import CLOSED, DUPLICATE, INTERPRETED, SHM, nccl_error
 from training_jobs import worker_environment
 
+from slipway.protocol.marks import LOG_ALONE
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop import metrics
 from slipway.train.loop.metrics import Progress, clock, keep_metrics, short
 from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
 from slipway.train.text.sample import read_until_end
@@ -177,23 +179,41 @@ def test_metrics_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("bar", [False, True])
-def test_progress_is_a_line_or_a_bar(capsys: pytest.CaptureFixture[str], bar: bool) -> None:
+def test_progress_is_lines_and_on_a_terminal_a_bar_below_them(capsys: pytest.CaptureFixture[str], bar: bool) -> None:
     progress = Progress(10, 4, True, bar, "tokens", 128)
     progress.advance()
     assert progress.speed(5) > 0
-    progress.report(5, "loss 1.0")
+    progress.report(5, "loss 1.0", "lr 0.1")
+    progress.advance()
     progress.say("evaluated")
     progress.close()
     printed = capsys.readouterr()
-    assert "evaluated" in printed.out
+    assert printed.out.splitlines()[-1] == "evaluated"
     assert ("5/10" in printed.err) is bar
-    assert ("step 5/10  loss 1.0" in printed.out) is not bar
-    assert "tokens/s" in (printed.err if bar else printed.out)
+    assert "step 5/10  loss 1.0  lr 0.1  " in printed.out
+    assert "tokens/s" in printed.out
+    assert "\n" not in printed.err, "a bar stays in its row, and is taken away"
+
+
+def test_a_terminal_shows_a_few_of_the_lines_and_the_log_has_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Progress(100, 0, True, True, "tokens", 1)
+    for step in range(5, 101, 5):
+        if step == 50:
+            monkeypatch.setattr(metrics, "UNSEEN", 0.0)
+        progress.report(step, "loss 1.0", "")
+        monkeypatch.setattr(metrics, "UNSEEN", 600.0)
+    lines = capsys.readouterr().out.splitlines()
+    mark = LOG_ALONE.decode()
+    assert len(lines) == 20
+    shown = [int(line.split()[1].partition("/")[0]) for line in lines if not line.startswith(mark)]
+    assert shown == [20, 40, 50, 70, 90], "every fifth of the run, and what nobody has seen for long"
 
 
 def test_other_workers_of_a_node_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(10, 0, False, False, "tokens", 128)
-    progress.report(5, "loss 1.0")
+    progress.report(5, "loss 1.0", "")
     assert capsys.readouterr() == ("", "")
 
 

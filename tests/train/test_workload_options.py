@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import slipway
 from slipway.options import WORKLOADS, GptOptions, LinearOptions, parse
+from slipway.options.command import GROUPS, WHAT
 
 pytestmark = pytest.mark.core
 
@@ -78,13 +80,42 @@ def test_help_shows_every_option_with_its_default(workload: str, capsys: pytest.
     assert f"Usage: slipway {workload}" in printed
 
 
-def test_help_shows_what_presets_change(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--help"], ("Transformer blocks. [default: 4; x>=1]", "[default: no-compile]", "those of --preset tiny;")),
+        (
+            ["--preset", "gpt2", "--help"],
+            ("Transformer blocks. [default: 12; x>=1]", "[default: (on a GPU)]", "of --preset gpt2;"),
+        ),
+        (["-h", "--preset=small"], ("Transformer blocks. [default: 6; x>=1]", "those of --preset small;")),
+    ],
+)
+def test_help_shows_the_defaults_of_the_preset_that_is_typed(
+    words: list[str], shown: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(click.exceptions.Exit):
-        parse(GptOptions, ["--help"])
+        parse(GptOptions, words)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "[default: (tiny: 4, small: 6, gpt2: 12, gpt2-medium: 24, gpt2-large: 36, gpt2-xl: 48); x>=1]" in printed
-    assert "[default: (tiny: no-compile, small: compile on a GPU, gpt2: compile on a GPU," in printed
+    assert [text for text in shown if text not in printed] == [], printed
     assert "[default: 2; x>=1]" in printed
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_help_has_groups_with_what_is_trained_first(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit):
+        parse(WORKLOADS[workload], ["--help"])
+    printed = capsys.readouterr().out
+    titles = re.findall(r"(?m)^(\w[\w ]*):$", printed)
+    assert titles == [title for title in (*GROUPS, "Help") if title in titles]
+    assert titles[0] == WHAT
+    first = re.findall(r"(?m)^  (--[\w-]+)", printed)[0]
+    assert first == ("--preset" if len(WORKLOADS[workload].presets) > 1 else "--config")
+
+
+def test_every_option_in_a_group_exists() -> None:
+    fields = {field.name for kind in WORKLOADS.values() for field in dataclasses.fields(kind)}
+    assert {name for names in GROUPS.values() for name in names} <= fields
 
 
 @pytest.mark.parametrize("kind", [LinearOptions, GptOptions])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 from pathlib import Path
 
 import pytest
-from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
+from stand_ins import Slipway
 
 from slipway.cli import cli
 from slipway.launch import closing
-from slipway.launch.closing import IMAGE_USER, as_typed_here, fill_in, next_commands
-from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.run import Run
 from slipway.protocol.errors import EXITS
 
 
@@ -104,76 +98,3 @@ def test_a_job_may_outlive_the_folder_that_it_was_started_in(tmp_path: Path, mon
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert closing.short_path(tmp_path / "runs" / "gpt-1") == str(tmp_path / "runs" / "gpt-1")
-
-
-FLAGS = '--shm-size 1g --stop-timeout 120 -v "$PWD/runs:/checkpoints"'
-
-
-@pytest.mark.parametrize(
-    ("image", "gpus", "runtime", "shown"),
-    [
-        (None, 1, "docker", "slipway gpt"),
-        ("0.1.0", 0, "docker", f"docker run --rm {FLAGS} IMAGE gpt"),
-        ("0.1.0", 1, "docker", f"docker run --rm --gpus all {FLAGS} IMAGE gpt"),
-        ("0.1.0", 1, "slurm", "slipway gpt"),
-    ],
-)
-def test_a_command_to_try_next_is_one_for_the_place_where_people_type(
-    monkeypatch: pytest.MonkeyPatch, image: str | None, gpus: int, runtime: str, shown: str
-) -> None:
-    monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
-    devices, host = make_devices(gpus), dataclasses.replace(make_host(), image=image, runtime=runtime)
-    asked = Job(plan_for(devices=devices), make_sources({}), devices, {}, None, host)
-    assert as_typed_here("slipway gpt", asked) == shown
-
-
-def test_a_command_to_try_next_names_the_image_where_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
-    host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
-    asked = Job(plan_for(), make_sources({"IMAGE": "slipway:dev"}), make_devices(), {}, None, host)
-    assert as_typed_here("slipway gpt", asked) == f"docker run --rm {FLAGS} slipway:dev gpt"
-
-
-@pytest.mark.parametrize("user", [0, 4711])
-def test_results_belong_to_the_user_id_that_wrote_them(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
-    monkeypatch.setattr("os.getuid", lambda: user)
-    host = dataclasses.replace(make_host(), image="0.1.0", runtime="docker")
-    asked = Job(plan_for(), make_sources({}), make_devices(), {}, None, host)
-    assert f"--user {user}:0" in as_typed_here("slipway gpt", asked)
-
-
-def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:
-    for workload in WORKLOADS.values():
-        assert next_commands(workload, fleeting=False) == workload.next
-        commands = next_commands(workload, fleeting=True)
-        assert len(commands) == 3
-        assert not any("{run}" in command for command in commands)
-    assert next_commands(plan_for(("-m", "own")).workload, fleeting=True) == ()
-
-
-def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> None:
-    for workload in WORKLOADS.values():
-        first, *others = next_commands(workload, fleeting=False, stopped=True)
-        assert (first == f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}") == workload.resumes
-        assert not any("--resume" in command for command in others)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "same", "longer"),
-    [
-        ("", "", " --steps 80"),
-        ("--epochs 3 --lr 1", " --epochs 3 --lr 1", " --lr 1 --steps 80"),
-        ("--lr 1 --steps=40", " --lr 1 --steps=40", " --lr 1 --steps 80"),
-        ("--dataset 'folder:my pictures'", " --dataset 'folder:my pictures'", " --dataset 'folder:my pictures' --steps 80"),
-        ("--export there --model small", " --export there --model small", " --model small --steps 80"),
-    ],
-)  # fmt: skip
-def test_a_run_goes_on_with_the_arguments_that_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, same: str, longer: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine" / "snapshots" / "step-00000040").mkdir(parents=True)
-    run = Run(tmp_path / "mine", "none", 1)
-    words = shlex.split(arguments)
-    assert fill_in("slipway gpt --run-dir {run}{same}", run, words) == f"slipway gpt --run-dir mine{same}"
-    assert fill_in("slipway gpt --run-dir {run}{longer}", run, words) == f"slipway gpt --run-dir mine{longer}"

@@ -142,7 +142,7 @@ output.end()
 
 def test_a_bar_is_cut_where_the_terminal_would_wrap_it_and_printed_whole_at_its_end(tmp_path: Path) -> None:
     shown = show_on_terminal(tmp_path, program=WIDE, columns=40).replace(b"\r\n", b"\n").decode()
-    assert shown == "\r" + "█" * 40 + ERASE_LINE.decode() + "█" * 50 + "\n"
+    assert shown == "\r" + "█" * 39 + ERASE_LINE.decode() + "█" * 50 + "\n", "some wrap at once when the row is full"
 
 
 ROWS = """
@@ -185,3 +185,44 @@ def test_a_prompt_is_there_at_once_and_the_bar_comes_back_behind_the_answer(tmp_
     assert shown.startswith(
         b"\r 10%" + ERASE_LINE + b"name? hello Ada\n\r 10%" + ERASE_LINE + b"well? \nslipway: stopping\nno\n"
     )
+
+
+MARKED = """
+import sys
+from pathlib import Path
+from worker_output import Output
+output = Output((0,), 0, False, Path(sys.argv[1]), own=True)
+output.write(b"\\r 10%", stream=1)
+output.write(b"\\x1fstep 1  loss 2\\nstep 2  loss 1 and more than fits\\n")
+output.write(b"\\r 20%", stream=1)
+output.write(b"\\r    \\r", stream=1)
+output.end()
+"""
+
+
+def test_a_marked_line_is_in_the_log_alone_and_others_are_folded(tmp_path: Path) -> None:
+    shown = show_on_terminal(tmp_path, program=MARKED, columns=24).replace(b"\r\n", b"\n")
+    wiped = ERASE_LINE + b"[0:0] step 2  loss 1 and\n      more than fits\n"
+    assert shown.startswith(b"\r 10%" + wiped + b"\r 10%" + ERASE_LINE + b"\r 20%")
+    assert b"step 1" not in shown
+    assert logged(tmp_path) == b"--- attempt 2 ---\nstep 1  loss 2\nstep 2  loss 1 and more than fits\n"
+
+
+RESIZED = """
+import sys, termios
+from pathlib import Path
+from worker_output import Output
+output = Output((0,), 0, True, Path(sys.argv[1]))
+output.write(b"\\r" + b"a" * 70, stream=1)
+termios.tcsetwinsize(2, (24, 40))
+output.write(b"\\r" + b"b" * 70, stream=1)
+termios.tcsetwinsize(2, (24, 120))
+output.write(b"\\r" + b"c" * 70, stream=1)
+output.end()
+"""
+
+
+def test_a_bar_follows_the_terminals_width(tmp_path: Path) -> None:
+    shown = show_on_terminal(tmp_path, program=RESIZED, columns=80)
+    narrower = ERASE_LINE + ERASE_ABOVE  # the terminal has put what was drawn into two rows
+    assert shown.startswith(b"\r" + b"a" * 70 + narrower + b"\r" + b"b" * 39 + ERASE_LINE + b"\r" + b"c" * 70)

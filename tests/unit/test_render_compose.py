@@ -48,7 +48,11 @@ def test_without_options_it_is_the_file_of_the_checkout_written_out(render: Slip
     assert list(file) == list(template)
     assert file["services"].pop("tensorboard") == template["services"]["tensorboard"] | {"image": "slipway:dev"}
     was, now = template["services"]["train"], file["services"]["train"]
-    changed = {"image": "slipway:dev", "command": ["run"], "environment": {"SLIPWAY_RESUME": "auto"}}
+    changed = {
+        "image": "slipway:dev",
+        "command": ["run"],
+        "environment": {"COMPOSE_SERVICE": "train", "SLIPWAY_RESUME": "auto"},
+    }
     assert now == was | changed | {"env_file": [{"path": ".env", "required": False}]}
     assert (file["name"], file["volumes"]) == (template["name"], template["volumes"])
 
@@ -152,6 +156,7 @@ def test_settings_come_from_options_the_environment_and_the_env_file(render: Sli
     service = training(render("--resume", "none", "--check", SLIPWAY_BACKEND="gloo", HF_TOKEN="hunter2"))
     assert service["command"] == ["run", "linear", "--steps", "5"]
     assert service["environment"] == {
+        "COMPOSE_SERVICE": "train",
         "SLIPWAY_RESUME": "none",
         "SLIPWAY_BACKEND": "gloo",
         "SLIPWAY_CHECK": "1",

@@ -210,8 +210,20 @@ def test_auto_under_a_scheduler_goes_on_with_the_same_job(tmp_path: Path) -> Non
 
 def test_a_path_starts_a_new_run_from_it(tmp_path: Path) -> None:
     old = record("old")
+    (old / "snapshots/step-00000025").mkdir(parents=True)
     run = choose(resume="runs/old")
     assert run == Run(tmp_path / "runs/linear-20260102-030405", str(old), 1)
+
+
+def test_a_path_with_nothing_to_resume_is_refused_before_anything_starts() -> None:
+    record("old")
+    with pytest.raises(
+        LaunchError, match="--resume runs/old is neither a snapshot nor a run directory with one"
+    ) as caught:
+        choose(resume="runs/old")
+    assert caught.value.code == CONFIGURATION
+    elsewhere = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "n0"}
+    assert choose(resume="runs/old", environ=elsewhere).resume.endswith("runs/old"), "another node may hold one"
 
 
 def test_a_path_that_is_absent_is_refused() -> None:

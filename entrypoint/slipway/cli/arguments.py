@@ -56,6 +56,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
+        require_possible(chosen, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
     notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
     topology = dataclasses.replace(topology, notes=tuple(notes))
@@ -104,6 +105,24 @@ def _count_processes(sources: Sources, chosen: "Options") -> Sources:
         )
     origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
     return dataclasses.replace(sources, options={**sources.options, name: str(count)}, origins=origins)
+
+
+def require_possible(chosen: "Options", topology: Topology, stages: int, *, uneven: bool) -> None:
+    """Raise LaunchError where a training cannot begin on this device, or on as many processes.
+
+    How many these are is only known once the nodes have met where nodes may be `uneven`, or fewer.
+    """
+    from slipway.options import Common  # torch-free
+    from slipway.protocol.mistake import ConfigurationError
+
+    if not isinstance(chosen, Common):
+        return
+    try:
+        chosen.require_device(topology.device)
+        if topology.nodes == 1 or not (uneven or topology.elastic):
+            chosen.divide_batch(topology.world_size // stages, "processes" if stages == 1 else "pipelines")
+    except ConfigurationError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _divide(topology: Topology, chosen: "Options") -> Topology:

@@ -1,26 +1,32 @@
 """The end of a job on this node: its verdict is written down and printed, and the pod is told."""
 
+import json
 import os
 import shlex
-from collections.abc import Sequence
+import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.attempt.worker_output import say, short_path
-from slipway.launch.resolve.catalog import Workload
+from slipway.launch.attempt.width import columns_of
+from slipway.launch.attempt.worker_output import say, short_path, write_own
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
+from slipway.launch.resolve.folders import mount_point
 from slipway.launch.resolve.host import CHECKPOINTS
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.block import block, outcome_json, termination_message
+from slipway.launch.verdict.curve import draw_curve
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.verdict import Verdict
-from slipway.protocol.files import OUTCOME_FILE, newest_step, write_json
+from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_run_text, write_json
 from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import printable
 
-IMAGE_USER = 1000  # images/cuda12/Dockerfile
-NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
+LACKING = "image's name"  # in the table of advice
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
@@ -48,61 +54,84 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
 
 
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
-    """Say where the results of `run` lie, what to type next, and whether they outlive the container. Raises OSError."""
+    """Show how the loss went, say where the results of `run` lie, what to type next, and whether they outlive the container.
+
+    Raises OSError.
+    """
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
+        if job.plan.workload.own:
+            show_losses(run.path)
         say(f"results are in {short_path(run.path)}")
-        leaves = newest_step(run.path) is not None or not job.plan.workload.resumes
-        stopped = verdict.word != Word.FINISHED
-        for command in next_commands(job.plan.workload, bool(fleeting), stopped=stopped) if leaves else ():
-            say(f"  next: {as_typed_here(fill_in(command, run, job.plan.arguments), job)}")
+        show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     if fleeting:
         say(fleeting)
 
 
-def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
-    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish.
-
-    The first one after a run that was stopped goes on with it.
-    """
-    if not workload.next:
-        return ()
-    if fleeting:
-        others = [command for command in workload.next if "{run}" not in command]
-        return (f"slipway {workload.name}", *others, "slipway --help")[:3]
-    if not stopped or not workload.resumes:
-        return workload.next
-    others = [command for command in workload.next if "--resume" not in command]
-    return (f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}", *others)[:3]
+def show_losses(run: Path) -> None:
+    """Draw the losses of a run that has enough of them."""
+    with suppress(OSError):
+        if lines := draw_curve(losses_of(run), columns_of(sys.stderr.fileno())):
+            write_own("\n".join(lines))
 
 
-def fill_in(command: str, run: Run, arguments: Sequence[str]) -> str:
-    """A command to try next, with {run}, the run's arguments as {same}, and as {longer} for twice as many steps.
+def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
+    """Say what to type next, where there is something to go on from."""
+    step, here = newest_step(run.path), find_here(job)
+    if step is None and job.plan.workload.resumes:
+        return
+    error = sys.stderr.fileno()
+    columns = (
+        columns_of(error) if os.isatty(error) else sys.maxsize
+    )  # a log is no place to fold what is searched and cut out
+    commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
+    for command in commands:
+        filled = as_typed(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), here)
+        write_own(fold_command("slipway:   next: ", printable(filled), columns))
+    if commands and not here.image and not here.program and here.runtime != "compose":
+        say(
+            f"{USUAL_IMAGE} there, or whatever you call the image; to have it named {advise(LACKING, job.host.runtime)}"
+        )
 
-    A run goes on with the arguments that it was started with; without them it would be another model, or other data.
-    """
-    kept, words = [], list(arguments)
-    while words:
-        word = words.pop(0)
-        if word in NOT_AGAIN:
-            words[:1] = []  # its value
-        elif word.partition("=")[0] not in NOT_AGAIN:
-            kept.append(word)
-    longer = [*kept, "--steps", str(2 * (newest_step(run.path) or 0))]
-    same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
-    return command.format(run=shlex.quote(short_path(run.path)), same=same, longer=twice)
+
+def find_here(job: Job) -> Here:
+    """Where this run is, for the commands to try next."""
+    topology, host = job.plan.topology, job.host
+    claim, service = job.sources.variable("IMAGE"), job.environ.get("COMPOSE_SERVICE", "")
+    runtime = "compose" if service and host.runtime == "docker" else host.runtime
+    if host.image is None and runtime != "slurm":
+        runtime = "host"
+    results = mount_point(results_folder(job.sources), host.mounts)
+    return Here(
+        runtime,
+        program=typed_program() if host.image is None else "",
+        image=claim.value if claim else "",
+        gpus=len(topology.gpus) if topology.device == "cuda" else 0,
+        nodes=topology.nodes,
+        user=os.getuid(),
+        results=str(results if results not in (None, Path("/")) else CHECKPOINTS),
+        folder=job.environ.get("RUNS", "$PWD/runs"),
+        service=service,
+    )
 
 
-def as_typed_here(command: str, job: Job) -> str:
-    """A command as one types it here; what is run in the image is typed outside, with its name where IMAGE tells it."""
-    if job.host.image is None or job.host.runtime != "docker":
-        return command
-    gpus = " --gpus all" if job.plan.topology.device == "cuda" else ""
-    user = "" if os.getuid() == IMAGE_USER else f" --user {os.getuid()}:0"
-    flags = f'{gpus}{user} --shm-size 1g --stop-timeout 120 -v "$PWD/runs:{CHECKPOINTS}"'
-    claim = job.sources.variable("IMAGE")
-    image = shlex.quote(claim.value) if claim else "IMAGE"
-    return f"docker run --rm{flags} {image} {command.removeprefix('slipway ')}"
+def typed_program() -> str:
+    """What one types for this `slipway`: its name where a shell finds it, else its path."""
+    ours = Path(sys.executable).with_name("slipway")
+    if not ours.is_file():
+        return f"{shlex.quote(sys.executable)} -m slipway"
+    found = shutil.which("slipway")
+    return "slipway" if found and Path(found).samefile(ours) else shlex.quote(short_path(ours))
+
+
+def losses_of(run: Path) -> list[tuple[int, float]]:
+    """The losses that a run wrote down, by step. Raises OSError."""
+    losses = []
+    for line in read_run_text(run / METRICS_FILE).splitlines():
+        with suppress(ValueError, TypeError, KeyError):  # torn by a crash, or another's
+            values = json.loads(line)
+            losses.append((int(values["step"]), float(values["loss"])))
+    return losses
 
 
 def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -14,37 +16,99 @@ from slipway.options.common import COMMAND_LINE, DEFAULT, PRESET, Options
 from slipway.protocol.mistake import ConfigurationError
 
 Kind = TypeVar("Kind", bound=Options)
-COMPILE_WORDS = {True: "compile", False: "no-compile", None: "compile on a GPU"}
 
 
-def shown_default(kind: type[Options], field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """What click needs to show an option's default: the value, or all of them where presets differ."""
-    values = {name: preset.get(field.name, field.default) for name, preset in kind.presets.items()}
-    if len(set(values.values())) == 1:
-        return {"default": next(iter(values.values())), "show_default": True}
-    words = COMPILE_WORDS if field.name == "compile" else {}
-    return {
-        "default": None,
-        "show_default": ", ".join(f"{name}: {words.get(value, value)}" for name, value in values.items()),
+# What --help shows together, in this order; whatever is nowhere here is a property of what is trained, and comes first.
+WHAT = "What"
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        WHAT: ("preset", "config"),
+        "Data": (
+            "dataset", "column", "tokenizer", "dataset_size", "image_size", "train_pictures", "eval_pictures", "shift", "flip",
+            "cutout",
+        ),
+        "Training": (
+            "steps", "epochs", "batch_size", "batch_size_per_process", "accumulate", "lr", "warmup", "schedule", "clip",
+            "weight_decay", "momentum", "label_smoothing", "dropout", "seed", "nonfinite_budget", "verify_every",
+        ),
+        "Saving and judging": (
+            "save_every", "keep", "memory_every", "export", "eval_every", "eval_samples", "log_every", "sample_tokens", "sample_prompt",
+            "temperature",
+        ),
+        "Speed": (
+            "precision", "compile", "workers", "checkpoint_activations", "bucket_mb", "comm", "static_graph",
+            "find_unused_parameters",
+        ),
     }
+)  # fmt: skip
 
 
-def click_command(kind: type[Options]) -> click.Command:
-    """The click command of a workload, made from its dataclass."""
-    parameters: list[click.Parameter] = []
+class WorkloadCommand(click.Command):
+    """The command line of a workload. Its help shows the options in groups, with the defaults of the preset that is typed."""
+
+    def __init__(self, kind: type[Options], **more: Any) -> None:
+        super().__init__(kind.workload, **more)
+        self.kind = kind
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; which preset they name is known before `--help` ends all."""
+        named = re.search(r"(?:^|\0)--preset(?:=|\0)([^\0]*)", "\0".join(args))
+        ctx.meta[PRESET] = named[1] if named else ""
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups."""
+        presets = self.kind.presets
+        preset = ctx.meta.get(PRESET, "")
+        preset = preset if preset in presets else next(iter(presets))
+        shown = {option.name or "": option for option in click_options(self.kind, preset)}
+        grouped = {name for names in GROUPS.values() for name in names}
+        for title, names in GROUPS.items():
+            listed = [*names, *(name for name in shown if title == WHAT and name not in grouped)]
+            records = [shown[name].get_help_record(ctx) for name in listed if name in shown]
+            if rows := [record for record in records if record]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if (helped := self.get_help_option(ctx)) and (record := helped.get_help_record(ctx)):
+            with formatter.section("Help"):
+                formatter.write_dl([record])
+        if len(presets) > 1:
+            other = next(name for name in presets if name != preset)
+            told = f"slipway {self.kind.workload} --preset {other} --help"
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"Defaults are those of --preset {preset}; for another type: {told}")
+
+
+def shown_default(kind: type[Options], field: dataclasses.Field[Any], preset: str) -> dict[str, Any]:
+    """What click needs to show an option's default under a preset."""
+    value = kind.presets[preset].get(field.name, field.default)
+    if field.name == "compile" and value is None:
+        return {"default": None, "show_default": "on a GPU"}
+    return {"default": value, "show_default": True}
+
+
+def click_options(kind: type[Options], preset: str) -> list[click.Option]:
+    """The options of a workload, with what their defaults are under a preset."""
+    options = []
     for field in dataclasses.fields(kind):
         if field.name == "sources":
             continue
         name = field.name.replace("_", "-")
         spelling = f"--{name}" if field.metadata["kind"] else f"--{name}/--no-{name}"
-        parameters.append(
+        options.append(
             click.Option(
                 [spelling, field.name],
                 type=field.metadata["kind"],
                 help=field.metadata["help"],
-                **shown_default(kind, field),
+                **shown_default(kind, field, preset),
             )
         )
+    return options
+
+
+def click_command(kind: type[Options]) -> click.Command:
+    """The click command of a workload, made from its dataclass."""
     # Users mix hyphens and underscores; torchrun takes both as well.
     settings = {
         "help_option_names": ["-h", "--help"],
@@ -54,7 +118,8 @@ def click_command(kind: type[Options]) -> click.Command:
     epilog = "The launcher's options, such as --nproc-per-node and --resume, may stand among these: slipway run --help"
     if kind.example:
         epilog += f"\n\n\b\nExample: slipway {kind.workload} {kind.example}"
-    return click.Command(kind.workload, params=parameters, help=kind.__doc__, epilog=epilog, context_settings=settings)
+    options = click_options(kind, next(iter(kind.presets)))
+    return WorkloadCommand(kind, params=list(options), help=kind.__doc__, epilog=epilog, context_settings=settings)
 
 
 def parse(kind: type[Kind], args: Sequence[str]) -> Kind:

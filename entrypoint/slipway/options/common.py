@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.target import require_target
+from slipway.protocol.mistake import ConfigurationError
 
 COUNT = click.IntRange(min=1)
 COUNT_OR_ZERO = click.IntRange(min=0)
@@ -40,6 +42,7 @@ AUTO_OR_COUNT = AutoOrCount()
 
 # Where an option's value came from, if not from a line of the --config file.
 DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
+FP16_NEEDS_GPU = "--precision fp16 needs a GPU; on a CPU type --precision bf16 or --precision fp32."
 FILE_LINE = re.compile(r" line \d+$")  # how the source of a value from that file ends, behind the file's name
 
 
@@ -145,6 +148,30 @@ class Common(Options):
             if size and size % self.accumulate:
                 typed = f"--{name.replace('_', '-')} {size}"
                 raise click.UsageError(f"--accumulate {self.accumulate} does not divide {typed}.")
+
+    def require_device(self, device: str) -> None:
+        """Raise ConfigurationError for arithmetic that `device`, cuda or cpu, cannot do."""
+        if self.precision == "fp16" and device == "cpu":
+            raise ConfigurationError(FP16_NEEDS_GPU)
+
+    def divide_batch(self, readers: int, counted: str = "processes") -> int:
+        """The samples of a step, all processes together: as many as were typed, or the default made divisible.
+
+        `readers` share them: all processes, or where these are `counted` as pipelines all of those. Raises ConfigurationError.
+        """
+        if self.batch_size_per_process:
+            return self.batch_size_per_process * readers
+        parts = readers * self.accumulate
+        if not self.batch_size:
+            raise ConfigurationError("Type --batch-size or --batch-size-per-process.")
+        above = math.ceil(self.batch_size / parts) * parts
+        if above == self.batch_size or "batch_size" not in self.given:
+            return above
+        below = above - parts
+        raise ConfigurationError(
+            f"--batch-size {self.batch_size} counts all processes, and {readers} {counted} × --accumulate {self.accumulate} "
+            f"do not divide it. Type --batch-size {f'{below} or {above}' if below else above}."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,14 @@ def parse_hub_data(source: str) -> HubData:
 
 
 def check_dataset(dataset: str) -> None:
-    """Raise ConfigurationError where a path is not there, or is no folder of tokens."""
+    """Raise ConfigurationError where a path is not there, is an empty file, or is no folder of tokens."""
     scheme, _, rest = dataset.partition(":")
     if scheme == HUB:
         parse_hub_data(rest)
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
         raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}")
+    if scheme == FILE and Path(rest).is_file() and not Path(rest).stat().st_size:
+        raise ConfigurationError(f"--dataset {dataset}: {rest} is empty; there is no text in it.")
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():
         again = Path(rest) / ".preparation"
         raise ConfigurationError(

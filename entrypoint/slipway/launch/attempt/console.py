@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from slipway.launch.attempt.width import columns_of, cut, rows_taken
+
 PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
 ERASE_LINE, ERASE_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"
 
@@ -39,7 +41,7 @@ class Console:
     def bar(self, text: bytes) -> None:
         """Show the newest state of the progress bar, in one row or several; empty text ends it."""
         error = sys.stderr.fileno()
-        if self.terminal and (text := _fit(text, error)) != self._bar:
+        if self.terminal and (text := cut(text, columns_of(error) - 1)) != self._bar:
             before = self._wipe(error)
             self._bar = self._drawn = text
             self._open.pop(_identity(error), None)
@@ -68,8 +70,8 @@ class Console:
             return b""
         if not self._drawn or not os.isatty(out):
             return b"\n"
-        rows, self._drawn = self._drawn.count(b"\n"), b""
-        return ERASE_LINE + ERASE_ABOVE * rows
+        rows, self._drawn = rows_taken(self._drawn, columns_of(out)), b""
+        return ERASE_LINE + ERASE_ABOVE * (rows - 1)
 
     def _write(self, text: bytes, out: int) -> None:
         # A reader that we gave up once is not waited for with every line again.
@@ -97,15 +99,6 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
     if text:
         _note(out, begun=not text.endswith(b"\n"))
     return True
-
-
-def _fit(text: bytes, out: int) -> bytes:
-    """Rows without what a terminal would wrap, since that could not be erased. With colours rich fits them itself."""
-    with suppress(OSError):
-        if (columns := os.get_terminal_size(out).columns) and b"\x1b" not in text:
-            rows = text.decode(errors="replace").split("\n")
-            return "\n".join(row[:columns] for row in rows).encode()
-    return text
 
 
 def terminal_variables() -> dict[str, str]:

@@ -156,12 +156,19 @@ class Attempt:
         topology, logs = self.plan.topology, self.node_dir / LOGS
         header = f"attempt {self.run.attempt}, {utc(time.time())}"
         alone = topology.world_size == 1
+        workload = self.plan.workload
         output = WorkerOutput(
-            self.ranks, topology.node_rank, alone, logs, self.selector, lambda: bool(self.stops.came), header
+            self.ranks,
+            topology.node_rank,
+            alone,
+            logs,
+            self.selector,
+            lambda: bool(self.stops.came),
+            header,
+            workload.own,
         )
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
         told = self._environment(environ, output.console.terminal)
-        workload = self.plan.workload
         self.stdin = StandardInput(self.selector, wanted=not (workload.own or workload.early) and 0 in self.ranks)
         child = Child(self.plan, self.node_dir, told, output, self.selector, header, self.stdin.file, self.spare)
         self.stdin.hand_on()

@@ -2,7 +2,8 @@
 
 A rank that is alone is passed through plain. Progress bars of rank 0 are shown live on a terminal, below everything else, those
 of other ranks only in their logs. There, and where there is no terminal, a bar is a line every 30 s, and one for its end. In
-the log each line has a time in front, so that those of all ranks can be merged (`slipway logs`).
+the log each line has a time in front, so that those of all ranks can be merged (`slipway logs`). On a terminal lines of our own
+workloads are folded to its width, and those that a worker marked are in the log alone.
 """
 
 import datetime
@@ -20,7 +21,9 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.console import Console, is_within_line, write_out
 from slipway.launch.attempt.screen import Row, Screen
+from slipway.launch.attempt.width import columns_of, fold
 from slipway.protocol.files import append_to_run_file, rank_log
+from slipway.protocol.marks import LOG_ALONE
 from slipway.protocol.printable import last_line, printable
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
@@ -36,19 +39,27 @@ class Way(NamedTuple):
     """How the output of a worker reaches the console.
 
     `prefix` stands in front of each line, `bars` says that progress bars are shown as they change, `prompts` after how many
-    seconds a line is shown that has no end (None: never; only rank 0 has a stdin to answer with).
+    seconds a line is shown that has no end (None: never; only rank 0 has a stdin to answer with), `folds` that lines are
+    folded to the terminal's width.
     """
 
     prefix: bytes
     bars: bool
     prompts: float | None
+    folds: bool = False
 
 
 def say(line: str) -> None:
-    """Print a line of the launcher's own."""
+    """Print a line of the launcher's own, on a terminal in as many rows as it needs."""
+    error, text = sys.stderr.fileno(), printable(line)
+    write_own(fold("slipway: ", text, columns_of(error)) if os.isatty(error) else f"slipway: {text}")
+
+
+def write_own(text: str) -> None:
+    """Write lines to stderr as they are, each to its end, from the start of a row."""
     error = sys.stderr.fileno()
     start = "\n" if is_within_line(error) else ""
-    write_out(f"{start}slipway: {printable(line)}\n".encode(errors="replace"), error)
+    write_out(f"{start}{text}\n".encode(errors="replace"), error)
 
 
 def short_path(path: Path) -> str:
@@ -121,12 +132,20 @@ class OutputStream:
     def _finish(self, row: Row) -> None:
         """Pass on a line."""
         self._begun, self._kept = b"", []
-        self._last.append(row.text[:REMEMBERED_BYTES].decode(errors="replace"))
+        text = row.text.removeprefix(LOG_ALONE)
+        self._last.append(text[:REMEMBERED_BYTES].decode(errors="replace"))
         if row.bar:
             self._draw([])
-        if not row.bar or self._way.bars or not self._console.terminal:
-            self._console.line(self._way.prefix, row.text, self._out)
-        self._keep(row.text)
+        if text == row.text and (not row.bar or self._way.bars or not self._console.terminal):
+            self._show(text)
+        self._keep(text)
+
+    def _show(self, text: bytes) -> None:
+        prefix = self._way.prefix
+        if self._way.folds:
+            folded = fold(prefix.decode(), text.decode(errors="replace"), columns_of(self._out))
+            text = folded.encode(errors="replace")[len(prefix) :]
+        self._console.line(prefix, text, self._out)
 
     def _keep(self, line: bytes) -> None:
         with suppress(OSError):  # a full disk must not end the training; the console still has the line
@@ -151,7 +170,7 @@ class WorkerOutput:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank, `printed` those of its stdout.
 
     `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
-    above this attempt's lines.
+    above this attempt's lines; `own`: whether what is printed is ours to fold.
     """
 
     def __init__(
@@ -163,6 +182,7 @@ class WorkerOutput:
         selector: selectors.BaseSelector,
         give_up: Callable[[], bool],
         header: str,
+        own: bool = False,
     ) -> None:
         self._selector = selector
         self._streams: list[OutputStream] = []
@@ -180,7 +200,7 @@ class WorkerOutput:
             for out, last in ((sys.stdout.fileno(), self.printed[rank]), (sys.stderr.fileno(), self.last[rank])):
                 at_once = alone and os.isatty(out)
                 prompts = (0.0 if at_once else PROMPT_SECONDS) if rank == 0 else None
-                way = Way(prefix, self.console.terminal and rank == 0, prompts)
+                way = Way(prefix, self.console.terminal and rank == 0, prompts, own and os.isatty(out))
                 self._add(OutputStream(self.console, way, out, log, last))
 
     def _add(self, stream: OutputStream) -> None:

@@ -76,6 +76,12 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "slurm": "have enroot show it: its hook wants MELLANOX_VISIBLE_DEVICES=all in the job's environment",
             "host": "load the kernel's module ib_uverbs (modprobe ib_uverbs)",
         },
+        "image's name": {
+            "docker": "add -e IMAGE=NAME to docker run",
+            "kubernetes": "set IMAGE in the pod's env",
+            "slurm": "export IMAGE=NAME before sbatch",
+            "host": "add -e IMAGE=NAME to docker run",
+        },
         "MASTER_ADDR": {
             "docker": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",
             "kubernetes": "set MASTER_ADDR in the pod's env to the name of node 0's pod behind a headless Service",

@@ -59,9 +59,9 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "a GPT-2 style transformer on text, from a tiny one to 1.5 billion parameters",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 next=(
+                    "slipway report {run}",
                     'slipway sample {run} --prompt "def "',
                     "slipway gpt --run-dir {run} --resume auto{longer}",
-                    "slipway plan gpt",
                 ),
             ),
             _ours(
@@ -69,9 +69,9 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "a pretrained GPT-2 checkpoint, trained on, with its perplexity before and after",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 next=(
+                    "slipway report {run}",
                     'slipway sample {run} --prompt "def "',
                     "slipway data fetch --help",
-                    "slipway finetune --help",
                 ),
             ),
             _ours(
@@ -80,9 +80,9 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 staged=True,
                 next=(
+                    "slipway report {run}",
                     'slipway sample {run} --prompt "def "',
                     "slipway plan pipeline --stages 4 --nproc-per-node 8",
-                    "slipway pipeline --help",
                 ),
             ),
             _ours(
@@ -99,7 +99,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "linear",
                 "the smallest data-parallel job: one linear layer on synthetic labels",
                 data="made on the fly",
-                next=("slipway linear --compare", "slipway linear --launcher spawn", "slipway gpt"),
+                next=("slipway report {run}", "slipway linear --compare", "slipway gpt"),
             ),
             _ours(
                 "allreduce",

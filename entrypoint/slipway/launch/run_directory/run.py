@@ -25,6 +25,7 @@ from slipway.protocol.files import (
     RUN_FILE,
     SNAPSHOTS,
     STACKS_WANTED,
+    STEP,
     STOP_FILE,
     WAITING_FILE,
     attempt_in,
@@ -33,6 +34,7 @@ from slipway.protocol.files import (
     newest_attempt,
     newest_step,
     node_folder,
+    number_in,
     rank_file,
     read_json,
     snapshot_attempt,
@@ -96,6 +98,8 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         _refuse_used(run.path, plan)
     else:
         run = dataclasses.replace(run, path=_unused(run.path))
+    if not run.own and plan.workload.own and plan.topology.nodes == 1:
+        _require_snapshot(run, sources)
     return run
 
 
@@ -186,6 +190,17 @@ def _refuse_used(path: Path, plan: Plan) -> None:
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
             "run in it, or choose another one with --run-dir."
         )
+
+
+def _require_snapshot(run: Run, sources: Sources) -> None:
+    """Raise where what a run is to resume from holds nothing. With disks of their own only the workers of several nodes know."""
+    path = Path(run.resume)
+    if run.resume in ("auto", "none") or newest_step(path) is not None or number_in(path.name, STEP) is not None:
+        return
+    raise NoNewRunError(
+        f"--resume {sources.value('SLIPWAY_RESUME')} is neither a snapshot nor a run directory with one. Give the path of a run "
+        "that has saved, auto or none."
+    )
 
 
 def _safe(name: str) -> str:

@@ -173,9 +173,7 @@ def report_step(training: Training, rate: float, metrics: MetricsFile, progress:
     training.reported = training.step
     numbers.restart()
     epochs = training.position / task.samples
-    text = f"loss {own:.4f}  lr {rate:.3g}"
-    if ended_epoch:
-        text = f"epoch {int(epochs)} done  {text}"
+    text = f"lr {rate:.3g}"
     if skipped:
         text += f"  {skipped} step{'s' if skipped > 1 else ''} left out: not finite"
     speed = progress.speed(training.step)
@@ -184,7 +182,8 @@ def report_step(training: Training, rate: float, metrics: MetricsFile, progress:
         text += f"  {share:.1%} MFU"
         values["mfu"] = round(share, 4)
     values["memory_peak_gib"] = round(peak_memory(context.device), 3)
-    progress.report(training.step, f"{text}  {values['memory_peak_gib']:.1f} GiB")
+    done = f"epoch {int(epochs)} done  " if ended_epoch else ""
+    progress.report(training.step, f"{done}loss {own:.4f}", f"{text}  {values['memory_peak_gib']:.1f} GiB")
     if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
         values["grad_norm"] = norm
     values |= {"skipped": skipped} if skipped else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,13 @@ from tqdm import tqdm
 from slipway.options import Options
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import OPTIONS_FILE, append_to_run_file, read_run_text
+from slipway.protocol.marks import LOG_ALONE
 from slipway.train.loop.charts import Charts
+
+# The launcher cuts it at the terminal's width: what matters most comes first.
+BAR = "{percentage:3.0f}% |{bar:12}| {n_fmt}/{total_fmt}  {remaining} left{postfix}"
+SHOWN = 5  # lines of a whole run that a terminal shows above the bar,
+UNSEEN = 600.0  # seconds after which it shows one anyway
 
 
 def write_options(run: Path, workload: str, options: Options, **decided: Any) -> None:
@@ -86,7 +91,9 @@ class MetricsFile:
 
 
 class Progress:
-    """Lines with loss, throughput and time left; on a terminal a bar as well."""
+    """Lines with loss, throughput and time left. On a terminal a bar below them, and of the lines every fifth of the run one,
+    or one in ten minutes; the others are in the log alone.
+    """
 
     def __init__(self, total: int, step: int, speaks: bool, bar: bool, unit: str, units_per_step: int) -> None:
         """Begin at `step` of `total`, each worth `units_per_step` of `unit` (as in `tokens`)."""
@@ -94,7 +101,8 @@ class Progress:
         self._speaks = speaks
         self._unit = unit
         self._units_per_step = units_per_step
-        self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True) if bar else None
+        self._bar = tqdm(total=total, initial=step, bar_format=BAR, leave=False) if bar else None
+        self._shown = (step, time.perf_counter())
         self.restart(step)
 
     def restart(self, step: int) -> None:
@@ -113,27 +121,30 @@ class Progress:
     def _rate(self, step: int) -> float:
         return (step - self._since[0]) / max(time.perf_counter() - self._since[1], 1e-9)
 
-    def report(self, step: int, text: str) -> None:
-        """Print where training stands."""
+    def report(self, step: int, loss: str, text: str) -> None:
+        """Print where training stands: the `loss`, behind it what else there is to say."""
         rate = self._rate(step)
         left = clock((self._total - step) / rate) if rate else "?"
+        speed = f"{short(rate * self._units_per_step)} {self._unit}/s"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{text}, {short(rate * self._units_per_step)} {self._unit}/s")
-        else:
-            self.say(
-                f"step {step}/{self._total}  {text}  {short(rate * self._units_per_step)} {self._unit}/s  {left} left"
-            )
+            self._bar.set_postfix_str(f"{loss}  {speed}")
+        self.say(f"step {step}/{self._total}  {loss}  {text}  {speed}  {left} left", everywhere=self._is_due(step))
         self.restart(step)
 
-    def say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
-        elif self._speaks:
-            print(text, flush=True)
+    def _is_due(self, step: int) -> bool:
+        since, when = self._shown
+        due = self._bar is None or (step - since) * SHOWN >= self._total or time.perf_counter() - when >= UNSEEN
+        if due:
+            self._shown = (step, time.perf_counter())
+        return due
+
+    def say(self, text: str, *, everywhere: bool = True) -> None:
+        """Print a line, which the launcher shows above the bar, or puts into the log alone."""
+        if self._speaks:
+            print(f"{'' if everywhere else LOG_ALONE.decode()}{text}", flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Take the bar away: the last line says the same."""
         if self._bar is not None:
             self._bar.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from slipway.options.common import FP16_NEEDS_GPU
 from slipway.protocol.mistake import ConfigurationError
 
 # Measured on two cores: with one of these flags a training step in bf16 takes a third of the time of fp32; without
@@ -55,7 +56,7 @@ def choose_precision(wanted: str, capability: tuple[int, int] | None, fast_cpu_b
     `capability` is the GPU's compute capability, None on a CPU. Raises ConfigurationError for what cannot work.
     """
     if wanted == "fp16" and capability is None:
-        raise ConfigurationError("--precision fp16 needs a GPU; on a CPU type --precision bf16 or --precision fp32.")
+        raise ConfigurationError(FP16_NEEDS_GPU)
     if wanted != "auto":
         return wanted
     if capability is None:

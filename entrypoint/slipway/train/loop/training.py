@@ -125,26 +125,13 @@ def agree_on_data(task: Task, context: Context) -> None:
 
 
 def divide_batch(options: Common, context: Context, readers: int | None = None) -> int:
-    """The global batch size: the user's own, or the default made divisible. Raises ConfigurationError.
-
-    `readers` share it: all processes, or all pipelines of them.
+    """The global batch size that `readers` share, all processes or all pipelines of them; the launcher has asked the same
+    where it knew how many there would be. Raises ConfigurationError.
     """
-    readers = readers or context.place.world_size
-    if options.batch_size_per_process:
-        return options.batch_size_per_process * readers
-    parts = readers * options.accumulate
-    if not options.batch_size:
-        raise ConfigurationError("Type --batch-size or --batch-size-per-process.")
-    if options.batch_size % parts == 0:
-        return options.batch_size
-    above = math.ceil(options.batch_size / parts) * parts
-    if "batch_size" not in options.given:
-        context.say(f"batch size {above} instead of {options.batch_size}, so that {parts} micro-batches divide it")
-        return above
-    below = above - parts
-    raise ConfigurationError(
-        f"--batch-size {options.batch_size} counts all processes, and {readers} "
-        f"{'processes' if readers == context.place.world_size else 'pipelines'} × "
-        f"--accumulate {options.accumulate} do not divide it. Type --batch-size "
-        f"{f'{below} or {above}' if below else above}."
-    )
+    world = context.place.world_size
+    readers = readers or world
+    size = options.divide_batch(readers, "processes" if readers == world else "pipelines")
+    if not options.batch_size_per_process and size != options.batch_size:
+        parts = readers * options.accumulate
+        context.say(f"batch size {size} instead of {options.batch_size}, so that {parts} micro-batches divide it")
+    return size

@@ -78,6 +78,8 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> W
     whole = isinstance(error, click.ClickException)  # our own words, which end with what to type
     line = (" ".join(text.split()) if whole else in_one_line(text)) or type(error).__name__
     word = outcome_word(error)
+    if isinstance(error, ConfigurationError | click.UsageError):  # a user's mistake, which is nowhere in our code
+        return WorkerOutcome(word, line, step, snapshot)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
     told = replace(raised, said=f"{type(error).__name__}: {line}", within="")
     return WorkerOutcome(word, message, step, snapshot, told.evidence, raised.where)

@@ -25,6 +25,8 @@ from slipway.train.text.sample import sample_writer
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 
+SAMPLE_LINES = 8  # of a sample that are shown at the end; TensorBoard has all
+
 
 def model_config(options: GptOptions, tokenizer: Tokenizer) -> GptConfig:
     """The model's dimensions. Raises ConfigurationError where the vocabulary is smaller than the tokenizer's."""
@@ -82,6 +84,12 @@ def loss_line(result: Result) -> str:
     return f"validation loss {loss:.4f} nats per {unit} ({bits:.4f} bits per byte)"
 
 
+def shown_sample(text: str) -> list[str]:
+    """The first lines of a sample that show something: much of what code begins with is blank."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return lines[:SAMPLE_LINES] or ["(blank lines alone)"]
+
+
 def train_text(task: Task, options: TextOptions, context: Context, tell: Callable[[Result], str] = loss_line) -> None:
     """Train, export where asked, show a sample, and `tell` in a line how well the model predicts."""
     result = fit(task, options, context)
@@ -89,7 +97,9 @@ def train_text(task: Task, options: TextOptions, context: Context, tell: Callabl
     if not result.evaluation or context.place.rank != 0:
         return
     if result.sample:
-        context.say(f"\na sample of what it writes:\n{result.sample}\n")
+        context.say("a sample of what it writes:")
+        for line in shown_sample(result.sample):
+            context.say(f"  {line}")
     context.say(tell(result))
 
 

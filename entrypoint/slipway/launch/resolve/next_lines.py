@@ -1,0 +1,148 @@
+"""The commands to try after a run, as they are typed outside of what ran it: one form for each runtime. Pure.
+
+A container, a pod and a task of Slurm are gone by then, so what is typed starts another, with the same volumes.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from slipway.launch.resolve.catalog import WORKLOADS, Workload
+
+USUAL_IMAGE = "slipway:dev"
+IMAGE_USER = 1000  # images/cuda12/Dockerfile
+NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
+CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where a run was, as far as commands need it.
+
+    `runtime` is host, docker, compose, kubernetes or slurm; outside of the image `image` is empty and `program` what is typed for
+    `slipway`. `results` is the folder of the container that keeps them, `folder` what Slurm mounts there.
+    """
+
+    runtime: str
+    program: str = "slipway"
+    image: str = ""
+    gpus: int = 0  # of this node
+    nodes: int = 1
+    user: int = IMAGE_USER
+    results: str = "/checkpoints"
+    folder: str = "$PWD/runs"
+    service: str = "train"  # of a compose file
+
+
+def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
+    """Three commands to try after a run of `workload`, none of which needs the run where that is about to vanish.
+
+    The first one after a run that was stopped goes on with it.
+    """
+    if not workload.next:
+        return ()
+    if fleeting:
+        others = [command for command in workload.next if "{run}" not in command]
+        return (f"slipway {workload.name}", *others, f"slipway plan {workload.name}", "slipway --help")[:3]
+    if not stopped or not workload.resumes:
+        return workload.next
+    others = [command for command in workload.next if "--resume" not in command]
+    return (f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}", *others)[:3]
+
+
+def fill_in(command: str, run: str, step: int, arguments: Sequence[str]) -> str:
+    """A command to try next, with {run}, the run's arguments as {same}, and as {longer} for twice as many steps.
+
+    A run goes on with the arguments that it was started with; without them it would be another model, or other data.
+    """
+    kept, words = [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word in NOT_AGAIN:
+            words[:1] = []  # its value
+        elif word.partition("=")[0] not in NOT_AGAIN:
+            kept.append(word)
+    longer = [*kept, "--steps", str(2 * step)]
+    same, twice = (f" {shlex.join(words)}" if words else "" for words in (arguments, longer))
+    return command.format(run=shlex.quote(run), same=same, longer=twice)
+
+
+def as_typed(command: str, here: Here) -> str:
+    """A command, which begins with `slipway`, as one types it where the run was started."""
+    words = command.removeprefix("slipway ")
+    return FORMS[here.runtime](words, words.split()[0] in WORKLOADS, here)
+
+
+def _on_host(words: str, trains: bool, here: Here) -> str:
+    return f"{here.program} {words}"
+
+
+def _in_docker(words: str, trains: bool, here: Here) -> str:
+    gpus = " --gpus all" if here.gpus and trains else ""
+    user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
+    room = " --shm-size 1g --stop-timeout 120" if trains else ""
+    image = shlex.quote(here.image or USUAL_IMAGE)
+    told = f" -e IMAGE={image}" if here.image and trains else ""
+    return f'docker run --rm{gpus}{user}{room}{told} -v "$PWD/runs:{here.results}" {image} {words}'
+
+
+def _in_compose(words: str, trains: bool, here: Here) -> str:
+    """The project's own volumes are there. Its settings as well, which go on with the newest run and count its nodes."""
+    anew = " --resume none" if trains and "--resume" not in words else ""
+    alone = " --standalone" if trains and here.nodes > 1 else ""
+    return f"docker compose run --rm {here.service} {words}{anew}{alone}"
+
+
+def _in_slurm(words: str, trains: bool, here: Here) -> str:
+    """The batch file may be anywhere; `srun` is where somebody types."""
+    nodes = f" --nodes={here.nodes} --ntasks-per-node=1" if trains else ""
+    nodes += f" --gpus-per-node={here.gpus}" if trains and here.gpus else ""
+    if here.program:
+        return f"srun{nodes} {here.program} {words}" if trains else f"{here.program} {words}"
+    image = shlex.quote(here.image or f"dockerd://{USUAL_IMAGE}")
+    container = f'--container-image={image} --container-mounts="{here.folder}:{here.results}" --no-container-entrypoint'
+    return f"srun{nodes} {container} /opt/slipway/bin/slipway {words}"
+
+
+def _in_kubernetes(words: str, trains: bool, here: Here) -> str:
+    """A Job for a training; a pod beside it, on the same claim, for what reads."""
+    image = shlex.quote(here.image or USUAL_IMAGE)
+    if trains:
+        name, _, arguments = words.partition(" ")
+        gpus = f" --gpus {here.gpus} --nodes {here.nodes} --image {image} --name slipway-next --with pvc"
+        return f"{here.program or 'slipway'} render k8s{gpus} {name} {arguments}".rstrip() + " | kubectl apply -f -"
+    container = {
+        "name": "slipway-next", "image": here.image or USUAL_IMAGE, "args": shlex.split(words),
+        "volumeMounts": [{"name": "results", "mountPath": here.results}],
+    }  # fmt: skip
+    volume = {"name": "results", "persistentVolumeClaim": {"claimName": CLAIM}}
+    pod = shlex.quote(json.dumps({"spec": {"containers": [container], "volumes": [volume]}}))
+    return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
+
+
+FORMS: Mapping[str, Callable[[str, bool, Here], str]] = MappingProxyType(
+    {
+        "host": _on_host,
+        "docker": _in_docker,
+        "compose": _in_compose,
+        "slurm": _in_slurm,
+        "kubernetes": _in_kubernetes,
+    }
+)
+
+
+def fold_command(before: str, command: str, columns: int) -> str:
+    """A command behind other text, in rows that a shell takes for one line: each but the last ends with a backslash."""
+    if len(before) + len(command) <= columns:
+        return before + command
+    rows = [before + (words := _WORD.findall(command))[0]]
+    for word in words[1:]:
+        if len(rows[-1]) + len(word) + len("  \\") <= columns:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(f"      {word}")
+    return " \\\n".join(rows)

@@ -1,0 +1,192 @@
+"""What a finished run tells to type next can be pasted, wherever the run was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from stand_ins import make_devices, make_host, make_sources, plan_for
+
+from slipway.launch import closing
+from slipway.launch.closing import find_here
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.next_lines import IMAGE_USER, Here, as_typed, fill_in, fold_command, next_commands
+
+TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", "slipway report /checkpoints/mine"
+ROOM = "--shm-size 1g --stop-timeout 120"
+VOLUME = '-v "$PWD/runs:/checkpoints"'
+SRUN = "srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=4"
+PYXIS = (
+    '--container-image=/shared/slipway.sqsh --container-mounts="/shared/runs:/checkpoints" --no-container-entrypoint'
+)
+
+CASES = [
+    (Here("host"), "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", READ),
+    (
+        Here("host", ".venv/bin/slipway"),
+        TRAIN.replace("slipway", ".venv/bin/slipway"),
+        READ.replace("slipway", ".venv/bin/slipway"),
+    ),
+    (
+        Here("docker", "", "team/slipway:2", gpus=1),
+        f"docker run --rm --gpus all {ROOM} -e IMAGE=team/slipway:2 {VOLUME} team/slipway:2 {TRAIN[8:]}",
+        f"docker run --rm {VOLUME} team/slipway:2 {READ[8:]}",
+    ),
+    (
+        Here("docker", "", user=4711),
+        f"docker run --rm --user 4711:0 {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}",
+        f"docker run --rm --user 4711:0 {VOLUME} slipway:dev {READ[8:]}",
+    ),
+    (
+        Here("compose", "", service="train"),
+        f"docker compose run --rm train {TRAIN[8:]}",
+        f"docker compose run --rm train {READ[8:]}",
+    ),
+    (
+        Here("compose", "", nodes=2, service="node0"),
+        f"docker compose run --rm node0 {TRAIN[8:]} --standalone",
+        f"docker compose run --rm node0 {READ[8:]}",
+    ),
+    (
+        Here("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, folder="/shared/runs"),
+        f"{SRUN} {PYXIS} /opt/slipway/bin/slipway {TRAIN[8:]}",
+        f"srun {PYXIS} /opt/slipway/bin/slipway {READ[8:]}",
+    ),
+    (
+        Here("slurm", "/shared/venv/bin/slipway", gpus=4, nodes=2),
+        f"{SRUN} /shared/venv/bin/{TRAIN}",
+        f"/shared/venv/bin/{READ}",
+    ),
+    (
+        Here("kubernetes", "", "registry.example/slipway:2", gpus=4, nodes=2),
+        "slipway render k8s --gpus 4 --nodes 2 --image registry.example/slipway:2 --name slipway-next --with pvc "
+        f"{TRAIN[8:]} | kubectl apply -f -",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("here", "train", "read"), CASES)
+def test_each_runtime_has_its_own_form(here: Here, train: str, read: str | None) -> None:
+    assert as_typed(TRAIN, here) == train
+    assert read is None or as_typed(READ, here) == read
+
+
+def test_a_new_run_of_a_compose_project_does_not_go_on_with_the_last_one() -> None:
+    assert (
+        as_typed("slipway linear --compare", Here("compose", ""))
+        == "docker compose run --rm train linear --compare --resume none"
+    )
+
+
+def test_a_pod_reads_a_run_from_the_claim() -> None:
+    words = shlex.split(
+        as_typed('slipway sample /checkpoints/mine --prompt "def "', Here("kubernetes", "", "slipway:2"))
+    )
+    pod = json.loads(words[-1].removeprefix("--overrides="))["spec"]
+    assert words[:3] == ["kubectl", "run", "slipway-next"]
+    assert "--image=slipway:2" in words
+    assert pod["containers"][0]["args"] == ["sample", "/checkpoints/mine", "--prompt", "def "]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] in Path("k8s/claims.yaml").read_text()
+
+
+COMMANDS = sorted({command for workload in WORKLOADS.values() for command in workload.next})
+
+
+@pytest.mark.parametrize("here", [case[0] for case in CASES])
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_command_in_rows_is_the_same_to_a_shell(here: Here, columns: int) -> None:
+    for command in COMMANDS:
+        filled = fill_in(command, "/checkpoints/a run", 40, ["--dataset", "file:it's.txt"])
+        whole = as_typed(filled, here)
+        before = "slipway:   next: "
+        folded = fold_command(before, whole, columns)
+        rows = folded.split("\n")
+        longest = max(map(len, shlex.split(whole)))
+        assert all(len(row) <= max(columns, len(before) + longest + 4) for row in rows), folded
+        assert shell_words(folded.removeprefix(before)) == shell_words(whole)
+
+
+def shell_words(command: str) -> list[str]:
+    """What bash makes of a command: the words of each program in it."""
+    programs = {shlex.split(part)[0] for part in command.split(" | ")}
+    stand_ins = "".join(f"function {name} {{ printf '%s\\n' {name} \"$@\" >&2; }}\n" for name in programs)
+    done = subprocess.run(["bash", "-uc", stand_ins + command], capture_output=True, text=True, check=True)
+    return sorted(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "environ", "expected"),
+    [
+        ("docker", None, {}, ("host", "")),
+        ("docker", "0.1.0", {}, ("docker", "")),
+        ("docker", "0.1.0", {"IMAGE": "slipway:2"}, ("docker", "slipway:2")),
+        ("docker", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("compose", "")),
+        ("kubernetes", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("kubernetes", "")),
+        ("slurm", None, {}, ("slurm", "")),
+        ("slurm", "0.1.0", {"IMAGE": "/x.sqsh", "RUNS": "/runs"}, ("slurm", "/x.sqsh")),
+    ],
+)
+def test_where_a_run_was_is_seen(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, image: str | None, environ: dict[str, str], expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
+    host = dataclasses.replace(make_host(), image=image, runtime=runtime)
+    here = find_here(
+        Job(plan_for(devices=make_devices(2)), make_sources(environ), make_devices(2), environ, None, host)
+    )
+    assert (here.runtime, here.image) == expected
+    assert bool(here.program) is (image is None)
+    assert (here.gpus, here.nodes, here.results) == (2, 1, "/checkpoints")
+
+
+def test_slipway_is_typed_by_its_path_where_no_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / ".venv/bin/slipway"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert closing.typed_program() == ".venv/bin/slipway"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert closing.typed_program() == "slipway"
+    program.unlink()
+    assert closing.typed_program() == f"{program.with_name('python')} -m slipway"
+
+
+def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:
+    for workload in WORKLOADS.values():
+        assert next_commands(workload, fleeting=False) == workload.next
+        commands = next_commands(workload, fleeting=True)
+        assert len(commands) == 3
+        assert not any("{run}" in command for command in commands)
+    assert next_commands(plan_for(("-m", "own")).workload, fleeting=True) == ()
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> None:
+    for workload in WORKLOADS.values():
+        first, *others = next_commands(workload, fleeting=False, stopped=True)
+        assert (first == f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}") == workload.resumes
+        assert not any("--resume" in command for command in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same", "longer"),
+    [
+        ("", "", " --steps 80"),
+        ("--epochs 3 --lr 1", " --epochs 3 --lr 1", " --lr 1 --steps 80"),
+        ("--lr 1 --steps=40", " --lr 1 --steps=40", " --lr 1 --steps 80"),
+        ("--dataset 'folder:my pictures'", " --dataset 'folder:my pictures'", " --dataset 'folder:my pictures' --steps 80"),
+        ("--export there --model small", " --export there --model small", " --model small --steps 80"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_the_arguments_that_it_had(arguments: str, same: str, longer: str) -> None:
+    words = shlex.split(arguments)
+    assert fill_in("slipway gpt --run-dir {run}{same}", "mine", 40, words) == f"slipway gpt --run-dir mine{same}"
+    assert fill_in("slipway gpt --run-dir {run}{longer}", "mine", 40, words) == f"slipway gpt --run-dir mine{longer}"
