@@ -19,8 +19,9 @@ from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.misspelt import misspelt
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.resolve.settings import NAMES, SETTINGS, Sources, split_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
 
@@ -43,7 +44,10 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
-    topology = resolve_topology(sources, devices, host)
+    try:
+        topology = resolve_topology(sources, devices, host)
+    except LaunchError as error:  # which may come of a name that nobody understood
+        raise LaunchError(" ".join((str(error), *sources.slips)), error.code) from None
     if topology.nodes > 1:
         refuse_rendezvous(options)
     elif options.get("rdzv_id"):
@@ -56,7 +60,8 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
-    notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes = [f"warning: {slip}" for slip in sources.slips]
+    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
     topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
@@ -85,8 +90,11 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     path = Path(options.get("env_file") or ".env")
     if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
         raise LaunchError(f"--env-file {path}: there is no such file.")
-    env_file = read_env_file(path) if options.get("env_file") or path.is_file() else {}
-    sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
+    environ = dict(os.environ)
+    env_file, others = split_env_file(path) if options.get("env_file") or path.is_file() else ({}, {})
+    known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
+    slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
+    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
