@@ -49,7 +49,13 @@ def meant(name: str) -> str:
         return LONGER[name]
     if name.startswith(PREFIX):
         return _meant_behind_prefix(name.removeprefix(PREFIX))
-    return next((known for known in NAMES if _is_slip(name, known)), "")
+    # Nobody slips at the first letter, and this is asked of every variable at every start.
+    return next((known for known in _beginning_with(name[:1]) if _is_slip(name, known)), "")
+
+
+@cache
+def _beginning_with(letter: str) -> tuple[str, ...]:
+    return tuple(sorted(known for known in NAMES if known.startswith(letter)))
 
 
 def _meant_behind_prefix(rest: str) -> str:
@@ -58,7 +64,7 @@ def _meant_behind_prefix(rest: str) -> str:
         return bare[rest]
     words = rest.split("_")
     within = [known for known in bare if set(words) <= set(known.split("_"))]  # SLIPWAY_GRACE
-    begun = [known for known in bare if known.split("_")[0] == words[0]]  # SLIPWAY_HANG_TIMEOUT
+    begun = [known for known in bare if known.split("_")[0] == words[0]]  # SLIPWAY_CPU
     only = next((names[0] for names in (within, begun) if len(names) == 1), "")
     return bare.get(only or nearest(rest, bare), "")
 
@@ -69,8 +75,6 @@ def _is_service(name: str, value: str) -> bool:
 
 def _is_slip(name: str, known: str) -> bool:
     typed, right = name.replace("_", ""), known.replace("_", "")
-    if typed[:1] != right[:1]:  # nobody slips there, and this is asked of every variable at every start
-        return False
     if typed == f"{known}S":  # WORKLOADS: a word of its own
         return False
     if len(right) < ONE:
