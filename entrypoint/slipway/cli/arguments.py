@@ -150,7 +150,7 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     except click.NoSuchOption as error:
         import difflib  # only where somebody mistyped: it takes milliseconds
 
-        ours = [option.opts[0] for option in launcher_options()]
+        ours = [option.opts[0] for option in launcher_options() if not getattr(option, "hidden", False)]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 

@@ -177,6 +177,10 @@ def main() -> None:
         colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
         sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
     except click.ClickException as error:
+        if isinstance(error, click.UsageError):
+            from slipway.cli.synonyms import explain
+
+            error = explain(error, sys.argv[1:], os.environ)
         code, said, show = error.exit_code, error.format_message(), error.show
     except click.Abort:
         code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)

@@ -64,7 +64,12 @@ def parse(kind: type[Kind], args: Sequence[str]) -> Kind:
     the file, and click.exceptions.Exit once `--help` is printed.
     """
     command = click_command(kind)
-    context = command.make_context(f"slipway {kind.workload}", list(args))
+    name = f"slipway {kind.workload}"
+    try:
+        context = command.make_context(name, list(args))
+    except click.BadOptionUsage as error:  # of which click does not say the command
+        error.ctx = error.ctx or click.Context(command, info_name=name)
+        raise
     typed = {
         name: value
         for name, value in context.params.items()

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 import click
 
+from slipway.options.numbers import Real, Whole
 from slipway.options.target import require_target
 
-COUNT = click.IntRange(min=1)
-COUNT_OR_ZERO = click.IntRange(min=0)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-NOT_NEGATIVE = click.FloatRange(min=0)
-SHARE = click.FloatRange(min=0, max=1, max_open=True)
+COUNT = Whole(min=1)
+COUNT_OR_ZERO = Whole(min=0)
+POSITIVE = Real(min=0, min_open=True)
+NOT_NEGATIVE = Real(min=0)
+SHARE = Real(min=0, max=1, max_open=True)
 FILE = click.Path(exists=True, dir_okay=False)
 
 # Where an option's value came from, if not from a line of the --config file.
@@ -98,7 +99,7 @@ class Common(Options):
         click.Choice(["full", "bf16", "fp16"]),
         "DDP: the form in which gradients travel; full sends them as they are.",
     )
-    seed: int = option(0, click.IntRange(0, 2**32 - 1), "Seed of weights, data order and dropout.")
+    seed: int = option(0, Whole(0, 2**32 - 1), "Seed of weights, data order and dropout.")
     save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
     nonfinite_budget: int = option(

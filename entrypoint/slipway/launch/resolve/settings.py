@@ -321,7 +321,8 @@ def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
     SLIPWAY_… that is no setting.
     """
-    values, others = {}, {}
+    values: dict[str, str] = {}
+    others: dict[str, str] = {}
     for binding in _parse(path):
         blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
         line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
