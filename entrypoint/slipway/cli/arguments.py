@@ -21,7 +21,7 @@ from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.misspelt import misspelt
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.settings import NAMES, SETTINGS, Sources, split_env_file
+from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, Sources, split_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
 
@@ -38,8 +38,12 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
-    words = words or shlex.split(sources.value("WORKLOAD"))
-    workload, arguments = find_workload(words)
+    typed, words = bool(words), words or shlex.split(sources.value("WORKLOAD"))
+    try:
+        workload, arguments = find_workload(words)
+    except LaunchError as error:
+        set_to = "" if typed else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
+        raise LaunchError(f"{set_to}{error}", error.code) from None
     chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
@@ -89,7 +93,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
     if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
-        raise LaunchError(f"--env-file {path}: there is no such file.")
+        raise LaunchError(
+            f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
+        )
     environ = dict(os.environ)
     env_file, others = split_env_file(path) if options.get("env_file") or path.is_file() else ({}, {})
     known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
