@@ -43,7 +43,7 @@ MISTAKES = {
         Mistake("-m", "-m", 78),
         Mistake("run --no-python ./train.sh", "./train.sh", 78, files={"train.sh": "#!/bin/sh\n"}),
         Mistake("run train.sh", "train.sh", 78, files={"train.sh": "#!/bin/sh\n"}),
-        Mistake("bad.py", "def f(:", 78, files={"bad.py": "import torch\n\ndef f(:\n    pass\n"}),
+        Mistake("bad.py", 'print "hello"', 78, files={"bad.py": 'import torch\n\nprint "hello"\n'}),
         Mistake("nvidia-smi", "nvidia-smi", 78),
         Mistake("--gpus all", "--gpus", 2, {"SLIPWAY_IMAGE": "slipway:dev"}),
         Mistake("--nnodes 2 gpt", "--nnodes", 2),

@@ -150,7 +150,8 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     from slipway.protocol.mistake import ConfigurationError
 
     try:
-        return parse(KINDS[workload], arguments)
+        options = parse(KINDS[workload], arguments)
+        options.foresee()
     except ConfigurationError as error:
         raise LaunchError(str(error)) from None
     except click.NoSuchOption as error:
@@ -159,6 +160,7 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
         ours = [option.opts[0] for option in launcher_options() if not getattr(option, "hidden", False)]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+    return options
 
 
 def options_lines(plan: Plan) -> list[str]:

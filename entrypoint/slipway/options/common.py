@@ -61,6 +61,9 @@ class Options:
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other."""
 
+    def foresee(self) -> None:
+        """Raise ConfigurationError for what training would find out, as far as a look at the files tells a launcher."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common(Options):

@@ -109,5 +109,8 @@ class GptOptions(TextOptions):
             raise click.UsageError(
                 f"--vocab-size {self.vocab_size} is less than the 256 different bytes; type 256 or more."
             )
-        if in_bytes:
+
+    def foresee(self) -> None:
+        """Raise ConfigurationError for a text that is too small for these samples."""
+        if self.tokenizer in (None, "bytes"):
             require_length(self.dataset, self.context)

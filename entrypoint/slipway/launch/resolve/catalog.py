@@ -15,7 +15,7 @@ from typing import Any
 
 from slipway.launch.resolve.advice import advise
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.mistake import did_you_mean
+from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.printable import printable
 
 
@@ -166,7 +166,11 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
         _require_syntax(first)
         return Workload(Path(first).stem, "a user's script", (*python, first)), rest
     if first.endswith(".py"):
-        raise LaunchError(f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here.")
+        near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))
+        meant = f" Did you mean {Path(first).parent / near}?" if near else ""
+        raise LaunchError(
+            f"There is no file {first} in {Path.cwd()}.{meant} Give the path of your script as it is seen here."
+        )
     raise unknown_name(first, WORKLOADS)
 
 
@@ -206,7 +210,12 @@ def unknown_name(name: str, known: Sequence[str] | Mapping[str, object], runtime
             f"{advise('gpus', runtime)}."
         )
     meant = did_you_mean(name, known)
-    program = f" To start that file as a script type: slipway run {name}." if Path(name).is_file() else ""
+    script = next((file for file in (name, f"{name}.py") if Path(file).is_file()), "")
+    program = (
+        f" To start {'that file' if script == name else script} as a script type: slipway run {script}."
+        if script
+        else ""
+    )
     return LaunchError(
         f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "
         f"Available are {', '.join(sorted(known))}."

@@ -26,7 +26,9 @@ class Claim(NamedTuple):
     source: str
 
     def about(self, name: str) -> str:
-        """How a message shows it: `RANK=3 (from the environment)`."""
+        """How a message shows it: `RANK=3 (from the environment)`, and what was typed as it was typed: `--node-rank 3`."""
+        if typed := re.fullmatch(r"command line \((--[\w-]+)\)", self.source):
+            return f"{typed[1]} {self.value}"
         source = self.source.removesuffix(f" ({name})")
         return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
 
