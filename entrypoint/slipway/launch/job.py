@@ -14,6 +14,7 @@ from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import conclude
 from slipway.launch.node import Node, enter, enter_alone
+from slipway.launch.notices import Notices, open_notices
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
@@ -53,20 +54,22 @@ def run_job(job: Job) -> int:
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
+    notices = stack.enter_context(open_notices(job, say))
     while True:
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
         except LaunchError as error:
             if not node.tries:
                 raise
-            return end_between(job, node, not_started(job, node.run, error))
+            return end_between(job, node, not_started(job, node.run, error), notices)
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops))
+            return end_between(job, node, stopped_here(job, node, stops), notices)
         ours, node = agreed
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous)
+            elsewhere, hears = partial(look_elsewhere, lock, nodes), partial(notices.hang, node.run)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, hears)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -79,8 +82,11 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
-            return end(job, node, ending.verdict, f"this node leaves, and the others {stay}" if leaves else ending.why)
+            why = f"this node leaves, and the others {stay}" if leaves else ending.why
+            notices.end(node.run, ending.verdict)
+            return end(job, node, ending.verdict, why)
         announce(job, node, ending, ending.pause)
+        notices.restart(node.run, ending.verdict)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
@@ -178,8 +184,9 @@ def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
     return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed))
 
 
-def end_between(job: Job, node: Node, tried: Try) -> int:
+def end_between(job: Job, node: Node, tried: Try, notices: Notices) -> int:
     """The end of this node's part in a job while no attempt runs; the exit code."""
+    notices.end(node.run, judge([tried.outcome]))
     run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
     return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed))
 

@@ -32,11 +32,12 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
+    hears: Callable[[str], None] = lambda hang: None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told.
+    attempt before, which the workers are told; `hears` is told of a hang.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -63,6 +64,7 @@ def attempt(
         job.after_failure,
         compare=watched,
         end_hangs=end,
+        hears=hears,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)

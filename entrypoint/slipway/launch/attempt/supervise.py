@@ -73,11 +73,13 @@ class Attempt:
         after_failure: float | None = None,
         compare: Compare | None = None,
         end_hangs: bool = False,
+        hears: Callable[[str], None] = lambda hang: None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
-        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
+        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended. `hears`
+        is told of a hang.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
         self.deadline = Deadline(grace)
@@ -102,7 +104,7 @@ class Attempt:
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
-        self._compare, self._end_hangs, self._told_of = compare, end_hangs, ""
+        self._compare, self._end_hangs, self._told_of, self._hears = compare, end_hangs, "", hears
         limit = 0.0 if plan.workload.own else hang or math.inf
         self._watch = None
         if compare:
@@ -230,6 +232,7 @@ class Attempt:
                 behind = self.detector.stragglers(state_of)
                 self.facts.hang, self.facts.behind = self.detector.describe(behind, state_of), behind[0].rank
                 self.deadline.hang(now)
+                self._hears(self.facts.hang)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
 
@@ -251,6 +254,7 @@ class Attempt:
     def _tell_hang(self, hang: Hang, standings: Sequence[Standing], now: float) -> None:
         self._told_of = hang.text
         self.say(f"hang: {hang.text}")
+        self._hears(f"hang: {hang.text}")
         stacks = stacks_of(hang, standings)
         for line in stacks:
             self.say(line)

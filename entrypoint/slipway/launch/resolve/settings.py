@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from slipway.launch.resolve.redact import redact
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean
 
@@ -114,6 +115,12 @@ def _hang(text: str) -> int | str:
 def _words(text: str) -> str:
     if not shlex.split(text):  # ValueError for a quote without its end, too
         raise ValueError("the name of a workload or script is needed, and its arguments")
+    return text
+
+
+def _web_address(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^\s/?#]+\S*", text):
+        raise ValueError("an address that begins with https:// or http:// is needed")
     return text
 
 
@@ -257,6 +264,14 @@ SETTINGS = (
         "",
         str,
         "A secret that all nodes of a job share; launchers without it are turned away.",
+    ),
+    Setting(
+        "SLIPWAY_NOTIFY",
+        "",
+        "",
+        _web_address,
+        "Where messages are posted as JSON: at the end, a restart, a hang, a lost node. The address is a secret.",
+        "URL",
     ),
     Setting(
         "SLIPWAY_ALLOW_UNEVEN",
@@ -422,5 +437,6 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        text = f"{claim.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
+        shown = claim._replace(value=redact(setting.name, claim.value))
+        text = f"{shown.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None
