@@ -13,13 +13,14 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.closing import conclude
+from slipway.launch.metrics import Metrics, open_metrics
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.notices import Notices, open_notices
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.schedulers import SLURM
-from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
@@ -54,7 +55,7 @@ def run_job(job: Job) -> int:
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
-    notices = stack.enter_context(open_notices(job, say))
+    metrics, notices = stack.enter_context(open_metrics(job, say)), stack.enter_context(open_notices(job, say))
     while True:
         try:
             agreed = nodes.join(job, node, partial(was_stopped, stops))
@@ -68,7 +69,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            elsewhere, hears = partial(look_elsewhere, lock, nodes), partial(notices.hang, node.run)
+            elsewhere, hears = partial(look_elsewhere, lock, nodes), partial(tell_hang, node.run, metrics, notices)
+            metrics.attempt(node.run)
             tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, hears)
         except LaunchError as error:
             if job.single and not node.tries:
@@ -86,11 +88,18 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             notices.end(node.run, ending.verdict)
             return end(job, node, ending.verdict, why)
         announce(job, node, ending, ending.pause)
+        metrics.restart()
         notices.restart(node.run, ending.verdict)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
+
+
+def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
+    """Tell those who watch from elsewhere of a hang."""
+    metrics.hang()
+    notices.hang(run, hang)
 
 
 def was_stopped(stops: Stops) -> bool:

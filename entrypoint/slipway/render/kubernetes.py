@@ -45,6 +45,7 @@ OPTIONS = (
         "--with components",
         "PART",
         "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
+        "metrics (a PodMonitor), "
         "tensorboard (with pvc). May be given several times.",
         type=click.Choice(COMPONENTS),
         multiple=True,

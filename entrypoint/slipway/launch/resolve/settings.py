@@ -266,6 +266,22 @@ SETTINGS = (
         "A secret that all nodes of a job share; launchers without it are turned away.",
     ),
     Setting(
+        "SLIPWAY_METRICS_PORT",
+        "--metrics-port",
+        "0",
+        _number(0, 65_535),
+        "Answer Prometheus and its like (OpenMetrics) on this port, on each node of its own ranks; 0 answers nobody.",
+        "PORT",
+    ),
+    Setting(
+        "SLIPWAY_METRICS_ADDR",
+        "--metrics-addr",
+        "127.0.0.1",
+        str,
+        "The address on which it is answered: this machine only, or 0.0.0.0 for everybody who can reach it.",
+        "ADDRESS",
+    ),
+    Setting(
         "SLIPWAY_NOTIFY",
         "",
         "",
