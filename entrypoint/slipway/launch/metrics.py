@@ -51,10 +51,10 @@ class Metrics:
             registry = CollectorRegistry()
             registry.register(self)
             server, thread = start_http_server(self._port, self._address, registry)
-        except (ImportError, OSError, RuntimeError) as error:
-            self._say(
-                f"warning: no metrics at {self._address}:{self._port} (SLIPWAY_METRICS_PORT), the job goes on: {error}"
-            )
+        except (ImportError, OSError, OverflowError, RuntimeError) as error:
+            install = ". Type: pip install prometheus-client" if isinstance(error, ImportError) else ""
+            place = f"{self._address}:{self._port} (SLIPWAY_METRICS_PORT)"
+            self._say(f"warning: no metrics at {place}, the job goes on: {error}{install}")
             return self
 
         def stop() -> None:
