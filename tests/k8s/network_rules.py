@@ -109,7 +109,10 @@ def _said(policy: Document, pods: Pods) -> Iterator[str]:
         yield "it does not speak of both directions"
     ingress, egress = spec.get("ingress") or [], spec.get("egress") or []
     inside = [{"podSelector": spec["podSelector"]}]  # the pods that it applies to
-    if ingress != {TRAINING: [{"from": inside}], DOWNLOAD: []}.get(pods.role, ingress):
+    scraped = [rule for rule in ingress if pods.role == TRAINING and _is_scrape(rule)]
+    if [rule for rule in ingress if rule not in scraped] != {TRAINING: [{"from": inside}], DOWNLOAD: []}.get(
+        pods.role, ingress
+    ):
         yield "others reach its pods"
     if not all(rule.get("from") for rule in ingress):
         yield "everybody reaches its pods"
@@ -123,6 +126,28 @@ def _said(policy: Document, pods: Pods) -> Iterator[str]:
     yield from (f"its pods may do more: {rule}" for rule in others if rule not in [*names, *web])
     wanted = [port["port"] for rule in ingress for port in rule.get("ports", ())]
     yield from missing_ports(wanted, [pods])
+
+
+def _is_scrape(rule: Document) -> bool:
+    """Whether a rule lets another namespace ask for metrics, and for nothing else."""
+    selectors = [{*peer} for peer in rule.get("from", ())]
+    return selectors == [{"namespaceSelector"}] and _ports(rule) == {("metrics", "TCP")}
+
+
+def monitors_ask_pods(pods: Sequence[Pods], documents: Sequence[Document]) -> Iterator[str]:
+    """Each PodMonitor has the pods of one template, and these answer others than themselves on the port that it names."""
+    for monitor in of_kind(documents, "PodMonitor"):
+        spec = monitor["spec"]
+        asked = [one for one in pods if selects(spec.get("selector"), one.labels)]
+        if len(asked) != 1:
+            yield f"PodMonitor {name_of(monitor)} asks the pods of {len(asked)} templates"
+        wanted = [port.get("port") for port in spec.get("podMetricsEndpoints", ())]
+        yield from (f"PodMonitor {name_of(monitor)}: {text}" for text in missing_ports(wanted or ["metrics"], asked))
+        for one in asked:
+            env = {entry["name"]: entry.get("value") for c in one.containers for entry in c.get("env", ())}
+            ports = [p["containerPort"] for c in one.containers for p in c.get("ports", ()) if p.get("name") in wanted]
+            if env.get("SLIPWAY_METRICS_ADDR") != "0.0.0.0" or env.get("SLIPWAY_METRICS_PORT") not in map(str, ports):
+                yield f"{one.where} does not answer its PodMonitor"
 
 
 def _ports(rule: Document) -> set[tuple[int | str, str]]:
@@ -147,5 +172,6 @@ NETWORK_RULES = (
     nodes_find_each_other,
     services_lead_to_pods,
     strangers_stay_out,
+    monitors_ask_pods,
     neighbours_are_own,
 )

@@ -22,6 +22,7 @@ OPERATORS = {
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): "JobSet's",
     ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): "Kubeflow Trainer's",
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "Kubeflow Trainer's",
+    ("monitoring.coreos.com/v1", "PodMonitor"): "the Prometheus operator's",
 }
 
 

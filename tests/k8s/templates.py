@@ -12,7 +12,7 @@ TRAINING, TENSORBOARD, DOWNLOAD = "training", "tensorboard", "download"
 COMPONENT = "app.kubernetes.io/component"
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 # Kinds without pods that may stand in our manifests. What else there is no rule looks at, so it is none of ours.
-PODLESS = ("ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service", "TrainJob")
+PODLESS = ("ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "PodMonitor", "Secret", "Service", "TrainJob")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ SAME = {
     "overlays/kueue": "k8s --nodes 2 --with gpu --queue slipway",
     "overlays/pvc": "k8s --nodes 2 --with gpu --with pvc",
     "overlays/tensorboard": "k8s --nodes 2 --with gpu --with pvc --with tensorboard",
+    "overlays/metrics": "k8s --nodes 2 --with metrics",
     "jobset": "jobset --nodes 2",
     "trainer": "trainer --nodes 2",
 }

@@ -21,6 +21,8 @@ RUN = {"document": "TrainJob slipway", "folder": "trainer"}
 RUNTIME = {"document": "ClusterTrainingRuntime slipway", "folder": "trainer"}
 DOWNLOAD = {"document": "Job slipway-download", "folder": "overlays/download"}
 BOARD = {"document": "Deployment slipway-tensorboard"}
+METRICS = "overlays/metrics"
+MONITOR = {"document": "PodMonitor slipway", "folder": METRICS}
 ROW = "spec replicatedJobs 0 template spec"
 
 JOBS = (
@@ -91,6 +93,11 @@ NETWORK = (
     Break("spec ingress 0 from", GONE, "everybody reaches its pods", "NetworkPolicy slipway-tensorboard"),
     Break("spec ingress 0 ports 0 port", "web", "has no port web", "NetworkPolicy slipway-tensorboard"),
     Break("spec ingress 0", {}, "others reach its pods", "NetworkPolicy slipway-download", "overlays/download"),
+    Break("spec selector matchLabels app.kubernetes.io/instance", "x", "of 0 templates", **MONITOR),
+    Break("spec podMetricsEndpoints 0 port", "web", "has no port web", **MONITOR),
+    Break(f"{TRAIN} env SLIPWAY_METRICS_ADDR value", "127.0.0.1", "does not answer its PodMonitor", folder=METRICS),
+    Break(f"{TRAIN} env SLIPWAY_METRICS_PORT value", "9471", "does not answer its PodMonitor", folder=METRICS),
+    Break("spec ingress 1 ports", GONE, "others reach its pods", "NetworkPolicy slipway", METRICS),
     Break("spec egress 0", GONE, "do not reach each other", "NetworkPolicy slipway"),
     Break("spec egress 1", GONE, "do not reach what they need", "NetworkPolicy slipway"),
     Break("spec egress 1 ports 0", GONE, "do not reach what they need", "NetworkPolicy slipway"),

@@ -114,10 +114,9 @@ def test_so_it_does_where_that_is_on_another_node(node: Callable[..., Launcher],
     ("program", "said", "where"),
     [
         (HYDRA, "omegaconf.errors.ConfigAttributeError: Key 'lr' is not in struct full_key: model.lr object_type=dict", "own.py:9 in train"),
-        ("import os\nx = = 1\n", "SyntaxError: invalid syntax", "own.py:2"),
         (RECORD, "Boom: shard 7 is cut off; first came json.decoder.JSONDecodeError: Expecting", "own.py:14 in main"),
     ],
-    ids=["hydra", "syntax", "record"],
+    ids=["hydra", "record"],
 )  # fmt: skip
 def test_the_exception_is_told_whole_with_its_place_in_the_script(
     slipway: Run, tmp_path: Path, program: str, said: str, where: str
@@ -127,3 +126,22 @@ def test_the_exception_is_told_whole_with_its_place_in_the_script(
     assert job.process.returncode == 1, job.text
     assert f"rank 0: exit code 1: {said}" in cause(job)
     assert line(job, "where") == where
+
+
+def test_a_script_that_python_cannot_read_is_told_once_and_not_started(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import os\nx = = 1\n")
+    job = slipway("own.py", NPROC_PER_NODE="2")
+    assert job.process.returncode == 78, job.text
+    assert job.text.count("SyntaxError") == 1
+    assert "own.py line 2: SyntaxError: invalid syntax: `x = = 1`. Correct that line" in job.text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_that_it_imports_is_nothing_to_try_again(slipway: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("import os\nx = = 1\n")
+    job = slipway("own.py", NPROC_PER_NODE="1", SLIPWAY_MAX_RESTARTS="3")
+    assert job.process.returncode == 78, job.text
+    assert "rank 0: exit code 1: SyntaxError: invalid syntax" in cause(job)
+    assert line(job, "where") == "model.py:2"
+    assert "correct that line" in line(job, "what to do")

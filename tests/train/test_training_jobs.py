@@ -308,3 +308,14 @@ def test_a_snapshot_of_a_script_with_a_loop_of_its_own_is_refused(train: Start, 
     run = train("linear", "--steps", 4, resume=str(tmp_path / "own"))
     assert run.outcomes[0]["outcome"] == "configuration"
     assert "is of a script with a loop of its own, and this is linear" in run.outcomes[0]["message"]
+
+
+@pytest.mark.parametrize(("size", "warned"), [(8, True), (32, False)])
+def test_a_batch_of_more_samples_than_there_are_is_warned_of(
+    train: Start, capfd: pytest.CaptureFixture[str], size: int, warned: bool
+) -> None:
+    run = train("linear", "--dataset-size", size, "--batch-size", 32, "--steps", 2)
+    assert run.exit_code == 0
+    said = run.output + "".join(capfd.readouterr())
+    text = "warning: --batch-size 32 is more than the 8 samples that there are"
+    assert (text in said, "type --batch-size 8" in said) == (warned, warned)

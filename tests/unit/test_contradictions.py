@@ -34,7 +34,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         (PLAIN | {"WORLD_SIZE": "0"}, ("WORLD_SIZE=0", "1 to 65536", "--nnodes")),
         (PLAIN | {"WORLD_SIZE": "two"}, ("WORLD_SIZE=two", "from the environment", "--nnodes")),
         ({"RANK": "1"}, ("RANK=1", "WORLD_SIZE", "not given", "--nnodes N", "unset RANK")),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, ("2 nodes need MASTER_ADDR", "-e MASTER_ADDR=HOST", "--master-addr HOST")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ("WORLD_SIZE=2 (from the environment) counts nodes; for one machine unset it. 2 nodes need MASTER_ADDR", "-e MASTER_ADDR=HOST", "--master-addr HOST")),
         ({k: v for k, v in OPEN_MPI.items() if k != "MASTER_ADDR"}, ("MASTER_ADDR", "-x MASTER_ADDR=HOST", "mpirun")),
         (
             {"PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "lm-worker-0:23456"},

@@ -33,6 +33,7 @@ LOST = file("peer", 1.0, exception="RuntimeError: Connection closed by peer")
 
 ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174"]
 BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
+BAD = ["Traceback (most recent call last):", '  File "model.py", line 2', "    if x", "SyntaxError: expected ':'"]
 DENIED = "PermissionError: [Errno 13] Permission denied: '{}'"
 SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
 
@@ -104,6 +105,11 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("configuration", message="--data: no such file")}, {"status": 1}, "configuration", 0, "no such file"),
         ({0: file("unhealthy")}, {"status": 1}, "unhealthy", 0, ""),
         ({0: file("no-progress")}, {"status": 1}, "no-progress", 0, ""),
+        # A file that a script imports is no Python: the same at every start.
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(1, 1)], "last": {1: BAD}},
+            "configuration", 1, "exit code 1: SyntaxError: expected ':'",
+        ),
         # Several did: who has a reason of its own explains the others.
         ({0: LOST, 1: CRASH}, {"status": 1, "failures": [failure(0, 1)]}, "failed", 1, "ValueError"),
         # A script's rank that is still ending when its peers, which lost it, have failed.

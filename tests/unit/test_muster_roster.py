@@ -209,16 +209,37 @@ def test_strays_are_bounded() -> None:
 def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
     roster = make_roster(3, least=2, processes=3)
     admit(roster, make_hello(0, 3, tries=1))
-    assert (roster.hint() or "").startswith("the job is under way")
+    assert (roster.hint(3.0) or "").startswith("the job is under way")
     admit(roster, make_hello(1, 3))
-    assert roster.hint() is None
+    assert roster.hint(3.0) is None
 
 
 def test_a_hint_counts_what_one_machine_has() -> None:
     roster = make_roster(4, processes=4, gpus=("H200",) * 4)
-    assert (roster.hint() or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
-    assert make_roster(4, processes=3, gpus=("H200",) * 5).hint() is None
-    assert "has 4 processes; " in (make_roster(4, processes=4, gpus=("H200",) * 5).hint() or "")
+    assert (roster.hint(3.0) or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
+    assert make_roster(4, processes=3, gpus=("H200",) * 5).hint(3.0) is None
+    assert "has 4 processes; " in (make_roster(4, processes=4, gpus=("H200",) * 5).hint(3.0) or "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "own", "seconds", "says"),
+    [
+        (16, {"processes": 8, "gpus": ("H200",) * 8}, 10.0, "of which a node has 8, set WORLD_SIZE=2."),
+        (16, {"processes": 8, "gpus": ("H200",) * 8}, 9.0, ""),
+        (6, {"processes": 2}, 11.0, "set WORLD_SIZE=3."),
+        (6, {"processes": 1}, 11.0, ""),
+        (6, {"processes": 4}, 11.0, ""),
+    ],
+)
+def test_where_nobody_comes_a_world_size_in_processes_of_several_nodes_is_noticed(
+    nodes: int, own: dict[str, Any], seconds: float, says: str
+) -> None:
+    roster = make_roster(nodes, **own)
+    admit(roster, make_hello(0, nodes, **own))
+    hint = roster.hint(seconds) or ""
+    assert hint.endswith(says) if says else not hint
+    admit(roster, make_hello(1, nodes))
+    assert roster.hint(seconds) is None
 
 
 def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
@@ -252,7 +273,7 @@ def test_a_rival_is_another_process_on_the_same_seat() -> None:
 def test_a_world_size_that_counts_processes_is_noticed(own: dict[str, Any], said: str | None) -> None:
     roster = make_roster(4, **own)
     admit(roster, make_hello(0, 4, **own))
-    hint = roster.hint()
+    hint = roster.hint(3.0)
     assert (hint is None) if said is None else (hint is not None and said in hint)
     admit(roster, make_hello(1, 4))
-    assert roster.hint() is None
+    assert roster.hint(3.0) is None

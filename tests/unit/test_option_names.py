@@ -138,7 +138,7 @@ def test_a_program_that_needs_no_python_is_started_as_it_is(slipway: Slipway, tm
     ("words", "code", "says"),
     [
         (["--no-python"], 78, "needs a program"),
-        (["--no-python", "absent"], 78, "there is no program absent"),
+        (["--no-python", "absent"], 78, "There is no program absent"),
         (["--module"], 78, "name of a module"),
         (["--no-python", "-m", "x"], 2, "type one of them"),
         (["shell"], 78, "slipway run --no-python shell"),

@@ -71,7 +71,7 @@ def test_a_script_named_like_a_workload_keeps_its_own_options(slipway: Slipway) 
 
 
 def test_only_jobs_that_read_pythons_own_library_compare_it(slipway: Slipway) -> None:
-    Path("book.txt").write_text("the sea\n")
+    Path("book.txt").write_text("the sea\n" * 2000)
     assert read_job(["gpt"], {}).data
     assert not read_job(["gpt", "--dataset", "file:book.txt"], {}).data
     assert not read_job(["linear"], {}).data
@@ -139,7 +139,7 @@ def test_the_printed_command_can_be_pasted_into_a_shell(slipway: Slipway, tmp_pa
         ([], {"WORKLOAD": "absent.py"}, "absent.py"),
         (["--resume", "absent", "linear"], {}, "--resume absent"),
         (["--run-dir", "full", "linear"], {}, "full is not empty"),
-        (["--grace-seconds", "soon", "linear"], {}, "SLIPWAY_GRACE_SECONDS=soon"),
+        (["--grace-seconds", "soon", "linear"], {}, "--grace-seconds soon: a whole number"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -229,7 +229,7 @@ REFUSED = [
     (["--rdzv-id", "x"], {}, 78, "--run-dir"),
     (["--runs", "runs"], {}, 78, "--runs /checkpoints/NAME"),
     ([], {"SLIPWAY_RUN_DIR": "/shared/a"}, 78, "--run-dir /checkpoints/NAME"),
-    (["--grace-seconds", "soon"], {}, 78, "SLIPWAY_GRACE_SECONDS=soon"),
+    (["--grace-seconds", "soon"], {}, 78, "--grace-seconds soon"),
     (["--env-file", "absent.env"], {}, 78, "no such file"),
     (["--partition", "a"], {}, 2, "--partition"),
     (["lniear"], {}, 78, "Did you mean linear?"),

@@ -18,9 +18,10 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.attempt import train_job_status
 from slipway.launch.attempt.attempt import progress_elsewhere
-from slipway.launch.attempt.train_job_status import TrainJobStatus, make_status, newest_loss, post, seconds_left
+from slipway.launch.attempt.train_job_status import TrainJobStatus, make_status, post, seconds_left
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.records import newest_numbers
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, METRICS_FILE, rank_file, write_json
 from slipway.protocol.phases import Phase
@@ -127,9 +128,9 @@ def test_the_time_left_follows_the_pace_since_the_first_step(
 
 
 def test_the_loss_is_the_newest_that_makes_sense(tmp_path: Path) -> None:
-    assert newest_loss(tmp_path) is None
+    assert newest_numbers(tmp_path) == {}
     (tmp_path / METRICS_FILE).write_text('{"loss": 1.5}\n{"loss": NaN}\n{"val_loss": 2}\n[1]\n{"lo')
-    assert newest_loss(tmp_path) == 1.5
+    assert newest_numbers(tmp_path)["loss"] == 1.5
 
 
 def test_progress_is_posted_while_it_trains_and_at_the_end_with_the_token_of_the_moment(

@@ -19,8 +19,9 @@ from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.misspelt import misspelt
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.settings import SETTINGS, Sources, read_env_file
+from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, Sources, split_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
 
@@ -37,13 +38,20 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
-    words = words or shlex.split(sources.value("WORKLOAD"))
-    workload, arguments = find_workload(words)
+    typed, words = bool(words), words or shlex.split(sources.value("WORKLOAD"))
+    try:
+        workload, arguments = find_workload(words)
+    except LaunchError as error:
+        set_to = "" if typed else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
+        raise LaunchError(f"{set_to}{error}", error.code) from None
     chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
-    topology = resolve_topology(sources, devices, host)
+    try:
+        topology = resolve_topology(sources, devices, host)
+    except LaunchError as error:  # which may come of a name that nobody understood
+        raise LaunchError(" ".join((str(error), *sources.slips)), error.code) from None
     if topology.nodes > 1:
         refuse_rendezvous(options)
     elif options.get("rdzv_id"):
@@ -57,7 +65,8 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
         require_possible(chosen, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
-    notes = [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes = [f"warning: {slip}" for slip in sources.slips]
+    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
     topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
@@ -85,9 +94,14 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
     if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
-        raise LaunchError(f"--env-file {path}: there is no such file.")
-    env_file = read_env_file(path) if options.get("env_file") or path.is_file() else {}
-    sources = Sources(given, dict(os.environ), env_file, path.name, defaults)
+        raise LaunchError(
+            f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
+        )
+    environ = dict(os.environ)
+    env_file, others = split_env_file(path) if options.get("env_file") or path.is_file() else ({}, {})
+    known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
+    slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
+    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
@@ -155,15 +169,17 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     from slipway.protocol.mistake import ConfigurationError
 
     try:
-        return parse(KINDS[workload], arguments)
+        options = parse(KINDS[workload], arguments)
+        options.foresee()
     except ConfigurationError as error:
         raise LaunchError(str(error)) from None
     except click.NoSuchOption as error:
         import difflib  # only where somebody mistyped: it takes milliseconds
 
-        ours = [option.opts[0] for option in launcher_options()]
+        ours = [option.opts[0] for option in launcher_options() if not getattr(option, "hidden", False)]
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+    return options
 
 
 def options_lines(plan: Plan) -> list[str]:

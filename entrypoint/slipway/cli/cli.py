@@ -18,6 +18,7 @@ from slipway.cli.arguments import foresee_interfaces, options_json, options_line
 from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.host import detect_runtime
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import EXITS, FAILED, LaunchError
@@ -166,7 +167,7 @@ def understand(words: list[str]) -> list[str]:
         return words
     if program := shutil.which(words[0]):
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
-    raise unknown_name(words[0], [*known, *WORKLOADS])
+    raise unknown_name(words[0], [*known, *WORKLOADS], detect_runtime(os.environ))
 
 
 def main() -> None:
@@ -177,6 +178,10 @@ def main() -> None:
         colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
         sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
     except click.ClickException as error:
+        if isinstance(error, click.UsageError):
+            from slipway.cli.synonyms import explain
+
+            error = explain(error, sys.argv[1:], os.environ)
         code, said, show = error.exit_code, error.format_message(), error.show
     except click.Abort:
         code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)

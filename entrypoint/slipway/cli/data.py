@@ -14,6 +14,7 @@ import click
 
 from slipway.launch.resolve.caches import make_folders
 from slipway.launch.resolve.host import read_host
+from slipway.options.numbers import Real, Whole
 from slipway.protocol.errors import FAILED, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 
@@ -61,16 +62,16 @@ def data() -> None:
 @click.option("--column", default="text", show_default=True, help="What holds the text in JSON lines and parquet.")
 @click.option(
     "--validation",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Real(0, 1, max_open=True),
     help="Share for validation. By default as the files' names say (train…, validation…), else 0.01.",
 )
 @click.option(
     "--processes",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=lambda: len(os.sched_getaffinity(0)),
     help="How many work at once; by default as many as there are CPUs.",
 )
-@click.option("--shard-tokens", type=click.IntRange(1), default=2**28, show_default=True, help="Most tokens in a file.")
+@click.option("--shard-tokens", type=Whole(1), default=2**28, show_default=True, help="Most tokens in a file.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "uint16", "uint32"]),

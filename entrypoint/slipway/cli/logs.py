@@ -19,6 +19,7 @@ from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.settings import read_all_values
 from slipway.launch.run_directory.status import read_status
+from slipway.options.numbers import Whole
 
 if TYPE_CHECKING:
     from slipway.launch.logs.collapse import Shared
@@ -70,7 +71,7 @@ def _read_pattern(context: click.Context, option: click.Parameter, value: str | 
     "--since", callback=_read_time, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00."
 )
 @click.option("--until", callback=_read_time, metavar="TIME", help="Only up to this time.")
-@click.option("--tail", type=click.IntRange(1, 100_000), metavar="N", help="Only the last N lines of what is there.")
+@click.option("--tail", type=Whole(1, 100_000), metavar="N", help="Only the last N lines of what is there.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option(
     "--json", "as_json", is_flag=True, help="JSON lines: time, node, rank, attempt, text; nothing is collapsed."

@@ -9,17 +9,18 @@ import click
 
 from slipway.cli.data import launch_errors
 from slipway.cli.runs import RUNS, complete_run, named_folder
+from slipway.options.numbers import Real, Whole
 
 RUN = click.argument("run", shell_complete=complete_run)
-STEP = click.option("--step", type=click.IntRange(0), help="Take the snapshot of this step instead of the newest.")
+STEP = click.option("--step", type=Whole(0), help="Take the snapshot of this step instead of the newest.")
 
 
 @click.command("sample", epilog='\b\nExample: slipway sample gpt-20260101-120000 --prompt "def "')
 @RUN
 @RUNS
 @click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
-@click.option("--tokens", type=click.IntRange(1, 100_000), default=400, show_default=True, help="How many to add.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True, help="0 takes the likeliest.")
+@click.option("--tokens", type=Whole(1, 100_000), default=400, show_default=True, help="How many to add.")
+@click.option("--temperature", type=Real(0), default=0.6, show_default=True, help="0 takes the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature: float, seed: int) -> None:
     """Continue a text with the newest snapshot of a gpt RUN: a path or a name in the folder of runs."""

@@ -13,6 +13,7 @@ import click
 from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.launch.run_directory.status import read_status
 from slipway.launch.watch.standing import Standing, read_standing
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, node_folder, read_json, touch_run_file
 from slipway.protocol.printable import printable
@@ -22,7 +23,7 @@ PATIENCE, GLANCE = 10.0, 0.1  # s for an answer, which takes a second or two; be
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")
 @click.argument("run", default="", shell_complete=complete_run)
-@click.option("--rank", "rank", type=click.IntRange(min=0), metavar="N", help="Only this rank, with all its threads.")
+@click.option("--rank", "rank", type=Whole(min=0), metavar="N", help="Only this rank, with all its threads.")
 @RUNS
 def stacks(run: str, rank: int | None, runs: str | None) -> None:
     """Show where each rank of a running RUN stands: its Python stack, and the collectives that it waits in.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
+from slipway.launch.attempt.lasting import Lasting
 from slipway.launch.attempt.memory import Memory
 from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stops
@@ -16,12 +17,14 @@ from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.books import Books
 from slipway.launch.closing import conclude
+from slipway.launch.metrics import Metrics, open_metrics
 from slipway.launch.node import Node, enter, enter_alone
+from slipway.launch.notices import Notices, open_notices
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.schedulers import SLURM
-from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
@@ -60,6 +63,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
     books = Books(node.ledger, job.plan)
     memory = stack.enter_context(closing(Memory(job)))
     spare = stack.enter_context(Spare(wanted=job.warm))
+    metrics, notices = stack.enter_context(open_metrics(job, say)), stack.enter_context(open_notices(job, say))
     while True:
         node = dataclasses.replace(node, ledger=books.ledger)
         try:
@@ -67,18 +71,18 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         except LaunchError as error:
             if not node.tries:
                 raise
-            return end_between(job, node, not_started(job, node.run, error), books)
+            return end_between(job, node, not_started(job, node.run, error), books, notices)
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops), books)
+            return end_between(job, node, stopped_here(job, node, stops), books, notices)
         ours, node = agreed
         books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            elsewhere, compare = partial(look_elsewhere, lock, nodes), nodes.compare
-            tried = attempt(
-                ours, node.run, stops, elsewhere, compare, previous, memory, spare, node.reached, books.look
-            )
+            elsewhere, hears = partial(look_elsewhere, lock, nodes), partial(tell_hang, node.run, metrics, notices)
+            lasting = Lasting(memory, spare, books.look, hears)
+            metrics.attempt(node.run)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached, lasting)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -94,13 +98,22 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
             why = f"this node leaves, and the others {stay}" if leaves else ending.why
+            notices.end(node.run, ending.verdict)
             return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
         announce(job, node, ending, ending.pause, memory.step)
+        metrics.restart()
+        notices.restart(node.run, ending.verdict)
         if not stops.wait(ending.pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
         books.book(Kind.PAUSING)
+
+
+def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
+    """Tell those who watch from elsewhere of a hang."""
+    metrics.hang()
+    notices.hang(run, hang)
 
 
 def was_stopped(stops: Stops) -> bool:
@@ -197,9 +210,10 @@ def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
     return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed, node.ledger))
 
 
-def end_between(job: Job, node: Node, tried: Try, books: Books) -> int:
+def end_between(job: Job, node: Node, tried: Try, books: Books, notices: Notices) -> int:
     """The end of this node's part in a job while no attempt runs; the exit code."""
     books.book(Kind.REJOINING if node.tries else Kind.WAITING)
+    notices.end(node.run, judge([tried.outcome]))
     run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
     return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=books.ledger))
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, Options, option
+from slipway.options.numbers import Whole
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST)
@@ -51,7 +52,7 @@ class AllreduceOptions(Options):
     collectives: str = option(",".join(COLLECTIVES), Collectives(), "What to measure, with commas between the names.")
     min_bytes: int = option(1024, Size(), "The smallest message: 8, 64K, 16M.")
     max_bytes: int | None = option(None, Size(), "The largest message; by default 1G on GPUs, 16M on CPUs.")
-    factor: int = option(4, click.IntRange(min=2), "Each size is this many times the one before.")
+    factor: int = option(4, Whole(min=2), "Each size is this many times the one before.")
     iterations: int = option(20, COUNT, "Calls over which the time is taken.")
     warmup_iterations: int = option(5, COUNT_OR_ZERO, "Calls before that.")
     dtype: str = option("fp32", click.Choice(["fp32", "bf16", "fp16", "fp64"]), "Type of the numbers.")

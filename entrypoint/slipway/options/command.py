@@ -32,8 +32,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "weight_decay", "momentum", "label_smoothing", "dropout", "seed", "nonfinite_budget", "verify_every",
         ),
         "Saving and judging": (
-            "save_every", "keep", "memory_every", "export", "eval_every", "eval_samples", "log_every", "sample_tokens", "sample_prompt",
-            "temperature",
+            "save_every", "keep", "memory_every", "export", "eval_every", "eval_samples", "log_every", "sample_tokens",
+            "sample_prompt", "temperature",
         ),
         "Speed": (
             "precision", "compile", "workers", "checkpoint_activations", "bucket_mb", "comm", "static_graph",
@@ -129,7 +129,12 @@ def parse(kind: type[Kind], args: Sequence[str]) -> Kind:
     the file, and click.exceptions.Exit once `--help` is printed.
     """
     command = click_command(kind)
-    context = command.make_context(f"slipway {kind.workload}", list(args))
+    name = f"slipway {kind.workload}"
+    try:
+        context = command.make_context(name, list(args))
+    except click.BadOptionUsage as error:  # of which click does not say the command
+        error.ctx = error.ctx or click.Context(command, info_name=name)
+        raise
     typed = {
         name: value
         for name, value in context.params.items()

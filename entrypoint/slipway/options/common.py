@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 
 import click
 
+from slipway.options.numbers import Real, Whole
 from slipway.options.target import require_target
 from slipway.protocol.mistake import ConfigurationError
 
-COUNT = click.IntRange(min=1)
-COUNT_OR_ZERO = click.IntRange(min=0)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-NOT_NEGATIVE = click.FloatRange(min=0)
-SHARE = click.FloatRange(min=0, max=1, max_open=True)
+COUNT = Whole(min=1)
+COUNT_OR_ZERO = Whole(min=0)
+POSITIVE = Real(min=0, min_open=True)
+NOT_NEGATIVE = Real(min=0)
+SHARE = Real(min=0, max=1, max_open=True)
 FILE = click.Path(exists=True, dir_okay=False)
 AUTO = "auto"
 
@@ -82,6 +83,9 @@ class Options:
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other."""
 
+    def foresee(self) -> None:
+        """Raise ConfigurationError for what training would find out, as far as a look at the files tells a launcher."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common(Options):
@@ -120,7 +124,7 @@ class Common(Options):
         click.Choice(["full", "bf16", "fp16"]),
         "DDP: the form in which gradients travel; full sends them as they are.",
     )
-    seed: int = option(0, click.IntRange(0, 2**32 - 1), "Seed of weights, data order and dropout.")
+    seed: int = option(0, Whole(0, 2**32 - 1), "Seed of weights, data order and dropout.")
     save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
     memory_every: str | int = option(

@@ -12,6 +12,8 @@ from slipway.protocol.mistake import ConfigurationError, nearest
 
 STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
 FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"
+NO_PLAIN_TEXT = frozenset({".parquet", ".jsonl", ".ndjson", ".json"})
+VALIDATION = 0.01  # the share of a text that training is judged by, where neither names nor anybody says another
 MANIFEST = "manifest.json"  # makes a folder one of tokens
 REPO = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 
@@ -78,6 +80,21 @@ def check_dataset(dataset: str) -> None:
             if again.exists()
             else f"--dataset {dataset}: {rest} holds no {MANIFEST}. Make a folder of tokens by "
             f"`slipway data prepare INPUT --out DIR`, or type {FILE}:{rest} for text."
+        )
+
+
+def require_length(dataset: str, context: int) -> None:
+    """Raise ConfigurationError for one plain file of which, in bytes, less than a sample would be left to judge by."""
+    scheme, _, rest = dataset.partition(":")
+    if scheme != FILE or not Path(rest).is_file() or Path(rest).suffix.lower() in NO_PLAIN_TEXT:
+        return
+    size, needed = Path(rest).stat().st_size, round((context + 1) / VALIDATION)
+    if size < needed:
+        shorter = int(size * VALIDATION) - 1
+        less = f", or type --context {shorter}" if shorter > 0 else ""
+        raise ConfigurationError(
+            f"--dataset {dataset}: the file is too small: it has {size:,} bytes, and {needed:,} are needed for --context "
+            f"{context}, as a hundredth of it is for validation. Take more text{less}."
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, NOT_NEGATIVE, SHARE, Exportable, option
-from slipway.options.dataset import STDLIB, TOKENS, Dataset, check_dataset, check_tokenizer
+from slipway.options.dataset import STDLIB, TOKENS, Dataset, check_dataset, check_tokenizer, require_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,20 @@ class GptOptions(TextOptions):
         """Raise click.UsageError where values contradict each other, ConfigurationError for data that are not there."""
         super().check()
         if self.embed % self.heads:
-            raise click.UsageError(f"--heads {self.heads} does not divide --embed {self.embed}.")
+            above = next(heads for heads in range(self.heads + 1, self.embed + 1) if self.embed % heads == 0)
+            raise click.UsageError(
+                f"--heads {self.heads} does not divide --embed {self.embed}. Type --heads {above}, or --embed "
+                f"{math.ceil(self.embed / self.heads) * self.heads}."
+            )
         if self.tokenizer:
             check_tokenizer(self.tokenizer)
         in_bytes = self.tokenizer in (None, "bytes") and not self.dataset.startswith(TOKENS)
         if in_bytes and self.vocab_size < 256:
-            raise click.UsageError(f"--vocab-size {self.vocab_size} is less than the 256 different bytes.")
+            raise click.UsageError(
+                f"--vocab-size {self.vocab_size} is less than the 256 different bytes; type 256 or more."
+            )
+
+    def foresee(self) -> None:
+        """Raise ConfigurationError for a text that is too small for these samples."""
+        if self.tokenizer in (None, "bytes"):
+            require_length(self.dataset, self.context)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, Common, option
+from slipway.options.numbers import Whole
 from slipway.protocol.mistake import ConfigurationError
 
 
@@ -30,7 +31,7 @@ class LinearOptions(Common):
         "torchrun", click.Choice(["torchrun", "spawn"]), "What starts the processes; spawn is torch.multiprocessing."
     )
     world_size: int | None = option(
-        None, click.IntRange(1, 1024), "Processes in all, with --launcher spawn alone; by default one per GPU, or two."
+        None, Whole(1, 1024), "Processes in all, with --launcher spawn alone; by default one per GPU, or two."
     )
 
     def check(self) -> None:

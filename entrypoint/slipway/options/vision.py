@@ -11,6 +11,7 @@ import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, Exportable, option
 from slipway.options.dataset import nearest_path, seen_from
+from slipway.options.numbers import Whole
 from slipway.protocol.mistake import ConfigurationError, nearest
 
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
@@ -82,7 +83,7 @@ class VisionOptions(Exportable):
         "Pictures: glyphs are drawn here, cifar10 is downloaded, a folder has PATH/train/CLASS/FILE and PATH/val/CLASS/FILE, "
         "or PATH/CLASS/FILE, of which a tenth is then held out.",
     )
-    image_size: int = option(64, click.IntRange(min=8), "Pixels to which pictures in folders are scaled.")
+    image_size: int = option(64, Whole(min=8), "Pixels to which pictures in folders are scaled.")
     train_pictures: int | None = option(None, COUNT, "Train on so many of the pictures only.")
     eval_pictures: int | None = option(None, COUNT, "Evaluate on so many of the pictures only.")
     label_smoothing: float = option(0.1, SHARE, "Share of the target that is spread over all classes.")

@@ -25,6 +25,8 @@ TIME_OUT = (
 _TABLE = tuple(
     (re.compile(said, re.IGNORECASE | re.DOTALL), word)
     for said, word in (
+        # Of a file that a script imports: the same at every start.
+        (r"^(exit code \d+: )?(SyntaxError|IndentationError|TabError): ", Word.CONFIGURATION),
         # A wrong number of processes, a network that there is not: the same at the next attempt.
         (rf"ncclInvalidUsage|ncclInvalidArgument|nccl.*({NO_INTERFACE})", Word.CONFIGURATION),
         # The node: its memory for exchange, its GPUs, its driver.

@@ -8,15 +8,14 @@ import click
 
 from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.settings import Sources
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import make_command, make_option, matching
 from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
 
 PROJECT = matching(r"[a-z0-9][a-z0-9_-]*", "small letters, digits, _ and - are allowed, a letter or digit first")
 OPTIONS = (
-    make_option(
-        "--gpus", "N", "GPUs; 0 trains on the CPU.  [default all of the machine]", type=click.IntRange(0, 1024)
-    ),
+    make_option("--gpus", "N", "GPUs; 0 trains on the CPU.  [default all of the machine]", type=Whole(0, 1024)),
     make_option(
         "--image", "IMAGE", "NAME:TAG or REGISTRY/NAME:TAG, or with @sha256:DIGEST.  [IMAGE, default slipway:dev]"
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, Sources
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.manifests import (
@@ -31,12 +32,8 @@ QUANTITY = matching(
 )
 OPTIONS = (
     make_option("--name", "NAME", "What the job is called, and its run.  [default slipway]"),
-    make_option(
-        "--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=click.IntRange(0, 64)
-    ),
-    make_option(
-        "--cpus-per-gpu", "N", f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]", type=click.IntRange(1, 256)
-    ),
+    make_option("--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=Whole(0, 64)),
+    make_option("--cpus-per-gpu", "N", f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]", type=Whole(1, 256)),
     make_option(
         "--mem-per-gpu",
         "SIZE",
@@ -48,6 +45,7 @@ OPTIONS = (
         "--with components",
         "PART",
         "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
+        "metrics (a PodMonitor), "
         "tensorboard (with pvc). May be given several times.",
         type=click.Choice(COMPONENTS),
         multiple=True,

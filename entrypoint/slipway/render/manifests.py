@@ -22,7 +22,13 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 GPU = "nvidia.com/gpu"
 NAME_LENGTH = 63  # characters of a label, so of a host name (RFC 1123)
 CPUS_PER_GPU, MEM_PER_GPU = 4, "16Gi"
-COMPONENTS = ("gpu", "rdma", "pvc", "tensorboard")  # of k8s/components; cpu and kueue follow from other options
+COMPONENTS = (
+    "gpu",
+    "rdma",
+    "pvc",
+    "metrics",
+    "tensorboard",
+)  # of k8s/components; cpu and kueue follow from other options
 _LISTS = ("mountPath", "name")  # what tells the items of such lists apart, as Kubernetes merges them
 
 
@@ -56,7 +62,7 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
         (kustomization,) = read(f"components/{component}/kustomization.yaml")
         for entry in kustomization.get("patches", ()):
             (patch,) = read(f"components/{component}/{entry['path']}")
-            job = merged(job, patch)
+            job, *others = (merged(one, patch) if one["kind"] == patch["kind"] else one for one in (job, *others))
         for path in kustomization.get("resources", ()):
             others += read(f"components/{component}/{path}")
     spec = job["spec"]

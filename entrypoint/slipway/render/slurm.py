@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.references import name_for_enroot
@@ -26,13 +27,13 @@ OPTIONS = (
         "--gpus",
         "N",
         "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
-        type=click.IntRange(1, 1024),
+        type=Whole(1, 1024),
     ),
     make_option(
         "--cpus-per-gpu",
         "N",
         f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
-        type=click.IntRange(1, 4096),
+        type=Whole(1, 4096),
     ),
     make_option(
         "--mem-per-gpu",

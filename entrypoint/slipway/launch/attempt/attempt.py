@@ -9,9 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
-from slipway.launch.attempt.memory import Memory
-from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.attempt.spare import Spare
+from slipway.launch.attempt.lasting import ALONE, Lasting
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
@@ -35,16 +33,14 @@ def attempt(
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
     previous: Outcome | None = None,
-    memory: Memory | None = None,
-    spare: Spare | None = None,
     reached: int = 0,
-    look_on: Callable[[Milestones], None] = lambda milestones: None,
+    lasting: Lasting = ALONE,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
     `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told; `memory`: what outlives them; `spare`: what it may be forked from; `reached`: the
-    highest step that any before reached; `look_on` is called at every look.
+    attempt before, which the workers are told; `reached`: the highest step that any before reached; `lasting`: what goes on
+    beyond this attempt.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -72,11 +68,10 @@ def attempt(
         compare=watched,
         end_hangs=end,
         reached=reached,
-        look_on=look_on,
-        spare=spare,
+        lasting=lasting,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
-        kept = memory.variables if memory else {}
+        kept = lasting.memory.variables if lasting.memory else {}
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
     try:
         after = newest_step(run.path)

@@ -36,6 +36,7 @@ from slipway.protocol.tracebacks import Raised, read_traceback
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
 DISK_BROKEN = rf"\[Errno ({errno.EROFS}|{errno.EIO})\]"
+NO_PYTHON = r"\b(Syntax|Indentation|Tab)Error: "  # of a file that a script imports
 DENIED = rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]"
 OUT_OF_MEMORY_BESIDE = "out-of-memory kills were counted in this cgroup meanwhile"
 OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an out-of-memory kill in this cgroup"
@@ -301,6 +302,8 @@ def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
         return MORE_PROCESSES
     if "OutOfMemoryError" in evidence:
         return "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)"
+    if word == Word.CONFIGURATION and re.search(NO_PYTHON, evidence):
+        return "correct that line; every start would end there"
     if word == Word.CONFIGURATION and re.search(DENIED, evidence):
         return "let this user write to the run directory again (ls -ld), and go on with --resume auto"
     if re.search(DISK_BROKEN, evidence):

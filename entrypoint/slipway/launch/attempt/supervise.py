@@ -20,6 +20,7 @@ from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
 from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.attempt.lasting import ALONE, Lasting
 from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.standard_input import StandardInput
@@ -79,18 +80,16 @@ class Attempt:
         compare: Compare | None = None,
         end_hangs: bool = False,
         reached: int = 0,
-        look_on: Callable[[Milestones], None] = lambda milestones: None,
-        spare: Spare | None = None,
+        lasting: Lasting = ALONE,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
         `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
-        `reached`: the highest step of all attempts before; `look_on` is called at every look; `spare`: what the attempt may be
-        forked from.
+        `reached`: the highest step of all attempts before; `lasting`: what goes on beyond this attempt.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
-        self.deadline, self.spare = Deadline(grace), spare or Spare(wanted=False)
+        self.deadline, self.spare = Deadline(grace), lasting.spare or Spare(wanted=False)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
@@ -108,12 +107,12 @@ class Attempt:
         self.selector = selectors.DefaultSelector()
         self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
         self._woke = self._looked
-        self.milestones, self._look_on = Milestones(self._looked, reached), look_on
+        self.milestones, self._look_on = Milestones(self._looked, reached), lasting.look_on
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
-        self._compare, self._end_hangs, self._told_of = compare, end_hangs, ""
+        self._compare, self._end_hangs, self._told_of, self._hears = compare, end_hangs, "", lasting.hears
         limit = 0.0 if plan.workload.own else hang or math.inf
         self._watch = None
         if compare:
@@ -254,6 +253,7 @@ class Attempt:
                 behind = self.detector.stragglers(state_of)
                 self.facts.hang, self.facts.behind = self.detector.describe(behind, state_of), behind[0].rank
                 self.deadline.hang(now)
+                self._hears(self.facts.hang)
             else:
                 self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
 
@@ -283,6 +283,7 @@ class Attempt:
     def _tell_hang(self, hang: Hang, standings: Sequence[Standing], now: float) -> None:
         self._told_of = hang.text
         self.say(f"hang: {hang.text}")
+        self._hears(f"hang: {hang.text}")
         stacks = stacks_of(hang, standings)
         for line in stacks:
             self.say(line)

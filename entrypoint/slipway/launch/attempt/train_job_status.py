@@ -17,12 +17,11 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from slipway.launch.run_directory.heartbeats import Beat, read_beats
-from slipway.protocol.files import METRICS_FILE, open_run_file, parse_json
+from slipway.launch.run_directory.records import newest_numbers
 
 URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))  # the last two are paths
 EVERY = 30.0  # s between two posts; the controller asks for 5 at least
 TIMEOUT = 5.0  # s for a connection, and for each answer
-TAIL = 16_384  # bytes of metrics.jsonl in which its newest lines stand
 
 
 class TrainJobStatus:
@@ -64,7 +63,7 @@ class TrainJobStatus:
                 if self._began is None and beat.step:
                     self._began = now, beat.step
                 left = seconds_left(beat, self._began, now)
-                post(self._environ, make_status(beat, newest_loss(self._run), left, time.time()))
+                post(self._environ, make_status(beat, newest_numbers(self._run).get("loss"), left, time.time()))
         except Exception as error:  # whatever it is, it is no business of the training's
             if not self._told:
                 self._say(
@@ -92,18 +91,6 @@ def make_status(beat: Beat, loss: float | None, left: float | None, now: float) 
             "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         }
     }
-
-
-def newest_loss(run: Path) -> float | None:
-    """The newest loss in the run's metrics, None where there is none."""
-    with suppress(OSError), open_run_file(run / METRICS_FILE) as file:
-        file.seek(max(0, file.seek(0, 2) - TAIL))
-        for line in reversed(file.read().splitlines()):
-            with suppress(ValueError, RecursionError):
-                record = parse_json(line)
-                if isinstance(record, dict) and isinstance(loss := record.get("loss"), int | float):
-                    return float(loss)
-    return None
 
 
 def post(environ: Mapping[str, str], status: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ class Coordinator:
                 raise LaunchError(self._describe() + f"; gave up after {self._terms.timeout:.0f} s.", PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
-                if hint := self._roster.hint():
+                if hint := self._roster.hint(loop.time() - self._began):
                     server.broadcast(wire.Waiting(hint))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
             settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)

@@ -9,6 +9,7 @@ from slipway.launch.muster.messages import Hello
 from slipway.launch.rank_ranges import rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
+ALONE_SECONDS = 10.0  # after which node 0 doubts that as many nodes are to come
 RANKS = 1_000_000  # a node rank above this is nonsense
 
 
@@ -149,14 +150,24 @@ class Roster:
         wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 
-    def hint(self) -> str | None:
-        """What to say where the job is under way, or where WORLD_SIZE seems to count the processes of this one machine."""
+    def hint(self, seconds: float) -> str | None:
+        """What to say where the job is under way, or where WORLD_SIZE seems to count processes: those of this one machine, or,
+        where nobody came for a while, of several like it.
+        """
         if self.newest and not self.enough:
             return "the job is under way: start its command on the missing nodes again; an empty disk will do."
-        if len(self.seats) > 1 or self.nodes not in (self.own.processes, len(self.own.gpus)):
+        if len(self.seats) > 1:
             return None
-        kind = "GPUs" if len(self.own.gpus) == self.nodes else "processes"
+        kinds = {self.own.processes: "processes", len(self.own.gpus): "GPUs"}
+        if kind := kinds.get(self.nodes):
+            return (
+                f"WORLD_SIZE={self.nodes} counts nodes, and this node alone has {self.nodes} {kind}; "
+                "for one machine unset WORLD_SIZE."
+            )
+        here = max(kinds)
+        if here == 1 or self.nodes % here or seconds < ALONE_SECONDS:
+            return None
         return (
-            f"WORLD_SIZE={self.nodes} counts nodes, and this node alone has {self.nodes} {kind}; "
-            "for one machine unset WORLD_SIZE."
+            f"WORLD_SIZE={self.nodes} counts nodes, and nobody came; if it was meant to count processes, of which a node has "
+            f"{here}, set WORLD_SIZE={self.nodes // here}."
         )

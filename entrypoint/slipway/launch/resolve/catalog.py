@@ -6,14 +6,17 @@ Workloads are named by module strings: the launcher never imports training code.
 import dataclasses
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from slipway.launch.resolve.advice import advise
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.mistake import did_you_mean
+from slipway.protocol.mistake import did_you_mean, nearest
+from slipway.protocol.printable import printable
 
 
 @dataclass(frozen=True)
@@ -151,18 +154,23 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     python = (*start, sys.executable, "-u")
     if first == "-m":
         if not rest:
-            raise LaunchError("-m needs the name of a module: slipway run -m package.module [arguments]")
+            raise LaunchError("-m needs the name of a module. Type: slipway run -m package.module [arguments]")
         return Workload(rest[0], "a user's module", (*python, "-m", rest[0])), rest[1:]
     if first == "--no-python":
         if not rest or not shutil.which(rest[0]):
-            name = f"; there is no program {rest[0]}, or it is not executable" if rest else ""
-            raise LaunchError(f"--no-python needs a program: slipway run --no-python PROGRAM [arguments]{name}.")
+            name = f" There is no program {rest[0]}, or it is not executable (chmod +x)." if rest else ""
+            raise LaunchError(f"--no-python needs a program.{name} Type: slipway run --no-python PROGRAM [arguments]")
         return Workload(Path(rest[0]).stem, "a user's program", (*start, rest[0])), rest[1:]
     if Path(first).is_file():
         _require_python(first)
+        _require_syntax(first)
         return Workload(Path(first).stem, "a user's script", (*python, first)), rest
     if first.endswith(".py"):
-        raise LaunchError(f"There is no file {first} in {Path.cwd()}. Give the path of your script as it is seen here.")
+        near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))
+        meant = f" Did you mean {Path(first).parent / near}?" if near else ""
+        raise LaunchError(
+            f"There is no file {first} in {Path.cwd()}.{meant} Give the path of your script as it is seen here."
+        )
     raise unknown_name(first, WORKLOADS)
 
 
@@ -178,10 +186,36 @@ def _require_python(file: str) -> None:
         raise LaunchError(f"{file} is no Python script. To start it as it is type: slipway run --no-python {file}")
 
 
-def unknown_name(name: str, known: Sequence[str] | Mapping[str, object]) -> LaunchError:
-    """The error for a first argument that means nothing."""
+def _require_syntax(file: str) -> None:
+    """Raise LaunchError for a script that Python cannot read: the workers' Python is this one. Nothing of it is run."""
+    if not file.endswith(".py"):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the workers give them
+            compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f" line {error.lineno}" if error.lineno else ""
+        text = f": `{printable(error.text.strip())[:100]}`" if error.text and error.text.strip() else ""
+        raise LaunchError(
+            f"{file}{line}: {type(error).__name__}: {error.msg}{text}. Correct that line and start it again; nothing was started."
+        ) from None
+
+
+def unknown_name(name: str, known: Sequence[str] | Mapping[str, object], runtime: str = "host") -> LaunchError:
+    """The error for a first argument that means nothing; `runtime` is where this launcher runs."""
+    if name.startswith("nvidia-"):  # of the driver's programs, which a container finds with the GPUs alone
+        return LaunchError(
+            f"There is no {name} here: it belongs to the NVIDIA driver, which a container sees together with its GPUs; "
+            f"{advise('gpus', runtime)}."
+        )
     meant = did_you_mean(name, known)
-    program = f" To start that file as a script type: slipway run {name}." if Path(name).is_file() else ""
+    script = next((file for file in (name, f"{name}.py") if Path(file).is_file()), "")
+    program = (
+        f" To start {'that file' if script == name else script} as a script type: slipway run {script}."
+        if script
+        else ""
+    )
     return LaunchError(
         f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "
         f"Available are {', '.join(sorted(known))}."

@@ -16,7 +16,7 @@ HARMLESS = frozenset({"true", "false", "none", "null", "auto"})  # TOKENIZERS_PA
 # Characters; a private RSA key of 16384 bits takes 12,800, and each line of a log has a time in front.
 KEY_BLOCK = 20_000
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$|^SLIPWAY_NOTIFY$|WEBHOOK", re.IGNORECASE)
 
 # Names in running text. Counts (`tokens: 512`) and `--tokenizer` are no secrets, so small letters have to end in the word.
 # No form takes more than linear time, whatever the text: every repetition that another may follow is bounded. They are

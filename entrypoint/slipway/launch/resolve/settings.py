@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from slipway.launch.resolve.redact import redact
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean
 
@@ -26,7 +27,9 @@ class Claim(NamedTuple):
     source: str
 
     def about(self, name: str) -> str:
-        """How a message shows it: `RANK=3 (from the environment)`."""
+        """How a message shows it: `RANK=3 (from the environment)`, and what was typed as it was typed: `--node-rank 3`."""
+        if typed := re.fullmatch(r"command line \((--[\w-]+)\)", self.source):
+            return f"{typed[1]} {self.value}"
         source = self.source.removesuffix(f" ({name})")
         return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
 
@@ -112,6 +115,12 @@ def _hang(text: str) -> int | str:
 def _words(text: str) -> str:
     if not shlex.split(text):  # ValueError for a quote without its end, too
         raise ValueError("the name of a workload or script is needed, and its arguments")
+    return text
+
+
+def _web_address(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^\s/?#]+\S*", text):
+        raise ValueError("an address that begins with https:// or http:// is needed")
     return text
 
 
@@ -274,6 +283,30 @@ SETTINGS = (
         "A secret that all nodes of a job share; launchers without it are turned away.",
     ),
     Setting(
+        "SLIPWAY_METRICS_PORT",
+        "--metrics-port",
+        "0",
+        _number(0, 65_535),
+        "Answer Prometheus and its like (OpenMetrics) on this port, on each node of its own ranks; 0 answers nobody.",
+        "PORT",
+    ),
+    Setting(
+        "SLIPWAY_METRICS_ADDR",
+        "--metrics-addr",
+        "127.0.0.1",
+        str,
+        "The address on which it is answered: this machine only, or 0.0.0.0 for everybody who can reach it.",
+        "ADDRESS",
+    ),
+    Setting(
+        "SLIPWAY_NOTIFY",
+        "",
+        "",
+        _web_address,
+        "Where messages are posted as JSON: at the end, a restart, a hang, a lost node. The address is a secret.",
+        "URL",
+    ),
+    Setting(
         "SLIPWAY_ALLOW_UNEVEN",
         "--allow-uneven",
         "0",
@@ -322,23 +355,30 @@ BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
 # `slipway render` takes from Compose's own lines.
 LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
 _COMPOSE = ("IMAGE", "COMPOSE_FILE")
-_NAMES = frozenset(name for setting in SETTINGS for name in (setting.name, *setting.aliases))
+NAMES = frozenset(name for setting in SETTINGS for name in (setting.name, *setting.aliases))
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Read a `.env` file without touching the environment; names with empty values are left out.
+    """What a `.env` file says to us. Raises LaunchError."""
+    return split_env_file(path)[0]
+
+
+def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
 
     Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
     docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
     All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
     SLIPWAY_… that is no setting.
     """
-    values = {}
+    values: dict[str, str] = {}
+    others: dict[str, str] = {}
     for binding in _parse(path):
         blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
         line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
         name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
         if not name or not _is_ours(name[1]):
+            others |= {name[1]: binding.value} if name and binding.value else {}
             continue
         where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
         if not re.fullmatch(_PORTABLE, line):
@@ -346,10 +386,10 @@ def read_env_file(path: Path) -> dict[str, str]:
                 f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
                 "comment behind it; docker, compose and Slipway then read the same."
             )
-        if name[1].startswith("SLIPWAY_") and name[1] not in _NAMES:
-            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], _NAMES)}")
+        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
+            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
         values[name[1]] = line.partition("=")[2]
-    return {name: value for name, value in values.items() if value}
+    return {name: value for name, value in values.items() if value}, others
 
 
 def read_all_values(path: Path) -> dict[str, str]:
@@ -361,13 +401,17 @@ def _parse(path: Path) -> "list[Binding]":
     from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
 
     try:
-        return list(parse_stream(StringIO(path.read_text(encoding="utf-8"))))
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # some editors begin a file with a mark, which docker and compose skip
+        return list(parse_stream(StringIO(text)))
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{path} cannot be read: {error}") from None
+        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
+        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
 
 
 def _is_ours(name: str) -> bool:
-    return name in _NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
+    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
 
 
 _PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
@@ -383,6 +427,7 @@ class Sources:
     env_file_name: str = ".env"
     defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
     origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
+    slips: tuple[str, ...] = ()  # what is said of names that seem to be mistyped
 
     def option(self, setting: Setting) -> Claim | None:
         """What the command line says."""
@@ -425,5 +470,6 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        text = f"{claim.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
+        shown = claim._replace(value=redact(setting.name, claim.value))
+        text = f"{shown.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None

@@ -157,7 +157,10 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         )
     if nodes > 1 and values["MASTER_ADDR"].source == "default":
         broken = next((reading.broken for reading in readings if reading.broken), "")
-        raise LaunchError(broken or _master_missing(nodes, readings, sources.environ, host.runtime))
+        counted = values["WORLD_SIZE"].claim
+        typed = counted.source.endswith(" (WORLD_SIZE)")  # who comes from torchrun counts processes by it
+        meant = f"{counted.about('WORLD_SIZE')} counts nodes; for one machine unset it. " if typed else ""
+        raise LaunchError(broken or meant + _master_missing(nodes, readings, sources.environ, host.runtime))
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)

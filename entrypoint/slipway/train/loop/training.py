@@ -64,6 +64,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
     agree_on_data(task, context)
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
+    parts = (task.split.pipelines if task.split else context.place.world_size) * options.accumulate
     precision = read_precision(options.precision, context.device)
     scaler = precision.scaler()
     wrapped = context.place.world_size > 1 and not task.split  # in DistributedDataParallel
@@ -80,6 +81,11 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         f"of {batch_size} samples ({batch_size // parallel.share[1]} per {'pipeline' if task.split else 'process'}), "
         f"{precision.name} on {context.device.type}"
     )
+    if batch_size > task.samples:
+        context.say(
+            f"warning: --batch-size {batch_size} is more than the {task.samples:,} samples that there are, so every step takes "
+            f"some of them again; take more data, or type --batch-size {max(1, task.samples // parts) * parts}"
+        )
     # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
     torch.manual_seed(options.seed + 1 + context.place.rank)
     loader = Loader(

@@ -74,7 +74,7 @@ def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
     if min(len(train), len(validation)) <= length:
         raise ConfigurationError(
             f"--context {length} is longer than the text, which has {len(train):,} tokens for training and "
-            f"{len(validation):,} for validation; type a smaller one, or take more text."
+            f"{len(validation):,} for validation, where {length + 1:,} of each are needed; type a smaller one, or take more text."
         )
     available = (len(validation) - 1) // length
     judged = min(available, eval_samples)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.options.dataset import MANIFEST
+from slipway.options.dataset import VALIDATION as SHARE
 from slipway.protocol.durable import make_folder, replace_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.files import ByteProgress
@@ -24,8 +25,6 @@ from slipway.train.text.tokens.crew import work_through
 from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
 from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
 from slipway.train.text.tokens.piece import PLAN, PiecePlan
-
-SHARE = 0.01  # of the text that is for validation
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,23 @@
+"""What a launcher has from its first attempt to its last, and each attempt uses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipway.launch.attempt.memory import Memory
+from slipway.launch.attempt.milestones import Milestones
+from slipway.launch.attempt.spare import Spare
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """`memory`: what outlives the workers; `spare`: what the next attempt is forked from; `look_on` is called at every look, and
+    `hears` is told of a hang.
+    """
+
+    memory: Memory | None = None
+    spare: Spare | None = None
+    look_on: Callable[[Milestones], None] = lambda milestones: None
+    hears: Callable[[str], None] = lambda hang: None
+
+
+ALONE = Lasting()  # an attempt that nothing outlasts

@@ -1,0 +1,143 @@
+"""Messages to a chat, or whatever takes JSON by POST: SLIPWAY_NOTIFY. From the launcher that decides for all, in a thread.
+
+At most one a minute: what happens meanwhile is told with the next one, or with the last, which does not wait. Whatever fails here
+is told once, and never touches the job. The address is a secret, as those of chats are: whoever has it may write there.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.redact import make_redactor, redact_json, secret_arguments, secret_values
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.block import block
+from slipway.launch.verdict.verdict import Verdict
+from slipway.protocol.files import newest_step
+from slipway.protocol.outcomes import Word
+
+PAUSE = 60.0  # s between two messages
+TRIES = (0.0, 0.5, 2.0)  # s before each try
+TIMEOUT = 3.0  # s for each
+LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
+
+
+class Notices:
+    """Sends what it is told. A context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        facts: Mapping[str, Any],
+        clean: Callable[[str], str],
+        say: Callable[[str], None],
+        pause: float = PAUSE,
+    ) -> None:
+        """`facts` are told with each message, `clean` takes secrets out of a text; without a `url` nothing is sent."""
+        self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
+        self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._over, self._complained = threading.Event(), False
+        self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
+
+    def __enter__(self) -> Self:
+        """Begin; without a thread nothing is sent."""
+        if self._url:
+            with suppress(RuntimeError):
+                self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait a moment for the last message."""
+        self._over.set()
+        self._waiting.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(LAST_SECONDS)
+
+    def hang(self, run: Run, text: str) -> None:
+        """A job hangs."""
+        self._tell(run, "hang", text)
+
+    def restart(self, run: Run, verdict: Verdict) -> None:
+        """An attempt ended, and another follows."""
+        event = "lost node" if verdict.first.word == Word.LOST else "restart"
+        self._tell(
+            run, event, f"starts again, as attempt {run.attempt} ended: {block(verdict)[0]}", outcome=verdict.word
+        )
+
+    def end(self, run: Run, verdict: Verdict) -> None:
+        """The job ended."""
+        self._tell(run, "end", block(verdict)[0], outcome=verdict.word, exit_code=verdict.code(0))
+
+    def _tell(self, run: Run, event: str, text: str, **fields: Any) -> None:
+        """Send it, now or when it may be. Never waits."""
+        if not self._url:
+            return
+        fields |= {"run": str(run.path), "attempt": run.attempt, "time": time.time()}
+        with suppress(OSError):  # a disk that is away
+            fields["snapshot"] = newest_step(run.path)
+        self._waiting.put({"event": event, "text": f"{run.path.name}: {text}", **self._facts, **fields})
+
+    def _send_on(self) -> None:
+        before = -self._pause
+        while (notice := self._waiting.get()) is not None:
+            self._over.wait(max(0.0, before + self._pause - time.monotonic()))
+            texts, ended = [notice["text"]], False
+            with suppress(queue.Empty):
+                while not ended:
+                    later = self._waiting.get_nowait()
+                    ended = later is None
+                    if later is not None:
+                        notice = later
+                        texts.append(later["text"])
+            self._send({**notice, "text": "\n".join(texts)})
+            before = time.monotonic()
+            if ended:
+                return
+
+    def _send(self, notice: Mapping[str, Any]) -> None:
+        for pause in TRIES:
+            time.sleep(pause)
+            try:
+                post(self._url, redact_json(dict(notice), self._clean))
+                return
+            except Exception as error:  # whatever it is, it is no business of the job's
+                failure = f"{type(error).__name__}: {error}"
+        if not self._complained:
+            said = self._clean(failure.replace(self._url, "SLIPWAY_NOTIFY"))
+            self._say(f"warning: a message to SLIPWAY_NOTIFY could not be delivered, the job goes on: {said}")
+        self._complained = True
+
+
+def post(url: str, content: Mapping[str, Any]) -> None:
+    """Post JSON, through a proxy where the environment names one. Raises OSError, ValueError, http.client.HTTPException."""
+    import urllib.request  # with http and ssl, which others do without
+
+    headers = {"Content-Type": "application/json", "User-Agent": "slipway"}
+    request = urllib.request.Request(url, json.dumps(content).encode(), headers)  # noqa: S310  # its setting takes http(s) alone
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+        answer.read(300)
+
+
+def open_notices(job: Job, say: Callable[[str], None]) -> Notices:
+    """Those of a job; nothing is sent where nobody asked, nor by other launchers than that of node 0, or of process 0."""
+    sources, topology = job.sources, job.plan.topology
+    url = sources.value("SLIPWAY_NOTIFY") if topology.rank == 0 and job.plan.workload.keeps else ""
+    secrets = [*secret_values(job.environ, sources.env_file).values(), *secret_arguments(job.plan.arguments), url]
+    facts = {
+        "workload": job.plan.workload.name,
+        "job": topology.job,
+        "host": socket.gethostname(),
+        "nodes": topology.nodes,
+        "processes": topology.world_size,
+    }
+    return Notices(url, facts, make_redactor(secrets), say)

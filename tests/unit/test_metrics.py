@@ -1,0 +1,131 @@
+"""The page for monitoring systems: read by prometheus_client's own parser, of files as a job leaves them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
+
+from slipway import __version__
+from slipway.launch.metrics import Metrics, open_metrics
+from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.run import Run
+from slipway.protocol.files import HEARTBEATS, METRICS_FILE, rank_file, write_json
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run under way: rank 0 trains, rank 1 saves, and numbers of two steps were written."""
+    for rank, phase in ((0, "train"), (1, "save")):
+        file = rank_file(tmp_path / "gpt-1/node-0", HEARTBEATS, rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"phase": phase, "step": 250 + rank, "steps": 1000, "monotonic": 1.0, "pid": 1, "beats": 9})
+    lines = [
+        {"time": 1.0, "step": 200, "loss": 2.5, "tokens_per_second": 4096.0, "memory_peak_gib": 0.5},
+        {"time": 2.0, "step": 250, "loss": 2.25},
+        {"time": 3.0, "step": 250, "val_loss": 2.0, "accuracy": 0.5},
+    ]
+    (tmp_path / "gpt-1" / METRICS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"loss": 1')
+    return Run(tmp_path / "gpt-1", "none", 2)
+
+
+def job(**environ: str) -> Job:
+    return Job(plan_for(environ=environ), make_sources(environ), make_devices(), environ, None, make_host())
+
+
+def asked(port: int, address: str = "127.0.0.1") -> Samples:
+    """What Prometheus reads."""
+    request = urllib.request.Request(
+        f"http://{address}:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        text = answer.read().decode()
+    assert text.endswith("# EOF\n")
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def metrics() -> Iterator[tuple[Metrics, int]]:
+    port = free_port(0)
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail) as opened:
+        yield opened, port
+
+
+def test_before_an_attempt_there_is_a_job(metrics: tuple[Metrics, int]) -> None:
+    found = asked(metrics[1])
+    assert found["slipway_processes", ()] == 2
+    assert found["slipway_restarts_total", ()] == found["slipway_hangs_total", ()] == 0
+    assert [labels for name, labels in found if name == "slipway_job_info"] == [("0", __version__, "linear")]
+
+
+def test_the_page_says_where_the_ranks_and_the_training_are(metrics: tuple[Metrics, int], run: Run) -> None:
+    opened, port = metrics
+    opened.attempt(run)
+    opened.hang()
+    opened.restart()
+    opened.restart()
+    found = asked(port)
+    assert {key: value for key, value in found.items() if key[0] != "slipway_job_info"} == {
+        ("slipway_processes", ()): 2, ("slipway_restarts_total", ()): 2, ("slipway_hangs_total", ()): 1,
+        ("slipway_attempt", ()): 2,
+        ("slipway_step", ("0",)): 250, ("slipway_step", ("1",)): 251,
+        ("slipway_steps", ("0",)): 1000, ("slipway_steps", ("1",)): 1000,
+        ("slipway_phase", ("train", "0")): 1, ("slipway_phase", ("save", "1")): 1,
+        ("slipway_loss", ()): 2.25, ("slipway_val_loss", ()): 2.0, ("slipway_tokens_per_second", ()): 4096,
+        ("slipway_metric", ("memory_peak_gib",)): 0.5, ("slipway_metric", ("accuracy",)): 0.5,
+    }  # fmt: skip
+
+
+def test_a_run_that_has_written_nothing_yet_is_no_mistake(metrics: tuple[Metrics, int], tmp_path: Path) -> None:
+    metrics[0].attempt(Run(tmp_path / "absent", "none", 1))
+    assert asked(metrics[1])["slipway_attempt", ()] == 1
+
+
+def test_a_port_that_is_taken_is_a_warning() -> None:
+    said: list[str] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), said.append):
+            pass
+    [line] = said
+    assert line.startswith(f"warning: no metrics at 127.0.0.1:{port} (SLIPWAY_METRICS_PORT), the job goes on: ")
+
+
+def test_nobody_is_answered_unless_asked_and_afterwards() -> None:
+    port = free_port(0)
+    with open_metrics(job(), pytest.fail):
+        pass
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail):
+        asked(port)
+    with pytest.raises(OSError):
+        asked(port)
+
+
+def test_it_listens_to_this_machine_alone_unless_told(metrics: tuple[Metrics, int]) -> None:
+    with pytest.raises(OSError):
+        asked(metrics[1], address="127.0.0.2")
+    port = free_port(0)
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port), SLIPWAY_METRICS_ADDR="0.0.0.0"), pytest.fail):
+        assert asked(port, address="127.0.0.2")
+
+
+def test_a_port_that_is_none_is_refused(slipway: Slipway) -> None:
+    answer = slipway("plan", "linear", "--metrics-port", "http")
+    assert answer.code == 78
+    assert "--metrics-port http: a whole number is needed" in answer.err

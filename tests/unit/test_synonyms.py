@@ -1,0 +1,56 @@
+"""Options as others call them: each leads to one of ours that is there, with the line to type."""
+
+import pytest
+from stand_ins import Slipway
+
+from slipway.cli.launching import launcher_options
+from slipway.cli.synonyms import SYNONYMS
+from slipway.options import WORKLOADS as KINDS
+from slipway.options.command import click_command
+
+LAUNCHERS = {name for option in launcher_options() for name in option.opts if not getattr(option, "hidden", False)}
+OWN = {kind: {name for option in click_command(KINDS[kind]).params for name in option.opts} for kind in KINDS}
+
+
+def test_every_option_that_the_table_leads_to_is_there() -> None:
+    ours = {name.partition(" ")[0] for names in SYNONYMS.values() for name in names}
+    assert ours <= LAUNCHERS.union(*OWN.values())
+
+
+def test_no_option_of_ours_is_led_away_where_it_is_there() -> None:
+    led = {name: where for name in SYNONYMS for where, own in OWN.items() if name in own}
+    assert set(led) == {"--steps", "--epochs", "--iterations", "--dtype", "--model", "--world-size"}, (
+        "where others have none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("plan --gpus=all gpt --lr 1", "slipway plan --nproc-per-node=auto gpt --lr 1"),
+        ("gpt --gpus all --steps 3", "slipway gpt --nproc-per-node auto --steps 3"),
+        ("gpt --bf16 True --steps 3", "slipway gpt --precision bf16 --steps 3"),
+        ("gpt --bf16 --steps 3", "slipway gpt --precision bf16 --steps 3"),
+        ("gpt --epoch 3 --data 'file:my text'", "slipway gpt --epochs 3 --data ''\"'\"'file:my' 'text'\"'\"''"),
+        ("run --machine_rank 1 -m pkg --machine_rank 2", "slipway run --node-rank 1 -m pkg --machine_rank 2"),
+        ("allreduce --steps 7", "slipway allreduce --iterations 7"),
+        ("allreduce --fp16", "slipway allreduce --dtype fp16"),
+        ("linear --optimizer adam", ""),
+        ("allreduce --lr 1", ""),
+    ],
+)
+def test_the_whole_line_is_given(slipway: Slipway, words: str, line: str) -> None:
+    answer = slipway(*words.split())
+    assert answer.code == 2
+    assert answer.err.partition("Type: ")[2].rstrip() == line
+
+
+def test_an_option_in_a_setting_has_no_line_and_is_told_all_the_same(slipway: Slipway) -> None:
+    answer = slipway("plan", WORKLOAD="gpt --learning-rate 1")
+    assert answer.err.rstrip().endswith("No such option '--learning-rate': it is --lr here.")
+
+
+def test_options_before_everything_are_given_a_place(slipway: Slipway) -> None:
+    assert "Type: slipway run --nproc-per-node auto" in slipway("--gpus", "all").err
+    assert "Type: docker run --gpus … IMAGE" in slipway("--gpus", "all", SLIPWAY_IMAGE="slipway:dev").err
+    assert "Type:" not in slipway("--bananas").err
