@@ -24,6 +24,7 @@ from slipway.protocol.files import STOP_FILE, error_file
 from slipway.reaper import stand_between
 
 MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
+LEFT_TO_TORCHRUN = "--signals-to-handle=SIGQUIT"  # all other signals are the launcher's
 A_DAY = 86_400  # s; after a failure the launcher ends those that take too long, not torchrun after its 30 s
 
 
@@ -41,8 +42,11 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
         from torch.distributed.elastic.rendezvous import RendezvousInfo
         from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-        from torch.distributed.launcher.api import elastic_launch
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    if not hasattr(LaunchConfig, "signals_to_handle"):  # torch 2.9
+        arguments.remove(LEFT_TO_TORCHRUN)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     stop = Path(errors).with_name(STOP_FILE)
     pipes = [f"/dev/fd/{number}" for number in numbers]
 
@@ -85,6 +89,8 @@ def main(argv: list[str]) -> int:
         left: frozenset[int] = frozenset()  # those that ended with 0, by local rank
 
         def _start(self) -> None:
+            for number, handler in signals.items():
+                signal.signal(number, handler)  # torch 2.9 has just taken them for its own
             super()._start()  # type: ignore[no-untyped-call]
             tell(event="started", pids=self.pids())
 
