@@ -87,7 +87,7 @@ def draw(ratios: list[Ratio]) -> str:
         lines += row(ratio, y, place)
         y += LINE
     axis = [line for power in range(first, last + 1) for line in tick(2.0**power, y, place)]
-    told = "; ".join(f"{ratio.question}, {ratio.what}: {ratio.median:.3g}" for ratio in ratios)
+    told = "; ".join(f"{ratio.question}, {ratio.what}: {number(ratio.median)}" for ratio in ratios)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20}" width="{WIDTH}" height="{y + 20}"',
@@ -114,8 +114,13 @@ def row(ratio: Ratio, y: int, place: Callable[[float], str]) -> list[str]:
         f'<text class="soft" x="{LEFT - 12}" y="{y + 16}" text-anchor="end">{escape(ratio.what)}</text>',
         f'<rect class="{kind}" x="{begin}" y="{y + 4}" width="{end - begin:.1f}" height="16"/>',
         f'<path class="spread" d="M{place(ratio.least)} {y + 12} H{place(ratio.most)}"/>',
-        f'<text class="ink" x="{right:.1f}" y="{y + 16}">{ratio.median:.3g}</text>',
+        f'<text class="ink" x="{right:.1f}" y="{y + 16}">{number(ratio.median)}</text>',
     ]
+
+
+def number(speed: float) -> str:
+    """As many digits as the page has."""
+    return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}"
 
 
 def tick(speed: float, bottom: int, place: Callable[[float], str]) -> list[str]:
