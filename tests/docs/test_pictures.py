@@ -8,6 +8,8 @@ import pytest
 from blocks import PAGES, ROOT
 from test_troubleshooting import VALUE, in_a_line, unknown_words
 
+from slipway.launch.muster.messages import KINDS
+
 pytestmark = pytest.mark.core
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -49,3 +51,9 @@ def test_what_a_picture_quotes_is_what_the_code_says(picture: Path) -> None:
     for text in quoted:
         said = "".join([text.text or "", *(f"{VALUE}{span.tail or ''}" for span in text)])
         assert unknown_words(in_a_line(re.sub(r"^(slipway:|\[0:0\]) ", "", said))) == [], said
+
+
+def test_the_messages_of_a_meeting_are_those_that_there_are() -> None:
+    named = re.findall(r'message"[^>]*>([^<]+)<', (ROOT / "docs/diagrams/meeting.svg").read_text())
+    assert len(named) > 8
+    assert set(named) <= set(KINDS)
