@@ -131,6 +131,10 @@ load: ## Check and load what `make save` wrote (ARCHIVE=…)
 sbom: ## Put the image's bill of materials (CycloneDX) into dist/
 	@images/release/sbom.sh
 
+.PHONY: wheel
+wheel: .venv/.train ## Make the launcher's wheel in dist/, for environments that have PyTorch, and print its name
+	@entrypoint/wheel.sh
+
 .PHONY: audit
 audit: .venv/.dev ## Ask a service on the internet for known vulnerabilities in the lock
 	@images/release/audit.sh
@@ -197,7 +201,7 @@ LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --for
 LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
 lock: .venv/.dev ## Write the lock files anew from pyproject.toml
-	$(LOCK) --extra train --output-file requirements.lock
+	$(LOCK) --extra train --extra cuda12 --output-file requirements.lock
 	$(LOCK) --extra dev --constraint requirements.lock $(LEFT_OUT) --output-file requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint requirements.lock --output-file requirements-bench.lock
 

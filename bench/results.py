@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from picture import draw, read_ratios
+
 FOLDER = Path(__file__).parent
 Told = dict[str, Any]  # what a script wrote with --json, and the script with its seconds
 
@@ -104,8 +106,9 @@ def write(page: Page, reports: list[Told], failed: list[str], minutes: float) ->
     lines = [*heading(page, minutes, picture), *summary(reports)]
     lines += [line for report in reports for line in section(report)]
     lines += [f"\n**{row}** failed." for row in failed]
-    page.file.write_text("\n".join(lines) + "\n")
-    draw(reports, picture)
+    told = "\n".join(lines) + "\n"
+    page.file.write_text(told)
+    picture.write_text(draw(read_ratios(told)))
     print(f"written: {page.file}, {picture}")
 
 
@@ -164,27 +167,6 @@ def section(report: Told) -> list[str]:
     for note in report["notes"]:
         lines += ["", note]
     return lines
-
-
-def draw(reports: list[Told], file: Path) -> None:
-    """A bar for each ratio: how many times as fast as the peer that it is measured against, each side at its best."""
-    import pygal  # type: ignore[import-untyped]
-    from pygal.style import CleanStyle  # type: ignore[import-untyped]
-
-    speeds = {
-        f"{report['title']}: {told['what']}": told["value"]["median"] ** (-1 if told["at_most"] else 1)
-        for report in reports
-        for told in report["targets"]
-        if told["unit"] == "×" and " / " in told["what"] and "like for like" not in told["what"]
-    }
-    chart = pygal.HorizontalBar(
-        style=CleanStyle, show_legend=False, print_values=True, title="Times as fast as the peer (1 = equal)",
-        value_formatter=lambda speed: f"{speed:.2f}", height=60 + 34 * max(1, len(speeds)), width=1100, truncate_label=-1,
-        js=(), range=(0, max([1.0, *speeds.values()]) * 1.1),
-    )  # fmt: skip
-    chart.x_labels = [*reversed(speeds)]
-    chart.add("", [*reversed(speeds.values())])
-    chart.render_to_file(str(file))
 
 
 if __name__ == "__main__":

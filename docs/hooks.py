@@ -1,11 +1,13 @@
-"""What the site adds to docs/: the guides that lie beside what they are about, and where links lead there.
+"""What the site adds to docs/: pages that lie elsewhere, the code that they link to, and the README's beginning as front page.
 
-A link to a file that is not on the site leads to the repository; where none is known it is plain text.
+All links lead to the site itself, whether the repository has an address or not. So MkDocs looks at each of them, and at the
+heading that it names.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
@@ -20,27 +22,75 @@ GUIDES = {
     "compose.md": "compose/README.md",
     "slurm.md": "slurm/README.md",
     "k8s.md": "k8s/README.md",
+    "one-page.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "vulnerabilities.md": "SECURITY.md",
+    "results.md": "bench/RESULTS.md",
 }
 PAGES = {file: page for page, file in GUIDES.items()}
 LINK = re.compile(r"\[([^][]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
+FRONT = re.compile(r"^<!-- front page -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)  # parts of the README
+HERE = "<!-- what the README marks as its front page -->\n"  # in index.md
+LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".toml": "toml", ".md": "markdown"}
+PICTURES = (".svg", ".png")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """The files of the site, with the guides."""
+    """The files of the site, with the guides and what all pages link to."""
     for page, file in GUIDES.items():
         files.append(File.generated(config, page, content=(ROOT / file).read_text(encoding="utf-8")))
+    texts = [*ROOT.glob(f"{DOCS}*.md"), *(ROOT / file for file in PAGES)]
+    for target in sorted({target for page in texts for target in linked(page)}):
+        if not target.startswith(DOCS) and target not in PAGES:
+            made = {"abs_src_path": str(ROOT / target)} if target.endswith(PICTURES) else {"content": shown(target)}
+            files.append(File.generated(config, place(target), **made))
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """What MkDocs turns into a page."""
     name = page.file.src_uri
-    folder = PurePosixPath(GUIDES.get(name, f"{DOCS}{name}")).parent
+    if name.startswith("code/"):
+        return markdown
+    ours = led(markdown, str(PurePosixPath(GUIDES.get(name, f"{DOCS}{name}")).parent))
+    return ours.replace(HERE, led("\n".join(FRONT.findall((ROOT / "README.md").read_text(encoding="utf-8"))), ""))
+
+
+def linked(page: Path) -> Iterator[str]:
+    """The files and folders of the checkout that a page links to."""
+    for link in LINK.finditer(page.read_text(encoding="utf-8")):
+        target = normpath(page.parent.relative_to(ROOT) / link[2])
+        if (ROOT / target).exists():
+            yield target
+
+
+def led(markdown: str, folder: str) -> str:
+    """Text that lies in `folder`, with its links as they are on the site."""
 
     def lead(link: re.Match[str]) -> str:
-        text, target, anchor = link[1], normpath(folder / link[2]), link[3] or ""
-        if target in PAGES or (target.startswith(DOCS) and (ROOT / target).suffix in (".md", ".svg")):
-            return f"[{text}]({PAGES.get(target, target.removeprefix(DOCS))}{anchor})"
-        return f"[{text}]({config['repo_url']}/blob/main/{target}{anchor})" if config["repo_url"] else text
+        target = normpath(PurePosixPath(folder, link[2]))
+        found = (ROOT / target).exists()  # what is not there MkDocs complains of
+        return f"[{link[1]}]({place(target) if found else link[2]}{link[3] or ''})"
 
     return LINK.sub(lead, markdown)
+
+
+def place(target: str) -> str:
+    """Where a file or folder of the checkout is on the site."""
+    if target in PAGES or target.startswith(DOCS):
+        return PAGES.get(target, target.removeprefix(DOCS))
+    shown_as = re.sub(r"(^|/)\.", r"\1dot-", target)  # MkDocs leaves out what begins with a dot
+    return f"code/{shown_as}{'' if target.endswith(PICTURES) else '.md'}"
+
+
+def shown(target: str) -> str:
+    """A page with a file of the checkout, or with the names in a folder."""
+    file = ROOT / target
+    text = (
+        "\n".join(sorted(f"{inside.name}{'/' if inside.is_dir() else ''}" for inside in file.iterdir()))
+        if file.is_dir()
+        else file.read_text(encoding="utf-8")
+    )
+    language = LANGUAGES.get(file.suffix, "text")
+    return f"---\nsearch: {{exclude: true}}\n---\n# {target}\n\n~~~~~~~~ {language}\n{text.rstrip()}\n~~~~~~~~\n"

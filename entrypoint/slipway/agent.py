@@ -29,6 +29,7 @@ from slipway.protocol.files import STOP_FILE, error_file
 from slipway.reaper import stand_between
 
 MARK, MARK_SECONDS = "slipway", 20.0  # a key in torch's store, and how long the other nodes wait for it
+LEFT_TO_TORCHRUN = "--signals-to-handle=SIGQUIT"  # all other signals are the launcher's
 A_DAY = 86_400  # s; after a failure the launcher ends those that take too long, not torchrun after its 30 s
 
 
@@ -87,9 +88,12 @@ def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import RendezvousInfo
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    errors = terms.errors
+    errors, arguments = terms.errors, [*terms.arguments]
+    if not hasattr(LaunchConfig, "signals_to_handle"):  # torch 2.9
+        arguments.remove(LEFT_TO_TORCHRUN)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     stop = Path(errors).with_name(STOP_FILE)
     pipes = [f"/dev/fd/{number}" for number in terms.pipes]
 
@@ -140,6 +144,8 @@ def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
         left: frozenset[int] = frozenset()  # those that ended with 0, by local rank
 
         def _start(self) -> None:
+            for number, handler in signals.items():
+                signal.signal(number, handler)  # torch 2.9 has just taken them for its own
             super()._start()  # type: ignore[no-untyped-call]
             tell(event="started", pids=self.pids())
 
@@ -193,7 +199,7 @@ def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
     multiprocessing.api.get_subprocess_handler = Worker  # type: ignore[attr-defined, assignment]
     # Without a log directory torchrun leaves an empty one in /tmp per run.
-    parsed = run.parse_args([f"--log-dir={os.devnull}", *terms.arguments])  # type: ignore[no-untyped-call]
+    parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
     config, command, command_arguments = run.config_from_args(parsed)
     config.logs_specs = Logs()
     try:

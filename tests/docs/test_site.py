@@ -1,21 +1,81 @@
-"""docs/ as a site."""
+"""docs/ as a site: its front page is the README's beginning, and no link of any page leads nowhere."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from blocks import ROOT
+from test_contributing import kept_files
 
 pytestmark = pytest.mark.core
 
-ROOT = Path(__file__).parents[2]
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+FRONT = re.compile(r"^<!-- front page -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
 
 
-def test_it_builds_without_warnings_or_links_that_lead_nowhere(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("mkdocs"), "build", "--site-dir", tmp_path / "site"],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+def build(checkout: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("mkdocs"), "build", "--site-dir", site],
+        cwd=checkout, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "site"
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site/index.html").is_file()
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_it_builds_and_what_every_page_links_to_is_on_it(site: Path) -> None:
+    pages = {page: page.read_text() for page in site.rglob("*.html") if page.name != "404.html"}
+    names = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
+    dead = []
+    for page, text in pages.items():
+        for link in set(re.findall(r'\b(?:href|src)="(?![a-z]+:)([^"]*)"', text)):
+            file, _, heading = link.partition("#")
+            target = (page.parent / file).resolve() if file else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (heading and heading not in names[target]):
+                dead.append(f"{page.relative_to(site)}: {link}")
+    assert len(pages) > 100, "the code that the pages link to is there, too"
+    assert dead == []
+
+
+def test_its_front_page_is_the_readmes_beginning_and_read_in_a_minute(site: Path) -> None:
+    parts = FRONT.findall((ROOT / "README.md").read_text())
+    shown = (site / "index.html").read_text()
+    for words in ("docker run", "docker compose", "kubectl apply", "srun", "pip install", "make run", "make test"):
+        assert any(words in part for part in parts)
+        assert words.split()[0] in shown
+    assert '<img alt="' in shown
+    prose = CODE.sub("", re.sub(r"\]\([^)]*\)|<!--.*?-->", "", "".join(parts)))
+    assert len(prose.split()) < 260, "words a minute"
+
+
+def test_all_pages_are_on_it_so_that_the_build_looks_at_their_links() -> None:
+    hooks = (ROOT / "docs/hooks.py").read_text()
+    elsewhere = [name for name in kept_files() if name.endswith(".md") and not name.startswith(("docs/", ".github/"))]
+    assert len(elsewhere) > 5
+    assert [name for name in elsewhere if f': "{name}",' not in hooks] == []
+
+
+def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
+    links = ("../CONTRIBUTING.md#none-there", "../README.md#none-here", "../entrypoint/no_such_file.py", "#nowhere")
+    for name in kept_files():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name, follow_symlinks=False)
+    with (tmp_path / "docs/check.md").open("a") as page:
+        page.writelines(f"\nA [link]({link}).\n" for link in links)
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    warned = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    for word in ("none-there", "none-here", "no_such_file.py", "nowhere"):
+        assert sum(word in line for line in warned) == 1, done.stderr
+    assert len(warned) == len(links)

@@ -78,6 +78,15 @@ def test_a_release_is_pinned_tested_weighed_and_only_then_pushed_and_signed() ->
     assert places == sorted(places)
 
 
+def test_a_release_has_the_bill_of_materials_and_the_wheel_attached() -> None:
+    told = next(
+        step for step in steps(ROOT / ".github/workflows/release.yaml") if "gh release create" in step.get("run", "")
+    )
+    attached = {name: told["env"][name] for name in ("BILL", "WHEEL")}
+    assert attached == {"BILL": "${{ steps.sbom.outputs.file }}", "WHEEL": "${{ steps.wheel.outputs.file }}"}
+    assert 'create "$RELEASE" "$BILL" "$WHEEL"' in told["run"]
+
+
 def test_the_registry_is_named_in_the_workflow_alone() -> None:
     found = output("git", "-C", ROOT, "grep", "--untracked", "--files-with-matches", "ghcr[.]io").splitlines()
     assert found == [".github/workflows/release.yaml"]

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, l
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.host import detect_runtime
+from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import EXITS, FAILED, LaunchError
@@ -112,6 +113,7 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 def run(words: tuple[str, ...], **options: Any) -> None:
     """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
     job = read_job(words, options)
+    require_packages(job.plan.workload.name, job.plan.workload.own)
     if job.sources.parsed("SLIPWAY_CHECK"):
         from slipway.cli.check import check_first
 
@@ -170,13 +172,26 @@ def understand(words: list[str]) -> list[str]:
     raise unknown_name(words[0], [*known, *WORKLOADS], detect_runtime(os.environ))
 
 
+@contextlib.contextmanager
+def told_what_is_missing(command: str) -> Iterator[None]:
+    """Raise LaunchError instead where a command imports what only the extra `train` brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "slipway", *sys.stdlib_module_names):
+            raise
+        raise missing(f"slipway {command}", [name]) from None
+
+
 def main() -> None:
     """Entry point of the console script; ends with an exit code of the table in protocol/errors.py, and tells the pod."""
     open_streams()
     try:
         words = understand(sys.argv[1:]) or ["--help"]
         colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
-        sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
+        with told_what_is_missing(words[0]):
+            sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))
     except click.ClickException as error:
         if isinstance(error, click.UsageError):
             from slipway.cli.synonyms import explain

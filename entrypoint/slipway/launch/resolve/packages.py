@@ -1,0 +1,71 @@
+"""What this Python must have for a job: PyTorch, and for a workload of ours what the extra `train` brings.
+
+A wheel without extras is the launcher alone, for an environment with a PyTorch of its own. Nothing is imported to find out:
+that would take longer than all else before a start.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from slipway.protocol.errors import LaunchError
+
+LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that agent.py stands on
+TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what each of our own workloads imports; modules
+VERSION = re.compile(r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", re.MULTILINE)
+
+
+def require_packages(workload: str, own: bool, locate: Callable[[str], Path | None] | None = None) -> None:
+    """Raise LaunchError, with what to type, where a job cannot start for want of a package. `own`: a workload of ours.
+
+    `locate` says where the file of a module is; it is for tests.
+    """
+    locate = locate or locate_module
+    folder = locate("torch")
+    if folder is None:
+        raise LaunchError(
+            f"{sys.executable} has no PyTorch, which every job needs. Install Slipway where PyTorch is, or type: "
+            f"{pip_install(f'torch>={least()}')}"
+        )
+    if (found := read_version(folder)) and found[1] < LEAST_TORCH:
+        raise LaunchError(
+            f"PyTorch {found[0]} (in {folder}) is too old: Slipway needs {least()} or newer. Type: "
+            f"{pip_install(f'torch>={least()}', '--upgrade')}"
+        )
+    if own and (lacking := [name for name in TRAIN if locate(name) is None]):
+        raise missing(f"slipway {workload}", lacking)
+
+
+def missing(command: str, modules: Sequence[str]) -> LaunchError:
+    """The error for a command that needs modules of the extra `train`."""
+    return LaunchError(
+        f"{command} needs {', '.join(modules)}, which {sys.executable} does not have: this Slipway was installed without "
+        f"its extra `train`. Type: {pip_install('slipway[train]')}"
+    )
+
+
+def locate_module(name: str) -> Path | None:
+    """The folder of an installed module, found without importing it."""
+    found = find_spec(name)
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def read_version(torch: Path) -> tuple[str, tuple[int, int]] | None:
+    """PyTorch's version as it is written and as numbers; None where its folder does not say."""
+    try:
+        found = VERSION.search((torch / "version.py").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return (found[1], (int(found[2]), int(found[3]))) if found else None
+
+
+def least() -> str:
+    """The oldest PyTorch that will do, as people write it."""
+    return ".".join(map(str, LEAST_TORCH))
+
+
+def pip_install(what: str, *options: str) -> str:
+    """The command that installs something for this very Python."""
+    return " ".join([sys.executable, "-m pip install", *options, f"'{what}'"])
