@@ -94,7 +94,9 @@ def test_a_pipe_in_place_of_a_launchers_file_is_nobody(tmp_path: Path) -> None:
     assert not is_alive(tmp_path / "launcher.json", lambda _: False, patience=1.0)
 
 
-def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(slipway: Slipway, tmp_path: Path) -> None:
+def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(
+    slipway: Slipway, tmp_path: Path
+) -> None:
     run, odd = tmp_path / "runs/gpt-1", tmp_path / "runs/gpt-2"
     for folder in (run / "node-0/logs", run / "node-²/logs", run / "snapshots/step-²", odd):
         folder.mkdir(parents=True)
