@@ -213,6 +213,23 @@ def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
     assert crew[1].go.address == LOOPBACK
 
 
+def test_a_name_that_leads_elsewhere_at_first_is_resolved_again(
+    launcher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a record that is out of date is in somebody's cache."""
+    answers, real = iter(("127.0.0.2", "127.0.0.2")), socket.getaddrinfo
+
+    def resolve(name: str, *words: Any, **more: Any) -> list[Any]:
+        return real(next(answers, LOOPBACK) if name == "job.test" else name, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
+    play(*crew)
+    assert [one.code for one in crew] == [0, 0], crew[1].log
+    assert crew[1].go
+    assert crew[1].go.address == LOOPBACK
+
+
 def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
     lost = launcher(0, 2, address="127.0.0.2", timeout=3.5)  # it listens on 127.0.0.1
     play(lost)

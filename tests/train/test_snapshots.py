@@ -259,6 +259,77 @@ def test_a_damaged_snapshot_that_was_named_is_an_error(
     assert "model.safetensors has 0 bytes" in second.outcomes[0]["message"]
 
 
+SMALL = (
+    "gpt",
+    "--layers",
+    1,
+    "--heads",
+    1,
+    "--context",
+    8,
+    "--eval-samples",
+    4,
+    "--sample-tokens",
+    0,
+    "--batch-size",
+    2,
+)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "word", "says"),
+    [
+        (("linear", "--seed", 5), ("linear",), "finished", "going on from .*mine/snapshots/step-00000004"),
+        (("linear",), SMALL, "configuration", "The snapshot to resume from is of the workload linear, and this is gpt"),
+        (
+            (*SMALL, "--embed", 8),
+            (*SMALL, "--embed", 16),
+            "configuration",
+            "step 4 holds another model: embed 8, not 16",
+        ),
+    ],
+)
+def test_a_snapshot_of_another_run_among_our_own_counts_like_them_and_one_of_another_model_is_refused(
+    train: Callable[..., Run],
+    capsys: pytest.CaptureFixture[str],
+    theirs: tuple[object, ...],
+    mine: tuple[object, ...],
+    word: str,
+    says: str,
+) -> None:
+    other = train(*theirs, "--steps", 4, folder="theirs")
+    ours = train(*mine, "--steps", 2, folder="mine")
+    kept = ours.tensors()
+    shutil.copytree(other.folder / "snapshots/step-00000004", ours.folder / "snapshots/step-00000004")
+    again = train(*mine, "--steps", 6, folder="mine", resume="auto")
+    printed = capsys.readouterr()
+    assert again.outcomes[0]["outcome"] == word
+    assert re.search(says, printed.out + json.dumps(again.outcomes)), printed
+    if word == "configuration":  # and nothing of ours is deleted or written over
+        shutil.rmtree(ours.folder / "snapshots/step-00000004")
+        assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in kept.items())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_two_runs_in_one_snapshot_are_damage(tmp_path: Path, name: str) -> None:
+    """Of the same step and size, so that only the checksums tell."""
+    for run in ("mine", "theirs"):
+        tensors = {
+            "model": {"w": torch.randn(8)},
+            "optimizer": {"w": torch.randn(8)},
+            "ranks": {"0.cpu": torch.randn(8)},
+        }
+        state = {"position": 7, "run": run.zfill(6)}
+        for step in (1, 2):
+            save_snapshot(tmp_path / run, Snapshot(step, state, tensors), keep=2)
+    shutil.copy(tmp_path / "theirs/step-00000002" / name, tmp_path / "mine/step-00000002" / name)
+    warnings: list[str] = []
+    found = load_newest(tmp_path / "mine", warnings.append)
+    assert found is not None
+    assert found[1].step == 1
+    assert "skipping the damaged snapshot step-00000002" in warnings[0]
+
+
 def test_another_runs_snapshots_behind_a_link_are_not_touched(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_snapshot(tmp_path / "theirs", make_snapshot(step), keep=3)

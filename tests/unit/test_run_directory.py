@@ -7,7 +7,9 @@ import pytest
 from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_host, make_sources
 
+from slipway.launch.node import name_odd_runs
 from slipway.launch.resolve.catalog import find_workload
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, make_plan
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import resolve_topology
@@ -272,6 +274,27 @@ def test_the_attempt_only_grows() -> None:
         "processes_per_node": 8, "job": None,
         "start": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resume", "where", "said"),
+    [
+        ("auto", {}, "slipway: runs/linear-b/run.json is passed over: is no JSON object"),
+        ("auto", {"run_dir": "runs/linear-a"}, ""),
+        ("auto", {"environ": BARE_SRUN}, ""),
+        ("none", {}, ""),
+    ],
+)
+def test_runs_that_cannot_be_read_are_named_where_the_newest_is_looked_for(
+    resume: str, where: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record("linear-a")
+    (record("linear-b") / "run.json").write_text("{")
+    plan, sources = ask(resume=resume, **where)
+    name_odd_runs(Job(plan, sources, make_devices(), {}, None, make_host()))
+    told = capfd.readouterr().err
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
 
 
 @pytest.mark.parametrize("attempt", [2**53, -1, 1e300, "7", None])

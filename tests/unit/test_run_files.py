@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
+from slipway.launch.run_directory.odd_files import odd_files, odd_records
 from slipway.launch.run_directory.run import refuse_links
 from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.verdict import Outcome, judge
@@ -24,6 +26,7 @@ from slipway.protocol.files import (
     open_run_file,
     read_json,
     touch_run_file,
+    why_unreadable,
     write_json,
 )
 from slipway.protocol.printable import printable
@@ -50,6 +53,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[Path], None
     with pytest.raises(OSError, match=r"run\.json"):
         open_run_file(tmp_path / "run.json")
     assert read_json(tmp_path / "run.json") == {}
+    assert re.search("is not a regular file|is a link", why_unreadable(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[Path], None
 def test_json_that_makes_no_sense_is_passed_over(tmp_path: Path, text: str, value: dict[str, Any]) -> None:
     (tmp_path / "run.json").write_text(text)
     assert read_json(tmp_path / "run.json") == value
+    assert bool(why_unreadable(tmp_path / "run.json")) == (not value)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,9 @@ def test_a_pipe_in_place_of_a_launchers_file_is_nobody(tmp_path: Path) -> None:
     assert not is_alive(tmp_path / "launcher.json", lambda _: False, patience=1.0)
 
 
-def test_commands_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(slipway: Slipway, tmp_path: Path) -> None:
+def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(
+    slipway: Slipway, tmp_path: Path
+) -> None:
     run, odd = tmp_path / "runs/gpt-1", tmp_path / "runs/gpt-2"
     for folder in (run / "node-0/logs", run / "node-²/logs", run / "snapshots/step-²", odd):
         folder.mkdir(parents=True)
@@ -102,13 +109,34 @@ def test_commands_pass_over_odd_files_and_print_nothing_that_a_terminal_obeys(sl
     (run / "node-0/logs/rank-0.log").write_text("2026-01-01T00:00:00.000Z hello\n")
     os.mkfifo(run / "node-0/logs/rank-1.log")
     os.mkfifo(odd / "run.json")
+    (run / "node-0/ranks.json").write_text("[" * 100_000)
     told = slipway("status", "--runs", str(tmp_path / "runs"))
     assert told.code == 0, told.err
+    for passed in (
+        f"{odd}/run.json is passed over: is not a regular file",
+        f"{run}/node-0/logs/rank-1.log is passed over: is not a regular file",
+        f"{run}/node-0/ranks.json is passed over: is no JSON object",
+    ):
+        assert f"slipway: {passed}" in told.err
     assert "\x1b" not in told.out + told.err
     assert "\ufffd]0;gone\ufffd ValueError" in told.out
     shown = slipway("logs", "--runs", str(tmp_path / "runs"), "gpt-1")
     assert shown.code == 0, shown.err
     assert "hello" in shown.out
+    assert "rank-1.log is passed over" in shown.err
+    assert f"{odd}" not in shown.err  # the run was named
+
+
+def test_only_so_many_odd_files_are_named(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"gpt-{number}").mkdir()
+        (tmp_path / f"gpt-{number}/run.json").write_text("" if number else "{}")
+    assert [line.split()[0] for line in odd_records(tmp_path)] == [
+        *(f"{tmp_path}/gpt-{number}/run.json" for number in range(1, 6)),
+        "and",
+    ]
+    assert odd_records(tmp_path)[-1] == "and 2 more are passed over"
+    assert odd_files(tmp_path / "gpt-0") == []
 
 
 @pytest.mark.parametrize("make", [make_pipe, link_to_zeros, link_to_another])

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from slipway.cli.arguments import read_sources
 from slipway.launch.attempt.stops import TICK, ask_to_stop
 from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
+from slipway.launch.run_directory.odd_files import odd_files, odd_records
 from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of
 from slipway.protocol.files import RUN_FILE
@@ -41,8 +43,19 @@ def chosen_runs_folder(runs: str | None) -> Path:
 
 
 def named_run(run: str, runs: str | None) -> Path:
-    """The run that is meant, by a path or by its name in the folder of runs. Raises LaunchError where there is none."""
-    return find_run(run, chosen_runs_folder(runs))
+    """The run that is meant, by a path or by its name in the folder of runs, the newest where it is empty. Raises LaunchError
+    where there is none.
+    """
+    folder = chosen_runs_folder(runs)
+    if not run:
+        tell(odd_records(folder))
+    return find_run(run, folder)
+
+
+def tell(lines: Iterable[str]) -> None:
+    """Say on stderr what is no answer to what was asked."""
+    for line in lines:
+        click.echo(f"slipway: {printable(line)}", err=True)
 
 
 def named_folder(run: str, runs: str | None) -> Path:
@@ -69,6 +82,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 def status(run: str, runs: str | None, as_json: bool) -> None:
     """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
     found = read_status(named_run(run, runs))
+    tell(odd_files(found.path))
     click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(map(printable, status_lines(found))))
 
 

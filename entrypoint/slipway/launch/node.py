@@ -3,12 +3,15 @@
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.worker_output import say
 from slipway.launch.books import earlier_ledger
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import highest_step
+from slipway.launch.run_directory.odd_files import odd_records
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.attempts import Try
@@ -39,6 +42,7 @@ def enter_alone(job: Job, stops: Stops) -> Node:
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
     require_writable(job.host, results_folder(job.sources))
+    name_odd_runs(job)
     try:
         run = choose_run(job.plan, job.sources, time.time())
         return Node(run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, job.plan.topology.node_rank))
@@ -53,6 +57,7 @@ def enter(job: Job) -> Node:
     try:
         require_writable(job.host, results_folder(job.sources))
         if job.plan.topology.node_rank == 0:
+            name_odd_runs(job)
             run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
             return dataclasses.replace(
                 node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0)
@@ -62,3 +67,11 @@ def enter(job: Job) -> Node:
     except LaunchError as error:
         return dataclasses.replace(node, problem=str(error))
     return node
+
+
+def name_odd_runs(job: Job) -> None:
+    """Where `--resume auto` looks for the newest run, name those that it passes over: somebody may mean one of them."""
+    named = job.sources.value("SLIPWAY_RUN_DIR") or job.plan.topology.job
+    if job.sources.value("SLIPWAY_RESUME") == "auto" and not named:
+        for line in odd_records(Path(job.sources.value("SLIPWAY_RUNS"))):
+            say(line)

@@ -191,12 +191,31 @@ def read_run_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run; an empty one where there is none that can be read. Numbers in it are finite."""
     try:
-        with open_run_file(path) as file:
-            text = file.read(LARGEST + 1)
-        value = parse_json(text) if len(text) <= LARGEST else None
+        return _read_object(path)
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+
+
+def why_unreadable(path: Path) -> str:
+    """Why `read_json` passes over a file that is there; empty where it does not."""
+    try:
+        _read_object(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return LINK if error.errno == errno.ELOOP else error.strerror or str(error)
+    except (ValueError, RecursionError):
+        return f"is no JSON object of at most {LARGEST >> 20} MiB"
+    return ""
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with open_run_file(path) as file:
+        text = file.read(LARGEST + 1)
+    value = parse_json(text) if len(text) <= LARGEST else None
+    if not isinstance(value, dict):
+        raise ValueError("no object, or too large a one")
+    return value
 
 
 def parse_json(text: bytes) -> Any:
