@@ -25,9 +25,8 @@ from slipway.warm_workers import Worker, no_collection
 
 NICE = 10  # of the thread that imports, and where the kernel weighs sessions, of this one
 Work = Callable[[], int]
-Begin = Callable[
-    [list[str]], Work
-]  # from an agent's words to what is to be done, in the agent or in a worker forked from it
+# From an agent's words to what is to be done, in that agent or in a worker forked from it.
+Begin = Callable[[Sequence[str]], Work]
 
 
 def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Begin) -> Work | None:
@@ -75,12 +74,13 @@ class Parked:
 
     def _listen(self) -> tuple[dict[str, Any], list[int]]:
         """The next request, with its files."""
-        text, files, *_ = socket.recv_fds(self._link, 1, FILES)
-        while not text.endswith(b"\n"):
-            chunk = self._link.recv(65_536)
-            if not chunk:
-                os._exit(0)  # the launcher is gone, or wants us no more
-            text += chunk
+        text, files = bytearray(), list[int]()
+        with suppress(ConnectionError):
+            text[:], files, *_ = socket.recv_fds(self._link, 1, FILES)
+            while not text.endswith(b"\n") and (chunk := self._link.recv(65_536)):
+                text += chunk
+        if not text.endswith(b"\n"):
+            os._exit(0)  # the launcher is gone, or wants us no more
         request: dict[str, Any] = json.loads(text)
         return request, files
 
