@@ -34,12 +34,8 @@ def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Beg
 
     `workers` are those that this process has begun.
     """
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return None
     if os.fork():
-        os._exit(0)  # its parent is a subreaper from here on, this attempt's reaper and then the launcher
+        return None  # when this process ends it becomes its reaper's child, and then the launcher's
     for worker in workers:  # they are another's children
         assert worker.stdin
         worker.stdin.close()
@@ -88,7 +84,7 @@ class Parked:
         """Fork an agent, the launcher's own child."""
         if self._loading:
             self._loading.join()
-        end_with(self._launcher, signal.SIGKILL)  # it was the first attempt's reaper's child
+        end_with(self._launcher, signal.SIGKILL)  # whose child it is by now
         between = os.fork()
         if between:
             os.waitpid(between, 0)
