@@ -83,6 +83,8 @@ class Parked:
     def _answer(self, request: dict[str, Any], files: list[int]) -> Work | None:
         """Fork an agent, the launcher's own child."""
         if self._loading:
+            if self._loading.is_alive():
+                weigh_session(0)  # who was not to be disturbed is gone
             self._loading.join()
         end_with(self._launcher, signal.SIGKILL)  # whose child it is by now
         between = os.fork()
@@ -109,16 +111,20 @@ class Parked:
 
 def load(module: str) -> None:
     """Import what the next attempt needs, without getting into the way of this one; Linux has a priority per thread."""
-    with suppress(OSError):  # where the kernel weighs sessions against each other (sched(7), autogroup)
-        Path("/proc/self/autogroup").write_text(f"{NICE}")
+    weigh_session(NICE)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     with no_collection():
         for name in ("torch._dynamo", *([module] if module else [])):
             with suppress(Exception):  # whoever needs it meets the error himself
                 import_module(name)
+    weigh_session(0)
+
+
+def weigh_session(nice: int) -> None:
+    """The same for this session, where the kernel weighs sessions against each other (sched(7), autogroup)."""
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text("0")
+        Path("/proc/self/autogroup").write_text(f"{nice}")
 
 
 def take_numbers(wanted: dict[int, int]) -> None:
