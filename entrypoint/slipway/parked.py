@@ -25,9 +25,8 @@ from slipway.warm_workers import Worker, no_collection
 
 NICE = 10  # of the thread that imports, and where the kernel weighs sessions, of this one
 Work = Callable[[], int]
-Begin = Callable[
-    [list[str]], Work
-]  # from an agent's words to what is to be done, in the agent or in a worker forked from it
+# From an agent's words to what is to be done, in that agent or in a worker forked from it.
+Begin = Callable[[Sequence[str]], Work]
 
 
 def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Begin) -> Work | None:
@@ -35,12 +34,8 @@ def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Beg
 
     `workers` are those that this process has begun.
     """
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return None
     if os.fork():
-        os._exit(0)  # its parent is a subreaper from here on, this attempt's reaper and then the launcher
+        return None  # when this process ends it becomes its reaper's child, and then the launcher's
     for worker in workers:  # they are another's children
         assert worker.stdin
         worker.stdin.close()
@@ -75,20 +70,23 @@ class Parked:
 
     def _listen(self) -> tuple[dict[str, Any], list[int]]:
         """The next request, with its files."""
-        text, files, *_ = socket.recv_fds(self._link, 1, FILES)
-        while not text.endswith(b"\n"):
-            chunk = self._link.recv(65_536)
-            if not chunk:
-                os._exit(0)  # the launcher is gone, or wants us no more
-            text += chunk
+        text, files = bytearray(), list[int]()
+        with suppress(ConnectionError):
+            text[:], files, *_ = socket.recv_fds(self._link, 1, FILES)
+            while not text.endswith(b"\n") and (chunk := self._link.recv(65_536)):
+                text += chunk
+        if not text.endswith(b"\n"):
+            os._exit(0)  # the launcher is gone, or wants us no more
         request: dict[str, Any] = json.loads(text)
         return request, files
 
     def _answer(self, request: dict[str, Any], files: list[int]) -> Work | None:
         """Fork an agent, the launcher's own child."""
         if self._loading:
+            if self._loading.is_alive():
+                weigh_session(0)  # who was not to be disturbed is gone
             self._loading.join()
-        end_with(self._launcher, signal.SIGKILL)  # it was the first attempt's reaper's child
+        end_with(self._launcher, signal.SIGKILL)  # whose child it is by now
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -113,16 +111,20 @@ class Parked:
 
 def load(module: str) -> None:
     """Import what the next attempt needs, without getting into the way of this one; Linux has a priority per thread."""
-    with suppress(OSError):  # where the kernel weighs sessions against each other (sched(7), autogroup)
-        Path("/proc/self/autogroup").write_text(f"{NICE}")
+    weigh_session(NICE)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     with no_collection():
         for name in ("torch._dynamo", *([module] if module else [])):
             with suppress(Exception):  # whoever needs it meets the error himself
                 import_module(name)
+    weigh_session(0)
+
+
+def weigh_session(nice: int) -> None:
+    """The same for this session, where the kernel weighs sessions against each other (sched(7), autogroup)."""
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text("0")
+        Path("/proc/self/autogroup").write_text(f"{nice}")
 
 
 def take_numbers(wanted: dict[int, int]) -> None:

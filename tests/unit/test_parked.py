@@ -1,0 +1,76 @@
+"""The parked process and the launcher's side of it together, with an agent that only tells what it was given."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+# The agent is forked off here as a launcher starts one, and leaves the process behind.
+LAUNCHER = """
+import json, os, signal, sys, time
+from slipway.launch.attempt.spare import Spare
+from slipway.launch.process_tree import adopt_orphans, descendants, lives, send_signal
+from slipway.parked import leave_behind
+
+def begin(words):
+    seen = {"words": words, "A": os.environ.get("SLIPWAY_A"), "B": os.environ.get("B"), "parent": os.getppid() == launcher}
+    seen |= {"leads": os.getsid(0) == os.getpid(), "files": sorted(map(int, os.listdir("/proc/self/fd")))}
+    seen["line"] = open("/proc/self/cmdline").read().split("\\0")[4:6]
+    def work():
+        print(json.dumps(seen), flush=True)
+        return 7
+    return work
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+launcher, out = os.getpid(), os.dup(1)
+adopt_orphans()
+os.environ["B"] = "of the first attempt"
+with Spare(wanted=True) as spare:
+    with spare.offer({}) as theirs:
+        agent = os.fork()
+        if not agent:
+            work = leave_behind(theirs.fileno(), launcher, [], begin)
+            os._exit(work() if work else 0)
+    os.waitpid(agent, 0)
+    while spare.pid is None:
+        spare.look()
+    for attempt in ("2", "3"):
+        with open(os.devnull) as nothing:
+            files = {0: nothing.fileno(), 1: out, 2: out, 40: out}
+            forked = spare.fork(("python", "-m", "slipway.agent", attempt), {"SLIPWAY_A": attempt}, files)
+        say(code=forked.wait(10), below=len(descendants(launcher)))
+    if "kill" in sys.argv:
+        send_signal([spare.pid], signal.SIGKILL)
+        while spare.pid is not None:
+            spare.look()
+        say(forked=spare.fork(("python",), {}, {}) is not None)
+say(below=sum(map(lives, descendants(launcher))))
+"""
+
+
+def run(*words: str) -> list[dict[str, Any]]:
+    """What launcher and agents tell."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, *words, "x" * 200], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_agents_are_the_launchers_own_children_with_its_words_variables_and_files() -> None:
+    told = run()
+    for attempt, agent, after in (("2", told[0], told[1]), ("3", told[2], told[3])):
+        assert agent["words"] == [attempt]
+        assert (agent["A"], agent["B"]) == (attempt, None), "nothing of the first attempt's variables"
+        assert agent["parent"]
+        assert agent["leads"], "a session"
+        assert set(agent["files"]) - {0, 1, 2, 40} <= {3}, "the listing's own"
+        assert agent["line"][:1] == ["slipway.agent"]
+        assert after == {"code": 7, "below": 1}, "the parked one stays"
+    assert told[-1] == {"below": 0}
+
+
+def test_one_that_was_killed_is_noticed() -> None:
+    assert run("kill")[-2:] == [{"forked": False}, {"below": 0}]
