@@ -24,6 +24,7 @@ TESTS = {
     "topology": ("contradictions", "topology", "placement"),
     "plan": ("plan", "spawned_plan", "plan_command"),
     "attempts": ("attempts",),
+    "ledger": ("ledger",),
     "verdict": ("verdict",),
     "ending": ("ending",),
     "compare": ("muster_compare", "muster_roster"),

@@ -81,6 +81,7 @@ NEWER = {"before": 20, "after": 30}
         (tried(gained=5.0), False),
         (tried(gained=59.9), False),
         (tried(gained=60.0), True),
+        (tried(gained=3_600.0), True),
         (tried(evidence=KILL), False),
         (tried(evidence=KILL, **NEWER), True),
         (tried(evidence=KILL, gained=4.9), False),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from environments import PER_PROCESS
 from stand_ins import plan_for, write_files
 
 from slipway.launch import books as module
@@ -104,19 +105,21 @@ def test_it_is_written_every_few_seconds_while_an_attempt_runs(clock: Clock, run
     assert books.ledger.wall == 2, "what goes on is not booked yet"
 
 
-@pytest.mark.parametrize(("environ", "attempt"), [({"SLURM_LOCALID": "1"}, 1), ({}, 2)])
+@pytest.mark.parametrize(
+    ("environ", "attempt", "writes"),
+    [({}, 1, True), ({}, 2, False), (PER_PROCESS, 1, False), (PER_PROCESS | {"RANK": "2", "LOCAL_RANK": "0"}, 1, True)],
+)
 def test_only_who_speaks_for_a_node_writes_and_not_once_another_went_on_with_the_run(
-    clock: Clock, run: Run, environ: dict[str, str], attempt: int
+    clock: Clock, run: Run, environ: dict[str, str], attempt: int, writes: bool
 ) -> None:
-    from environments import PER_PROCESS
-
     write_files(run.path, {"run.json": json.dumps({"attempt": attempt})})
-    plan = plan_for(("linear",), PER_PROCESS | environ) if environ else plan_for()
+    plan = plan_for(("linear",), environ)
+    run.node(plan.topology.node_rank).mkdir(exist_ok=True)
     books = Books(NOTHING, plan)
     books.meet(run, books.ledger, again=False)
     train(clock, books, 20, 0, 40)
     books.end_attempt(GOOD)
-    assert last_ledger(run.path, plan.topology.node_rank) is None
+    assert (last_ledger(run.path, plan.topology.node_rank) is not None) is writes
 
 
 def test_a_newcomer_goes_on_with_the_ledger_of_those_who_stayed(clock: Clock, run: Run) -> None:

@@ -8,6 +8,7 @@ import pytest
 from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.run_directory.heartbeats import Beat, highest_step
 from slipway.protocol.files import STEPS
+from slipway.protocol.phases import Phase
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,20 @@ def test_a_script_ran_until_it_stood_still_or_its_end_was_noticed() -> None:
     milestones.look(760.0, started=True, ending=True)  # the time-out of its process group
     milestones.look(765.0, started=True, ending=True)
     assert (milestones.ran, milestones.noticed, milestones.started) == (68.0, 760.0, 102.0)
+
+
+def test_the_first_rank_of_a_node_speaks_for_all_of_a_workload_of_ours() -> None:
+    milestones = Milestones(100.0, 7)
+    assert milestones.seen(101.0, own=True).spoke is None
+    beats = {
+        rank: Beat(rank, Phase.TRAIN, 9, monotonic=float(rank), first=5, spent={Phase.TRAIN: 3.0}) for rank in (9, 8)
+    }
+    milestones.take(beats, 110.0)
+    milestones.take({}, 111.0)  # its file is just being replaced
+    seen = milestones.seen(120.0, own=True)
+    assert (seen.begun, seen.ended, seen.spoke, seen.spent) == (100.0, 120.0, 8.0, {Phase.TRAIN: 3.0})
+    assert (seen.first, seen.reached, seen.before) == (5, 9, 7)
+    assert milestones.seen(120.0, own=False).spoke is None
 
 
 @pytest.mark.parametrize(
