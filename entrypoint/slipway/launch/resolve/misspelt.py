@@ -15,8 +15,8 @@ PREFIX = "SLIPWAY_"
 WITHIN = frozenset(
     f"{PREFIX}{name}"
     for name in (
-        "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "NODE_DIR", "PIPES", "PREVIOUS_OUTCOME",
-        "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
+        "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "MEMORY", "NODE_DIR", "PIPES",
+        "PREVIOUS_OUTCOME", "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
     )
 )  # fmt: skip
 TESTS = f"{PREFIX}TEST_"
