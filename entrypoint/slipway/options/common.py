@@ -23,7 +23,9 @@ class AutoOrCount(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
         """The value, or click's error."""
-        return "auto" if value == "auto" else COUNT_OR_ZERO.convert(value, param, ctx)
+        if value != "auto" and not str(value).isdigit():
+            self.fail(f"{value!r} is neither auto nor a number from 0 on.", param, ctx)
+        return "auto" if value == "auto" else int(value)
 
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
