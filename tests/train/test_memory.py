@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -341,7 +342,7 @@ def test_with_both_nodes_lost_the_disk_is_what_is_left(start: Start, files: Call
     memory = tuple(" ".join(paths(files())) for _ in nodes)
     one, _ = start("linear", *options, folders=nodes, memory=memory, resume="auto").end()
     assert one.exit_code == 0, one.output
-    assert "snapshots/step-00000008\n" in one.output
+    assert re.search(r"snapshots/step-0000000[48]\n", one.output)  # which of them was there is a matter of time
 
 
 def test_damage_in_all_buffers_is_named_and_the_disk_taken(start: Start, files: Callable[[], list[int]]) -> None:
@@ -354,7 +355,7 @@ def test_damage_in_all_buffers_is_named_and_the_disk_taken(start: Start, files: 
     [run] = start("linear", *options, memory=memory, resume="auto").end()
     assert run.exit_code == 0, run.output
     assert run.output.count("skipping the damaged snapshot in memory of step ") in (1, 2)  # killed in mid-copy, perhaps
-    assert "snapshots/step-00000008\n" in run.output
+    assert re.search(r"snapshots/step-0000000[48]\n", run.output)
 
 
 def test_too_much_that_is_not_finite_goes_back_to_the_disk(start: Start, files: Callable[[], list[int]]) -> None:

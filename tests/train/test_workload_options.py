@@ -34,6 +34,8 @@ pytestmark = pytest.mark.core
         ("gpt", ["--preset=gpt2", "--no-compile"], {"compile": False}),
         ("gpt", ["--batch-size", "12", "--accumulate", "3"], {"batch_size": 12, "accumulate": 3}),
         ("gpt", ["--sample-prompt", "a_b-c"], {"sample_prompt": "a_b-c"}),
+        ("linear", ["--memory-every", "7"], {"memory_every": 7}),
+        ("linear", ["--memory-every", "auto"], {"memory_every": "auto"}),
     ],
 )
 def test_arguments_become_options(workload: str, args: list[str], expected: dict[str, object]) -> None:
@@ -55,6 +57,8 @@ def test_arguments_become_options(workload: str, args: list[str], expected: dict
         ("linear", ["--steps", "3", "--epochs", "3"], "--steps and --epochs exclude each other"),
         ("linear", ["--batch-size", "32", "--accumulate", "5"], "--accumulate 5 does not divide --batch-size 32"),
         ("linear", ["extra"], "unexpected extra argument"),
+        ("linear", ["--memory-every", "often"], "'often' is neither auto nor a number from 0 on"),
+        ("linear", ["--memory-every", "-1"], "neither auto nor a number from 0 on"),
         ("linear", ["--schedule", "sine"], "'cosine', 'linear', 'constant'"),
         ("linear", ["--batch-size", "8", "--batch-size-per-process", "4"], "exclude each other"),
         ("gpt", ["--heads", "3"], "--heads 3 does not divide --embed 128"),

@@ -1,0 +1,98 @@
+"""What a launcher holds for its workers, and reads of it: headers, and when there is any at all."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from environments import PER_PROCESS
+from test_single_node import make_job, tried
+
+from slipway.launch.attempt.memory import Memory
+from slipway.launch.job import announce
+from slipway.launch.node import Node
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.verdict import judge
+from slipway.protocol.memory import PAGE, VARIABLE, Header, newest_in, read_header, write_header
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    held = Memory(make_job())
+    yield held
+    held.close()
+
+
+def fill(memory: Memory, number: int, header: Header) -> str:
+    """Write a header as a worker does; the path of the buffer."""
+    path = memory.variables[VARIABLE].split()[number]
+    file = os.open(path, os.O_RDWR)
+    os.ftruncate(file, PAGE + header.data + header.described)
+    write_header(file, header)
+    os.close(file)
+    return path
+
+
+def test_the_newest_of_both_is_known_by_attempt_and_then_step(memory: Memory) -> None:
+    assert memory.step == -1
+    fill(memory, 0, Header(20, 1, 0, 64, 2, 2**64 - 1, 2**32 - 1))
+    assert memory.step == 20
+    path = fill(memory, 1, Header(13, 2, 0, 64, 2, 5, 6))
+    assert memory.step == 13
+    os.truncate(path, PAGE)
+    assert memory.step == 20, "one that is cut short does not count"
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 40, 63])
+def test_no_byte_of_a_header_changes_unnoticed(memory: Memory, at: int) -> None:
+    file = os.open(fill(memory, 0, Header(20, 1, 0, 64, 2, 5, 6)), os.O_RDWR)
+    os.pwrite(file, b"\xff", at)
+    with pytest.raises(ValueError, match="its header is damaged"):
+        read_header(file)
+    assert newest_in([file]) is None
+    write_header(file, None)
+    assert read_header(file) is None
+    os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "there"),
+    [
+        (["linear"], {}, True),
+        (["linear"], {"SLIPWAY_MAX_RESTARTS": "0"}, False),
+        (["linear"], PER_PROCESS, False),
+        (["allreduce"], {}, False),
+        (["train.py"], {"SLIPWAY_MAX_RESTARTS": "3"}, False),
+    ],
+)
+def test_there_is_some_for_workloads_of_ours_that_may_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environ: dict[str, str], there: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    held = Memory(make_job(*words, environ=environ))
+    assert bool(held.variables) is there
+    held.close()
+    assert held.variables == {}
+
+
+def test_a_sandbox_without_it_has_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert Memory(make_job()).variables == {}
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "says"), [(-1, "from the snapshot of step 9:"), (9, "of step 9:"), (12, "in memory of step 12:")]
+)
+def test_the_next_attempt_is_announced_with_the_later_of_memory_and_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], in_memory: int, says: str
+) -> None:
+    (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
+    announce(make_job(), Node(Run(tmp_path, "auto", 4), (tried(),)), Ending(judge([tried().outcome])), 4.0, in_memory)
+    said = capfd.readouterr().err
+    assert says in said
+    assert ("in memory" in said) is (in_memory == 12)
