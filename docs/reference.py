@@ -58,6 +58,8 @@ def settings() -> Iterator[str]:
         f"torch's libraries ({libraries}), which the workers get.",
         "They are plain `NAME=value`, without quotes, `$` or `export`; else they are an error (78), as is a name in",
         "`SLIPWAY_…` that is no setting. All other lines are yours: they may look as they like, and the workers do not get them.",
+        "Names that look like one of these, mistyped (`MASTER_ADRR`), are warned of, and in the environment unknown ones in",
+        "`SLIPWAY_…`.",
     ]
     yield from [
         "",

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each file with the tests that should notice, in the order in which they run. The first that fails ends the run.
 TESTS = {
     "settings": ("settings", "env_file"),
+    "misspelt": ("misspelt",),
     "schedulers": ("schedulers", "contradictions", "topology", "nodelist"),
     "topology": ("contradictions", "topology", "placement"),
     "plan": ("plan", "spawned_plan", "plan_command"),
