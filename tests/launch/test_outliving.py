@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -83,20 +82,6 @@ def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(node: No
     assert "gave up after 5 s; missing node rank 0" in jobs[1].text
     outcome = json.loads(next(tmp_path.glob("runs/*/outcome.json")).read_text())
     assert (outcome["code"], len(outcome["attempts"])) == (76, 2)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_whose_run_directory_is_deleted_goes_on_from_the_others_copy(
-    node: Node, tmp_path: Path, rank: int
-) -> None:
-    jobs = start(node, 2, 0, 1)
-    jobs[0].wait_for(UNDER_WAY)
-    [run] = (tmp_path / f"disk-{rank}").glob("linear-*")
-    run.rename(tmp_path / "gone")
-    shutil.rmtree(tmp_path / "gone", ignore_errors=True)
-    assert end_all(jobs) == [0, 0], jobs[0].text + jobs[1].text
-    assert "finished on 2 nodes after 2 attempts" in jobs[0].text
-    assert re.search(rf"going on from .*/disk-{1 - rank}/.*/step-00000[2-9]00", jobs[0].text), jobs[0].text
 
 
 def test_an_elastic_job_shrinks_by_a_stop_and_by_a_loss_and_takes_a_newcomer_in(node: Node) -> None:

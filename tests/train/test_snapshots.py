@@ -279,7 +279,8 @@ SMALL = (
 @pytest.mark.parametrize(
     ("theirs", "mine", "word", "says"),
     [
-        (("linear", "--seed", 5), ("linear",), "finished", "going on from .*mine/snapshots/step-00000004"),
+        (("linear",), ("linear",), "finished", "going on from .*mine/snapshots/step-00000004"),
+        (("linear", "--seed", 5), ("linear",), "finished", "note: so far .* from seed 5, now on .* from seed 0"),
         (("linear",), SMALL, "configuration", "The snapshot to resume from is of the workload linear, and this is gpt"),
         (
             (*SMALL, "--embed", 8),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.runs import RUNS, complete_run, named_run, tell
+from slipway.cli.runs import RUNS, complete_run, mention, named_run
 from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.settings import read_all_values
 from slipway.launch.run_directory.odd_files import odd_files
@@ -96,7 +96,7 @@ def logs(
             raise click.UsageError("--bundle packs everything: leave out what chooses among the lines.")
         _bundle(path, bundle)
         return
-    tell([*odd_files(path), *([elsewhere] if (elsewhere := tell_elsewhere(path)) else [])])
+    mention([*odd_files(path), *([elsewhere] if (elsewhere := tell_elsewhere(path)) else [])])
     texts, count = _texts(path, _wanted(filters), as_json, follow), 0
     try:
         for text in _last(texts, tail) if tail else texts:

@@ -48,11 +48,11 @@ def named_run(run: str, runs: str | None) -> Path:
     """
     folder = chosen_runs_folder(runs)
     if not run:
-        tell(odd_records(folder))
+        mention(odd_records(folder))
     return find_run(run, folder)
 
 
-def tell(lines: Iterable[str]) -> None:
+def mention(lines: Iterable[str]) -> None:
     """Say on stderr what is no answer to what was asked."""
     for line in lines:
         click.echo(f"slipway: {printable(line)}", err=True)
@@ -82,7 +82,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 def status(run: str, runs: str | None, as_json: bool) -> None:
     """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
     found = read_status(named_run(run, runs))
-    tell(odd_files(found.path))
+    mention(odd_files(found.path))
     click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(map(printable, status_lines(found))))
 
 
