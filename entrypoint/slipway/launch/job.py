@@ -1,6 +1,7 @@
 """One job from plan to exit code: attempts until one ends it, agreed on with the other nodes where there are any."""
 
 import dataclasses
+import math
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
@@ -18,7 +20,7 @@ from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.schedulers import SLURM
-from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.single_node import SingleNode
 from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, decide
@@ -63,17 +65,18 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         if agreed is None:
             return end_between(job, node, stopped_here(job, node, stops))
         ours, node = agreed
+        hangs = hang_report(ours, node.run)
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, previous)
+            tried = attempt(ours, node.run, stops, partial(look_elsewhere, lock, nodes), nodes.compare, hangs, previous)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
             tried = not_started(job, node.run, error)
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
-        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient, hangs)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         node = dataclasses.replace(node, tries=(*node.tries, tried))
         leaves = job.plan.topology.node_rank in ending.leaving
@@ -85,6 +88,12 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
+
+
+def hang_report(job: Job, run: Run) -> HangReport:
+    """What tells of a hang in the next attempt."""
+    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
+    return HangReport(run.node(job.plan.topology.node_rank), job.patience or math.inf, say, end=end)
 
 
 def was_stopped(stops: Stops) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
 from slipway.launch.attempt.worker_output import say, short_path
@@ -31,12 +32,13 @@ def attempt(
     stops: Stops,
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
+    report: HangReport,
     previous: Outcome | None = None,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told.
+    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand, which goes to the `report`;
+    `previous`: what ended the attempt before, which the workers are told.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -50,7 +52,6 @@ def attempt(
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
-    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
     # One launcher per process knows where its own rank stands, and not whom it waits for.
     watched = compare if job.sources.parsed("SLIPWAY_WATCH") and job.plan.topology.process is None else None
     under_way = Attempt(
@@ -62,7 +63,7 @@ def attempt(
         stops,
         job.after_failure,
         compare=watched,
-        end_hangs=end,
+        report=report,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous)}, lost)

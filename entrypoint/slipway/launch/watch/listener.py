@@ -10,13 +10,14 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from slipway.launch.watch.recorder import read_answer, read_numbers
 from slipway.watcher import ADDRESS
 
-LARGEST = 4 << 20  # bytes of an answer
+LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
 RECORDER, OLD_RECORDER, RECORDED = (
     "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -30,7 +31,7 @@ class Worker:
     def __init__(self, link: socket.socket) -> None:
         self.link, self.rest = link, b""
         self.pid, self.rank = 0, -1
-        self.numbers: object = None  # as told last
+        self.numbers: Mapping[str, Sequence[int]] | None = None  # as told last
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
         self.answered = 0.0  # when that came, monotonic seconds
 
@@ -45,10 +46,10 @@ class Worker:
                 raise ValueError("no answer")
             if self.rank < 0:
                 self.pid, self.rank = int(content["pid"]), int(content["rank"])
+            elif "threads" in content:
+                self.everything, self.answered = read_answer(content), time.monotonic()
             else:
-                self.numbers = content.get("groups")
-                if "threads" in content:
-                    self.everything, self.answered = content, time.monotonic()
+                self.numbers = read_numbers(content["records"])
 
 
 class Listener:
@@ -108,7 +109,7 @@ class Listener:
             worker.take(chunk)
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             chunk = b""
         if not chunk:
             self._drop(worker)
