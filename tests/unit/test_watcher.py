@@ -81,7 +81,7 @@ def test_the_program_and_what_it_starts_find_nothing_in_their_environment() -> N
 
 def test_modules_are_found_as_without_it(tmp_path: Path) -> None:
     """Whatever the program has a file of that name of: the watcher imports nothing that the program would find imported."""
-    names = ("json", "select", "socket", "threading", "typing", "contextlib", "signal", "_socket", "ctypes", "enum")
+    names = ("json", "select", "socket", "typing", "contextlib", "signal", "_socket", "ctypes", "enum")
     for name in names:
         (tmp_path / f"{name}.py").write_text("")
     program = (
