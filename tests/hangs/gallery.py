@@ -238,9 +238,7 @@ def endless_loop():
 def endless_in_c():
     train(2)
     if RANK == 1:
-        re.match(
-            r"(a+)+$", "a" * 60 + "b"
-        )  # here: it holds the interpreter, and no Python code of the process can answer
+        re.match(r"(a+)+$", "a" * 60 + "b")  # here: it holds the interpreter, which no thread gets then
     train(1)
 
 
