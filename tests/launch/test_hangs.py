@@ -1,5 +1,6 @@
 """Scripts of a user's own that hang, told by rank and line; and what only seems to hang."""
 
+import json
 import subprocess
 import sys
 import time
@@ -70,7 +71,9 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
 
 
 def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
+    # Its own way to end is no reason of its own: it was asked to.
+    handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('terminated'))"
+    (tmp_path / "stuck.py").write_text(handler + HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
     words = ("run", "--nproc-per-node", "1", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
     nodes = [node(rank, 2, *words) for rank in range(2)]
     assert [one.end() for one in nodes] == [76, 76]
@@ -78,6 +81,10 @@ def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> N
     assert f"slipway: {line}" in nodes[0].text
     assert f"slipway: {line}" not in nodes[1].text
     assert line in nodes[1].text  # in the verdict
+    for outcome in tmp_path.glob("**/outcome.json"):
+        stacks = json.loads(outcome.read_text())["first"]["stacks"]
+        assert stacks[0] == "  rank 1 (node 1) stands in stuck.py:7 <module>()"
+    assert not [*tmp_path.glob("**/hang.json")]
 
 
 SLOW = {

@@ -52,8 +52,11 @@ def attempt(
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
-    # One launcher per process knows where its own rank stands, and not whom it waits for.
-    watched = compare if job.sources.parsed("SLIPWAY_WATCH") and job.plan.topology.process is None else None
+    watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
+    if watched and job.plan.topology.process:  # it knows where its own rank stands, and not whom that waits for
+        watched = None
+        if not job.plan.workload.own and job.plan.topology.rank == 0:
+            say("with one launcher per process nobody tells of a script that hangs; one launcher per node does")
     under_way = Attempt(
         job.plan,
         run,
