@@ -87,16 +87,32 @@ def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> N
     assert not [*tmp_path.glob("**/hang.json")]
 
 
-SLOW = {
+SLOW = {  # --hang-seconds is a hundredth of its default here, and so is what takes long
+    "a silent save of five minutes": "time.sleep(3)",
+    "a slow first batch": "next(iter(torch.utils.data.DataLoader(Slow(), num_workers=1)))",
+    "evaluation": "until = time.time() + 9\n    while time.time() < until: torch.randn(64, 64) @ torch.randn(64, 64)",
+    "compile": "import subprocess, sys\n    subprocess.run([sys.executable, '-c', 'import time; u = time.time() + 9\\nwhile time.time() < u: pass'])",
     "a save": "f = open('model', 'wb')\n    for _ in range(60):\n        f.write(b'x'); f.flush(); time.sleep(0.4)",
     "lines": "for _ in range(12):\n        print('evaluating', flush=True); time.sleep(2)",
     "work": "until = time.time() + 9\n    while time.time() < until: pass",
 }
 
 
+SLOW_BATCH = """
+import time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        until = time.time() + 9
+        while time.time() < until: pass
+        return index
+"""
+
+
 @pytest.mark.parametrize("what", SLOW)
 def test_what_takes_its_time_on_one_rank_is_no_hang(slipway: Run, tmp_path: Path, what: str) -> None:
-    (tmp_path / "slow.py").write_text(HANGS_A_WHILE.replace("time.sleep(25)", SLOW[what]))
+    program = HANGS_A_WHILE.replace("get_rank() == 1", "get_rank() == 0").replace("time.sleep(25)", SLOW[what])
+    (tmp_path / "slow.py").write_text(SLOW_BATCH + program)
     job = slipway("run", *HANG, "--on-hang", "end", "slow.py")
     assert job.end() == 0, job.text
     assert "hang" not in job.text
