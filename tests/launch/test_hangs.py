@@ -1,6 +1,7 @@
 """Scripts of a user's own that hang, told by rank and line; and what only seems to hang."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +117,20 @@ def test_what_takes_its_time_on_one_rank_is_no_hang(slipway: Run, tmp_path: Path
     job = slipway("run", *HANG, "--on-hang", "end", "slow.py")
     assert job.end() == 0, job.text
     assert "hang" not in job.text
+
+
+def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "import time\ndef load():\n    time.sleep(60)\nprint('here', flush=True)\nload()"
+    )
+    job = start("run", "--nproc-per-node", "1", "--no-python", Path(sys.executable).resolve(), "elsewhere.py")
+    job.wait_for("here")
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "rank 0 (node 0) stands in elsewhere.py:3 load(), and has no watcher" in shown.stdout, shown.stderr
+    job.signal(signal.SIGINT)
+    assert job.end() == 79, job.text
 
 
 def test_nobody_is_watched_where_that_is_switched_off(start: Run, tmp_path: Path) -> None:
