@@ -82,12 +82,24 @@ def run_case(case: Case) -> Told:
             f"{folder}/run",
         )
         done = subprocess.run(
-            [python, "-P", "-m", "slipway", "run", *options, case.file, case.name],
+            [
+                "timeout",
+                "--kill-after",
+                "20",
+                str(PATIENCE),
+                python,
+                "-P",
+                "-m",
+                "slipway",
+                "run",
+                *options,
+                case.file,
+                case.name,
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
             cwd=folder,
         )
     text = next((line for line in done.stderr.splitlines() if line.startswith("slipway: hang: ")), "")
