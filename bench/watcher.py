@@ -90,14 +90,14 @@ def collective_us(*, watched: bool) -> float:
     return float(run(COLLECTIVES, watched=watched).text.split()[-1])
 
 
-def compare(measure: Callable[..., float], pairs: int) -> tuple[float, float, float, float]:
+def compare(measure: Callable[..., float], pairs: int) -> tuple[float, list[float]]:
     """The median without a watcher, and the quartiles of what it adds."""
     without, added = [], []
     for pair in range(pairs):
         taken = {watched: measure(watched=watched) for watched in ((True, False) if pair % 2 else (False, True))}
         without.append(taken[False])
         added.append(taken[True] - taken[False])
-    return statistics.median(without), *statistics.quantiles(added, n=4)
+    return statistics.median(without), statistics.quantiles(added, n=4)
 
 
 ROWS = (
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=15)
     pairs, bad = parser.parse_args().pairs, False
     for name, measure, unit, many in ROWS:
-        without, low, middle, high = compare(measure, many * pairs)
+        without, (low, middle, high) = compare(measure, many * pairs)
         figures = f"{without:6.1f} {unit} without, {middle:+.2f} with [{low:+.2f}, {high:+.2f}]"
         print(f"{name:11} {figures}, {many * pairs} pairs", flush=True)
         bad |= middle > MOST
