@@ -29,7 +29,8 @@ class Worker:
     """A connection to a watcher. What it says is taken as somebody's program says it: bounded, and read as data."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.link, self.rest = link, b""
+        self.link = link
+        self._begun = bytearray()  # of a line, which may be a megabyte
         self.pid, self.rank = 0, -1
         self.numbers: Mapping[str, Sequence[int]] | None = None  # as told last
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
@@ -37,19 +38,21 @@ class Worker:
 
     def take(self, chunk: bytes) -> None:
         """Take bytes that came. ValueError where they are none of a watcher's."""
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        if len(self.rest) > LARGEST:
+        first, *more = chunk.split(b"\n")
+        self._begun += first
+        if len(self._begun) > LARGEST:
             raise ValueError("too long for an answer")
-        for line in lines:
+        for start in more:
+            line, self._begun = self._begun, bytearray(start)
             content = json.loads(line)
             if not isinstance(content, dict):
                 raise ValueError("no answer")
             if self.rank < 0:
                 self.pid, self.rank = int(content["pid"]), int(content["rank"])
-            elif "threads" in content:
+                continue
+            self.numbers = read_numbers(content["records"])
+            if "threads" in content:
                 self.everything, self.answered = read_answer(content), time.monotonic()
-            else:
-                self.numbers = read_numbers(content["records"])
 
 
 class Listener:

@@ -16,7 +16,7 @@ COALESCED = "coalesced"  # the entry that ends a number of collectives begun as 
 
 
 def read_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Of each process group how many collectives were begun and done. ValueError and its kin where that makes no sense."""
+    """Of each process group how many collectives were begun and done. TypeError and its kin where that makes no sense."""
     groups = {}
     for place, record in enumerate(records):
         for group, status in record.get("pg_status", {}).items():
