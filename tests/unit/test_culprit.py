@@ -131,6 +131,17 @@ def test_what_is_not_recorded_shows_in_the_stacks() -> None:
     assert hang.text == "rank 1 (node 0) has not come to recv(), in which rank 0 waits; it stands in user.py:6 load()"
 
 
+@pytest.mark.parametrize("package", ["lightning_fabric", "lightning/fabric"])
+def test_so_does_the_barrier_of_lightning_which_calls_torchs_itself(package: str) -> None:
+    file = f"/venv/lib/python3.13/site-packages/{package}/utilities/distributed.py"
+    inside = Standing(0, 0, frames=(Frame(file, 418, "__call__"), Frame("/home/me/user.py", 3, "get")))
+    assert text(inside, works(1)).startswith(
+        "rank 1 (node 0) has not come to barrier(), in which rank 0 waits; it stands in"
+    )
+    inside = Standing(0, 0, frames=(Frame("/home/me/user.py", 3, "get"), Frame(file, 418, "__call__")))
+    assert find_hang([inside, works(1)]) is None
+
+
 def test_all_in_the_same_collective_is_nobodys_fault() -> None:
     hang = find_hang([waits(0, call(7)), waits(1, call(7))])
     assert hang is not None

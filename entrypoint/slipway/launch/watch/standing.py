@@ -18,6 +18,8 @@ LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
 GROUPS, RUNS = 16, 64  # of which is told, and of how many runs their ranks may be: it goes into a message of the muster
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
+# Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself, from its __call__.
+LIGHTNING = re.compile(r"/lightning(_fabric|/fabric)/utilities/distributed\.py$")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,13 @@ class Standing:
     def waits_in(self) -> str:
         """The function of torch.distributed that it is in, by its stack: recv, monitored_barrier, …; empty where in none."""
         inside = [frame.function for frame in self.frames if frame.file.endswith(WAITING)]
+        if (
+            not inside
+            and self.frames
+            and self.frames[0].function == "__call__"
+            and LIGHTNING.search(self.frames[0].file)
+        ):
+            return "barrier"
         return inside[-1] if inside else ""
 
     def lines(self, *, whole: bool = False) -> list[str]:
