@@ -18,7 +18,7 @@ LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
 GROUPS, RUNS = 16, 64  # of which is told, and of how many runs their ranks may be: it goes into a message of the muster
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
-# Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself, from its __call__.
+# Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself.
 LIGHTNING = re.compile(r"/lightning(_fabric|/fabric)/utilities/distributed\.py$")
 
 
