@@ -112,12 +112,7 @@ class Standing:
     def waits_in(self) -> str:
         """The function of torch.distributed that it is in, by its stack: recv, monitored_barrier, …; empty where in none."""
         inside = [frame.function for frame in self.frames if frame.file.endswith(WAITING)]
-        if (
-            not inside
-            and self.frames
-            and self.frames[0].function == "__call__"
-            and LIGHTNING.search(self.frames[0].file)
-        ):
+        if not inside and self.frames and LIGHTNING.search(self.frames[0].file):
             return "barrier"
         return inside[-1] if inside else ""
 
