@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slipway import watcher
 from slipway.launch.watch.stillness import Stillness
 
 
@@ -159,6 +161,30 @@ def test_a_signal_that_the_program_blocks_waits() -> None:
     with watched(program) as (_, process):
         out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "saved\n")
+
+
+@pytest.mark.parametrize(
+    ("scope", "imported", "done", "asked"),
+    [
+        (None, True, True, []),  # a kernel without Yama
+        ("0", True, True, []),
+        ("1", True, True, [(0x59616D61, -1)]),
+        ("1", False, False, []),  # who imports no ctypes imports no torch
+    ],
+)
+def test_py_spy_is_allowed_where_yama_keeps_it_to_parents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str | None, imported: bool, done: bool, asked: list[object]
+) -> None:
+    called: list[object] = []
+    library = SimpleNamespace(prctl=lambda option, value, *rest: called.append((option, value)) or 0)
+    monkeypatch.setitem(sys.modules, "ctypes", SimpleNamespace(CDLL=lambda name: library, c_long=int))
+    if not imported:
+        monkeypatch.delitem(sys.modules, "ctypes")
+    monkeypatch.setattr(watcher, "YAMA", str(tmp_path / "ptrace_scope"))
+    if scope is not None:
+        (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    assert watcher.allow_debuggers() is done
+    assert called == asked
 
 
 def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:
