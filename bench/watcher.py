@@ -3,9 +3,10 @@
     .venv/bin/python bench/watcher.py [--pairs 15]
 
 Each pair is a process as `slipway run` starts it and one as with SLIPWAY_WATCH=0, in turns. For the start it is a Python that
-does nothing. For collectives it is a process alone in its group (gloo: with others most of the time is waiting), which does
-20,000 all_reduce of four numbers with torch's flight recorder on, while it is asked every half second, twenty times as often
-as by a launcher; counted is the CPU time of all its threads. Shown are medians of the differences, and quartiles.
+does nothing, up to its first line. For collectives it is a process alone in its group (gloo: with others most of the time is
+waiting), which does 20,000 all_reduce of four numbers with torch's flight recorder on, while it is asked every half second,
+twenty times as often as by a launcher; counted is the CPU time of all its threads. Shown are medians of the differences, and
+quartiles.
 """
 
 import argparse
@@ -18,14 +19,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.watch.listener import Listener
 
 ASK_SECONDS = 0.5
 MOST = 20.0  # ms at the start, and µs of CPU for a collective
 COLLECTIVES = """
 import time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(4)
 for _ in range(1000):
     dist.all_reduce(x)
@@ -38,9 +38,9 @@ dist.destroy_process_group()
 
 
 class Ran(NamedTuple):
-    """A worker from its start to its end: seconds by the clock and of CPU, and what it printed."""
+    """A worker from its start to its end: when it was started, seconds of CPU, and what it printed."""
 
-    seconds: float
+    began: float
     cpu: float
     text: str
 
@@ -49,10 +49,9 @@ def run(program: str, *, watched: bool) -> Ran:
     """Let a worker run this program."""
     selector = selectors.DefaultSelector()
     listener = Listener([0], selector)
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    environ = {**os.environ, **place, "MASTER_PORT": str(free_port(0))}
+    environ = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
     environ |= listener.open(environ) if watched else {}
-    began = time.perf_counter()
+    began = time.monotonic()
     worker = subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     with worker.stdout:
@@ -67,21 +66,21 @@ def run(program: str, *, watched: bool) -> Ran:
             listener.ask("numbers")
         text = worker.stdout.read()
         _, status, used = os.wait4(worker.pid, 0)
-    seconds = time.perf_counter() - began
     listener.close()
     worker.returncode = os.waitstatus_to_exitcode(status)
     if worker.returncode:
         sys.exit(f"a worker ended with {worker.returncode}")
-    return Ran(seconds, used.ru_utime + used.ru_stime, text)
+    return Ran(began, used.ru_utime + used.ru_stime, text)
 
 
 def start_ms(*, watched: bool) -> float:
-    """Milliseconds of a Python that does nothing."""
-    return run("pass", watched=watched).seconds * 1e3
+    """Milliseconds to the first line of a program."""
+    ran = run("import time; print(time.monotonic())", watched=watched)
+    return (float(ran.text) - ran.began) * 1e3
 
 
 def start_cpu_ms(*, watched: bool) -> float:
-    """The same in CPU time, which other work on the machine changes little."""
+    """Milliseconds of CPU of a program that does nothing, its end included; other work on the machine changes them little."""
     return run("pass", watched=watched).cpu * 1e3
 
 
