@@ -1,6 +1,6 @@
 """Programs that hang, each in its own way: `slipway run gallery.py NAME`. Nothing in them is made for Slipway.
 
-In each function the line that the culprit stands in says `# here`, and the decorator which rank that is; None where no rank is to
+In each function the lines that the culprit may stand in say `# here`, and the decorator which rank that is; None where no rank is to
 blame more than another. test_hangs.py and `make hangs` compare what is told with that.
 """
 
@@ -142,7 +142,7 @@ def empty_queue():
 def stopped():
     train(2)
     if RANK == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # here
     train(1)
 
 
@@ -229,7 +229,7 @@ def full_pipe():
 def endless_loop():
     train(2)
     if RANK == 1:
-        while True:
+        while True:  # here
             pass  # here
     train(1)
 
@@ -238,7 +238,7 @@ def endless_loop():
 def endless_in_c():
     train(2)
     if RANK == 1:
-        re.match(r"(a+)+$", "a" * 60 + "b")  # holds the interpreter: no Python code of the process can answer
+        re.match(r"(a+)+$", "a" * 60 + "b")  # here: it holds the interpreter, which no thread gets then
     train(1)
 
 
@@ -246,7 +246,7 @@ def endless_in_c():
 def asleep_in_c():
     train(2)
     if RANK == 1:
-        ctypes.PyDLL(None).sleep(FOREVER)  # holds the interpreter: no Python code of the process can answer
+        ctypes.PyDLL(None).sleep(FOREVER)  # here: it holds the interpreter
     train(1)
 
 

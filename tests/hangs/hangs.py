@@ -1,10 +1,11 @@
-"""What is told of the programs in gallery.py, as a table.
+"""What is told of the programs in gallery.py and frameworks.py, as a table.
 
-make hangs                     all of them
+make hangs                     all of them; those on frameworks where .venv/bench has these
 make hangs ARGS="stopped"      those whose names hold a word
 """
 
 import ast
+import fnmatch
 import re
 import subprocess
 import sys
@@ -14,18 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SLIPWAY = Path(sys.executable).parent / "slipway"
-PATIENCE = 120.0  # s for a program under load
+GALLERY, FRAMEWORKS = HERE / "gallery.py", HERE / "frameworks.py"
+BENCH = Path(sys.prefix) / "bench/bin/python"  # layered over our own environment: it has Slipway, too
+PATIENCE = 180.0  # s for a program under load
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program, who is to blame and in which line; no line where the process cannot stand in one."""
+    """A program, who is to blame and in which lines it may stand; none where the process is in no line of it."""
 
     name: str
     culprit: int | None
     world: int
-    line: int | None
+    lines: tuple[int, ...]
+    file: Path = GALLERY
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,15 @@ class Told:
     line: bool
     code: int
 
+    @property
+    def right(self) -> bool:
+        """Whether rank and line are, and the job ended as a job that hangs."""
+        return self.rank and self.line and self.code == 76
 
-def read_cases() -> list[Case]:
-    """The gallery, without importing it: that takes torch."""
-    source = (HERE / "gallery.py").read_text()
+
+def read_cases(file: Path = GALLERY) -> list[Case]:
+    """The programs in a file, without importing it: that takes torch."""
+    source = file.read_text()
     lines, cases = source.splitlines(), []
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -51,15 +59,17 @@ def read_cases() -> list[Case]:
             marked = [
                 number
                 for number, line in enumerate(lines, start=1)
-                if (node.lineno <= number <= (node.end_lineno or 0) and "# here" in line) or f"# {node.name}" in line
+                if (node.lineno <= number <= (node.end_lineno or 0) and "# here" in line)
+                or ("# " in line and fnmatch.fnmatchcase(node.name, line.rpartition("# ")[2]))
             ]
             culprit = ast.literal_eval(call.args[0])
-            cases.append(Case(node.name, culprit, options.get("world", 2), next(iter(marked), None)))
+            cases.append(Case(node.name, culprit, options.get("world", 2), tuple(marked), file))
     return cases
 
 
 def run_case(case: Case) -> Told:
     """Let it hang, and read what is told."""
+    python = BENCH if case.file == FRAMEWORKS else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         options = (
             "--nproc-per-node",
@@ -72,12 +82,24 @@ def run_case(case: Case) -> Told:
             f"{folder}/run",
         )
         done = subprocess.run(
-            [SLIPWAY, "run", *options, HERE / "gallery.py", case.name],
+            [
+                "timeout",
+                "--kill-after",
+                "20",
+                str(PATIENCE),
+                python,
+                "-P",
+                "-m",
+                "slipway",
+                "run",
+                *options,
+                case.file,
+                case.name,
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
             cwd=folder,
         )
     text = next((line for line in done.stderr.splitlines() if line.startswith("slipway: hang: ")), "")
@@ -86,19 +108,19 @@ def run_case(case: Case) -> Told:
         rank = bool(re.search("do not agree|different collectives|all ranks wait", text))
     else:
         rank = bool(re.match(f"(the ranks wait for each other in different collectives: )?rank {case.culprit} ", text))
-    line = case.line is None or f"gallery.py:{case.line} " in text
+    line = not case.lines or any(f"{case.file.name}:{number} " in text for number in case.lines)
     return Told(case, text or done.stderr[-2000:], rank, line, done.returncode)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the cases whose names hold one of the words, all without any; 1 where fewer than 95 % are told rightly."""
-    cases = [case for case in read_cases() if not words or any(word in case.name for word in words)]
+    cases = read_cases() + (read_cases(FRAMEWORKS) if BENCH.exists() else [])
+    cases = [case for case in cases if not words or any(word in case.name for word in words)]
     right = 0
     for case in cases:
         told = run_case(case)
-        good = told.rank and told.line and told.code == 76
-        right += good
-        print(f"{'right' if good else 'WRONG':6} {case.name:28} {told.code:3}  {told.text}", flush=True)
+        right += told.right
+        print(f"{'right' if told.right else 'WRONG':6} {case.name:41} {told.code:3}  {told.text}", flush=True)
     print(f"{right} of {len(cases)} are told rightly")
     return int(right < 0.95 * len(cases))
 

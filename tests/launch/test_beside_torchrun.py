@@ -76,6 +76,9 @@ def test_a_script_finds_what_it_would_find_under_torchrun(tmp_path: Path) -> Non
         differ = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         assert {"SLIPWAY_…" if name.startswith("SLIPWAY_") else name for name in differ} - known <= OF_ELASTIC
         assert after["OWN"] == "kept as it is"
+        assert isinstance(here["modules"], list)
+        assert isinstance(there["modules"], list)
+        assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {"slipway", "slipway.watcher"}
         assert int(str(here["files"])) - int(str(there["files"])) in range(
             4
         )  # a socket, once it is connected, and a pipe

@@ -1,5 +1,7 @@
 """Scripts of a user's own that hang, told by rank and line; and what only seems to hang."""
 
+import json
+import signal
 import subprocess
 import sys
 import time
@@ -70,7 +72,9 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
 
 
 def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
+    # Its own way to end is no reason of its own: it was asked to.
+    handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('terminated'))"
+    (tmp_path / "stuck.py").write_text(handler + HANGS_A_WHILE.replace("sleep(25)", "sleep(100_000)"))
     words = ("run", "--nproc-per-node", "1", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
     nodes = [node(rank, 2, *words) for rank in range(2)]
     assert [one.end() for one in nodes] == [76, 76]
@@ -78,21 +82,55 @@ def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> N
     assert f"slipway: {line}" in nodes[0].text
     assert f"slipway: {line}" not in nodes[1].text
     assert line in nodes[1].text  # in the verdict
+    for outcome in tmp_path.glob("**/outcome.json"):
+        stacks = json.loads(outcome.read_text())["first"]["stacks"]
+        assert stacks[0] == "  rank 1 (node 1) stands in stuck.py:7 <module>()"
+    assert not [*tmp_path.glob("**/hang.json")]
 
 
-SLOW = {
+SLOW = {  # --hang-seconds is a hundredth of its default here, and so is what takes long
+    "a silent save of five minutes": "time.sleep(3)",
+    "a slow first batch": "next(iter(torch.utils.data.DataLoader(Slow(), num_workers=1)))",
+    "evaluation": "until = time.time() + 9\n    while time.time() < until: torch.randn(64, 64) @ torch.randn(64, 64)",
+    "compile": "import subprocess, sys\n    subprocess.run([sys.executable, '-c', 'import time; u = time.time() + 9\\nwhile time.time() < u: pass'])",
     "a save": "f = open('model', 'wb')\n    for _ in range(60):\n        f.write(b'x'); f.flush(); time.sleep(0.4)",
     "lines": "for _ in range(12):\n        print('evaluating', flush=True); time.sleep(2)",
     "work": "until = time.time() + 9\n    while time.time() < until: pass",
 }
 
 
+SLOW_BATCH = """
+import time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        until = time.time() + 9
+        while time.time() < until: pass
+        return index
+"""
+
+
 @pytest.mark.parametrize("what", SLOW)
 def test_what_takes_its_time_on_one_rank_is_no_hang(slipway: Run, tmp_path: Path, what: str) -> None:
-    (tmp_path / "slow.py").write_text(HANGS_A_WHILE.replace("time.sleep(25)", SLOW[what]))
+    program = HANGS_A_WHILE.replace("get_rank() == 1", "get_rank() == 0").replace("time.sleep(25)", SLOW[what])
+    (tmp_path / "slow.py").write_text(SLOW_BATCH + program)
     job = slipway("run", *HANG, "--on-hang", "end", "slow.py")
     assert job.end() == 0, job.text
     assert "hang" not in job.text
+
+
+def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "import time\ndef load():\n    time.sleep(60)\nprint('here', flush=True)\nload()"
+    )
+    job = start("run", "--nproc-per-node", "1", "--no-python", Path(sys.executable).resolve(), "elsewhere.py")
+    job.wait_for("here")
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "rank 0 (node 0) stands in elsewhere.py:3 load(), and has no watcher" in shown.stdout, shown.stderr
+    job.signal(signal.SIGINT)
+    assert job.end() == 79, job.text
 
 
 def test_nobody_is_watched_where_that_is_switched_off(start: Run, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,19 @@ def test_torchrun_and_spawn_reach_the_same_weights(slipway: Run, tmp_path: Path)
     assert logs == {"rank-0.log", "rank-1.log", "rank-2.log", "spawn.log"}
     first = (tmp_path / "spawned" / "node-0" / "logs" / "rank-0.log").read_text().splitlines()[1]
     assert first[25:].startswith("linear: "), "the time stands in front"
+
+
+def test_its_workers_say_where_they_stand(start: Run, tmp_path: Path) -> None:
+    job = start(*SPAWN, *ENDLESS)
+    job.wait_for("step 3/")
+    shown = subprocess.run(
+        [sys.executable, "-m", "slipway", "stacks", "spawned"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert [line for line in shown.stdout.splitlines() if line.startswith("  rank 1 (node 0) stands in ")], shown.stdout
+    assert "has no watcher" not in shown.stdout
+    job.signal(signal.SIGINT)
+    assert job.end() == 79, job.text
 
 
 def test_a_stop_saves_and_ends_with_75(start: Run, tmp_path: Path) -> None:

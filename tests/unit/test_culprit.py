@@ -3,7 +3,7 @@
 import pytest
 
 from slipway.launch.watch.culprit import find_hang, stacks_of
-from slipway.launch.watch.standing import Call, Frame, Group, Standing, read_standing
+from slipway.launch.watch.standing import Call, Frame, Group, Standing, read_standing, runs_of
 
 TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py"
 IN_LOAD = (
@@ -31,6 +31,10 @@ def waits(rank: int, *calls: Call, node: int = 0, groups: tuple[Group, ...] = ()
 
 def works(rank: int, *calls: Call, node: int = 0, state: str = "", groups: tuple[Group, ...] = ()) -> Standing:
     return Standing(rank, node, state, () if state else IN_LOAD, calls, groups)
+
+
+def group(name: str, *ranks: int, begun: int = 0) -> Group:
+    return Group(name, runs_of(ranks), begun)
 
 
 def text(*standings: Standing) -> str:
@@ -73,7 +77,7 @@ def test_a_process_that_says_nothing_is_told_as_it_is(state: str) -> None:
 
 
 def test_the_end_of_a_chain_is_to_blame() -> None:
-    pairs = (Group("1", (0, 1)), Group("2", (1, 2)))
+    pairs = (group("1", 0, 1), group("2", 1, 2))
     hang = find_hang(
         [
             waits(0, call(1, group="1"), groups=pairs[:1]),
@@ -87,14 +91,14 @@ def test_the_end_of_a_chain_is_to_blame() -> None:
 
 
 def test_who_is_not_in_the_group_is_not_missed() -> None:
-    pair = (Group("1", (0, 1)),)
+    pair = (group("1", 0, 1),)
     hang = find_hang([waits(0, call(4, group="1"), groups=pair), works(1, groups=pair), works(2)])
     assert hang is not None
     assert hang.ranks == (1,)
 
 
 def test_ranks_that_wait_for_each_other_in_different_groups() -> None:
-    pair = (Group("1", (0, 1)),)
+    pair = (group("1", 0, 1),)
     hang = find_hang([waits(0, call(3)), waits(1, call(1, group="1"), groups=pair), waits(2, call(3))])
     assert hang is not None
     assert hang.text.startswith("the ranks wait for each other in different collectives: rank ")
@@ -127,6 +131,17 @@ def test_what_is_not_recorded_shows_in_the_stacks() -> None:
     assert hang.text == "rank 1 (node 0) has not come to recv(), in which rank 0 waits; it stands in user.py:6 load()"
 
 
+@pytest.mark.parametrize("package", ["lightning_fabric", "lightning/fabric"])
+def test_so_does_the_barrier_of_lightning_which_calls_torchs_itself(package: str) -> None:
+    file = f"/venv/lib/python3.13/site-packages/{package}/utilities/distributed.py"
+    inside = Standing(0, 0, frames=(Frame(file, 418, "__call__"), Frame("/home/me/user.py", 3, "get")))
+    assert text(inside, works(1)).startswith(
+        "rank 1 (node 0) has not come to barrier(), in which rank 0 waits; it stands in"
+    )
+    inside = Standing(0, 0, frames=(Frame("/home/me/user.py", 3, "get"), Frame(file, 418, "__call__")))
+    assert find_hang([inside, works(1)]) is None
+
+
 def test_all_in_the_same_collective_is_nobodys_fault() -> None:
     hang = find_hang([waits(0, call(7)), waits(1, call(7))])
     assert hang is not None
@@ -137,15 +152,17 @@ def test_all_in_the_same_collective_is_nobodys_fault() -> None:
 ANSWER = {
     "members": {"0": [0, 1], "1": [1]},
     "begun": [["0", 3, "all_reduce", [[4]], ["Float"], 1.5, False], ["1", 1, "broadcast", [[2]], ["Long"], 1.0, True]],
+    "last": {"0": 3, "1": 7},
     "threads": [["MainThread", True, [["a.py", 1, "f"]]], ["other", False, []]],
 }
 
 
 def test_an_answer_is_read() -> None:
-    one = read_standing(1, 0, ANSWER, 2)
+    one = read_standing(1, 0, ANSWER)
     assert one.frames == (Frame("a.py", 1, "f"),)
     assert [str(entry) for entry in one.pending] == ["all_reduce #3"]
-    assert one.groups == (Group("1", (1,)),)
+    assert one.groups == (group("0", 0, 1, begun=3), group("1", 1, begun=7))
+    assert one.begun("1") == 7
     assert one.calls[0].shape == "Float [4]"
 
 
@@ -153,22 +170,26 @@ def test_an_answer_is_read() -> None:
 @pytest.mark.parametrize("value", [None, 7, [[1]], {"a": 1}, "x"])
 def test_an_answer_that_makes_no_sense_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError):
-        read_standing(1, 0, {**ANSWER, name: value}, 2)
+        read_standing(1, 0, {**ANSWER, name: {"a": "b"} if name == "last" and value == {"a": 1} else value})
 
 
-def test_a_message_of_a_rank_fits_into_a_line() -> None:
-    from slipway.launch.muster.codec import LINE_BYTES, encode
-    from slipway.launch.muster.messages import Stands
+@pytest.mark.parametrize("letter", ["n", "ü"])
+def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
+    from slipway.launch.muster.client import stands_line
+    from slipway.launch.muster.codec import LINE_BYTES, decode
 
     many = {
-        "members": {str(name): list(range(name, name + 300)) for name in range(100)},
+        "members": {str(name): [rank * rank for rank in range(name, name + 300)] for name in range(100)},
+        "last": {},
         "begun": [
-            [str(number % 100), number, "n" * 500, [[10**9] * 90], ["Float"] * 90, 1.5, number % 2 == 0]
+            [str(number % 100), number, letter * 500, [[10**9] * 90], ["Float"] * 90, 1.5, number % 2 == 0]
             for number in range(3000)
         ],
-        "threads": [["MainThread", True, [["f" * 5000, 10**6, "g" * 5000]] * 500]],
+        "threads": [["MainThread", True, [[letter * 5000, 10**6, letter * 5000]] * 500]],
     }
-    assert len(encode(Stands(read_standing(1, 0, many, 10_000), True))) < LINE_BYTES
+    line = stands_line(read_standing(1, 0, many), first=True)
+    assert len(line) < LINE_BYTES
+    assert decode(line).standing.place.startswith("stands in ")
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, 2**60, -1, 1e300])
@@ -186,11 +207,12 @@ def test_a_number_that_makes_no_sense_is_refused(place: str, odd: float) -> None
     frame = ["a.py", odd if place == "line" else 1, "f"]
     answer = {
         "members": {"0": [odd if place == "member" else 0]},
+        "last": {},
         "begun": [call],
         "threads": [["MainThread", True, [frame]]],
     }
     with pytest.raises(ValueError):
-        read_standing(1, 0, answer, 2)
+        read_standing(1, 0, answer)
 
 
 def test_a_time_of_another_node_that_makes_no_sense_is_shown_somehow() -> None:
@@ -202,3 +224,60 @@ def test_who_could_not_be_asked_is_blamed_only_where_nobody_else_is(state: str) 
     hang = find_hang([waits(0, call(3)), works(1, state=state), works(2)])
     assert hang is not None
     assert hang.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "runs"),
+    [
+        ((), ()),
+        ((3,), ((3, 3, 0),)),
+        (range(5000), ((0, 4999, 1),)),
+        (range(2, 4096, 8), ((2, 4090, 8),)),
+        ((0, 1, 2, 8, 9, 10), ((0, 2, 1), (8, 10, 1))),
+    ],
+    ids=str,
+)
+def test_ranks_as_runs(ranks: tuple[int, ...], runs: tuple[tuple[int, int, int], ...]) -> None:
+    assert runs_of(ranks) == runs
+    assert [rank for run in Group("1", runs).ranks for rank in run] == list(ranks)
+
+
+def test_a_group_of_thousands_is_known() -> None:
+    """Half of a job: the others are not missed."""
+    answer = {"members": {"1": range(0, 2048, 2)}, "last": {"1": 4}, "threads": [["", True, []]]}
+    inside = {**answer, "begun": [["1", 4, "all_reduce", [[4]], ["Float"], 1.5, False]]}
+    outside = {"members": {}, "last": {}, "threads": [["", True, []]], "begun": []}
+    late = read_standing(2, 0, {**answer, "last": {"1": 3}, "begun": []})
+    hang = find_hang([read_standing(0, 0, inside), read_standing(1, 0, outside), late])
+    assert hang is not None
+    assert hang.ranks == (2,)
+
+
+def test_who_began_it_long_ago_is_not_missed() -> None:
+    """Its collectives of that group are older than those that it tells of."""
+    done = works(
+        1, *(call(number, group="2", done=True) for number in range(20)), groups=(group("1", 0, 1, 2, begun=4),)
+    )
+    here = (group("1", 0, 1, 2, begun=4),)
+    hang = find_hang(
+        [waits(0, call(4, group="1"), groups=here), done, works(2, groups=(group("1", 0, 1, 2, begun=3),))]
+    )
+    assert hang is not None
+    assert hang.ranks == (2,)
+
+
+def test_of_several_that_wait_for_each_other_the_one_that_most_wait_for_is_to_blame() -> None:
+    pair = (group("1", 0, 1),)
+    hang = find_hang(
+        [waits(0, call(3)), waits(1, call(1, group="1", since=-1.0), groups=pair), waits(2, call(3)), waits(3, call(3))]
+    )
+    assert hang is not None
+    assert hang.ranks == (1,)
+
+
+def test_what_was_seen_from_outside_is_told_beside_what_is_odd() -> None:
+    seen = Standing(1, 0, "does not answer", IN_LOAD)
+    assert text(waits(0, call(3)), seen).endswith("; it stands in user.py:6 load(), and does not answer")
+    hang = find_hang([waits(0, call(3)), seen, works(2, state="has no watcher")])
+    assert hang is not None
+    assert hang.ranks == (1,)

@@ -43,7 +43,7 @@ EXAMPLES = (
             1,
             frames=(Frame("train.py", 7, "load"),),
             calls=(Call("1", 56, "all_reduce", "Float [4]", 1.5, False),),
-            groups=(Group("1", (2, 3)),),
+            groups=(Group("1", ((2, 3, 1),), 56),),
             cores=0.5,
         ),
         first=True,

@@ -171,3 +171,17 @@ def test_torchrun_is_not_waited_for_once_the_workers_ended(
     worker.workers = [ended.pid]
     assert supervise_worker(monkeypatch, tmp_path, worker, script).status == -signal.SIGKILL
     assert time.monotonic() - began < 15
+
+
+def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> dict[str, str]:
+        raise PermissionError("no Unix sockets here")
+
+    monkeypatch.setattr("slipway.launch.watch.listener.Listener.open", refuse)
+    said: list[str] = []
+    with Stops() as stops:
+        attempt = Attempt(plan_for(), Run(tmp_path, "none", 1), 60.0, 0.0, said.append, stops, compare=lambda one: one)
+        assert "SLIPWAY_WATCHER" not in attempt._environment({}, terminal=False)
+    assert said == ["warning: the workers are not watched, nor is a hang told: PermissionError: no Unix sockets here"]

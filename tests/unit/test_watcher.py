@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slipway import watcher
 from slipway.launch.watch.stillness import Stillness
 
 
@@ -67,8 +69,9 @@ def test_it_says_where_the_program_stands(options: tuple[str, ...]) -> None:
             ["MainThread", True, [["<string>", 3, "load"], ["<string>", 4, "<module>"]]]
         ]:
             assert time.monotonic() < until, answer
-        assert answer["begun"] == []
-        assert ask(link, "numbers") == {"groups": {}}
+        assert answer["records"] == []
+        assert answer["members"] == {}
+        assert ask(link, "numbers") == {"records": []}
 
 
 def test_the_program_and_what_it_starts_find_nothing_in_their_environment() -> None:
@@ -76,6 +79,30 @@ def test_the_program_and_what_it_starts_find_nothing_in_their_environment() -> N
     with watched(program) as (_, process):
         out, error = process.communicate(timeout=20)
     assert (out, error, process.returncode) == ("[] 1 False\n", "", 0)
+
+
+def test_modules_are_found_as_without_it(tmp_path: Path) -> None:
+    """Whatever the program has a file of that name of: the watcher imports nothing that the program would find imported."""
+    names = ("json", "select", "socket", "typing", "contextlib", "signal", "_socket", "ctypes", "enum")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    program = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        f"print([name for name in {names} if not (__import__(name).__file__ or '').startswith({str(tmp_path)!r})])"
+    )
+    with watched(program, "-I") as (_, process):
+        out, error = process.communicate(timeout=20)
+    assert (out, error) == ("[]\n", "")
+
+
+def test_odd_names_arrive_whole() -> None:
+    program = "import time\nexec(compile('def f():\\n time.sleep(100)\\nf()', 'a \"ü\\n', 'exec'))"
+    with watched(program) as (link, _):
+        read(link)
+        until = time.monotonic() + 20
+        while (frames := ask(link, "all")["threads"][0][2])[0][1:] != [2, "f"]:  # type: ignore[index]
+            assert time.monotonic() < until, frames
+        assert frames[0][0] == 'a "ü\n'
 
 
 def test_a_fork_stays_without_a_warning_and_the_parent_is_watched_on() -> None:
@@ -134,6 +161,30 @@ def test_a_signal_that_the_program_blocks_waits() -> None:
     with watched(program) as (_, process):
         out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "saved\n")
+
+
+@pytest.mark.parametrize(
+    ("scope", "imported", "done", "asked"),
+    [
+        (None, True, True, []),  # a kernel without Yama
+        ("0", True, True, []),
+        ("1", True, True, [(0x59616D61, -1)]),
+        ("1", False, False, []),  # who imports no ctypes imports no torch
+    ],
+)
+def test_py_spy_is_allowed_where_yama_keeps_it_to_parents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str | None, imported: bool, done: bool, asked: list[object]
+) -> None:
+    called: list[object] = []
+    library = SimpleNamespace(prctl=lambda option, value, *rest: called.append((option, value)) or 0)
+    monkeypatch.setitem(sys.modules, "ctypes", SimpleNamespace(CDLL=lambda name: library, c_long=int))
+    if not imported:
+        monkeypatch.delitem(sys.modules, "ctypes")
+    monkeypatch.setattr(watcher, "YAMA", str(tmp_path / "ptrace_scope"))
+    if scope is not None:
+        (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    assert watcher.allow_debuggers() is done
+    assert called == asked
 
 
 def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, node_folder, read_json, touch_run_file
 from slipway.protocol.printable import printable
 
-PATIENCE, GLANCE = 10.0, 0.1  # s for an answer, which takes a second or two; between two looks
+PATIENCE, GLANCE = (
+    15.0,
+    0.1,
+)  # s for an answer, which takes a second or two, and longer of who is silent; between two looks
 
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")
@@ -44,7 +47,7 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
         raise LaunchError(f"There is no rank {rank} here; there are {', '.join(map(str, sorted(rows)))}.")
     for number in sorted(rows) if rank is None else [rank] if rank in rows else []:
         node, row = rows[number]
-        for line in describe(number, node, row, len(rows), whole=rank is not None):
+        for line in describe(number, node, row, whole=rank is not None):
             click.echo(printable(line))
     for node in missing:
         click.echo(f"node {node}: its launcher {silent}", err=True)
@@ -70,11 +73,11 @@ def ask(path: Path, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
     return answers
 
 
-def describe(rank: int, node: int, row: Mapping[str, Any], ranks: int, *, whole: bool) -> Iterator[str]:
+def describe(rank: int, node: int, row: Mapping[str, Any], *, whole: bool) -> Iterator[str]:
     """A rank as lines; `whole`: with all threads, and the collectives that it began last."""
-    answer = row.get("answer")
+    answer, state = row.get("answer"), str(row.get("state") or "")
     try:
-        one = read_standing(rank, node, answer, ranks) if answer else Standing(rank, node, str(row.get("state")))
+        one = read_standing(rank, node, answer, state=state) if answer else Standing(rank, node, state)
     except ValueError:
         one = Standing(rank, node, "gave an answer that makes no sense")
     yield from one.lines(whole=whole)

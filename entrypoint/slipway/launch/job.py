@@ -1,14 +1,17 @@
 """One job from plan to exit code: attempts until one ends it, agreed on with the other nodes where there are any."""
 
 import dataclasses
+import math
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.gpu_memory import wait_for_memory
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.lasting import Lasting
 from slipway.launch.attempt.memory import Memory
 from slipway.launch.attempt.spare import Spare
@@ -76,20 +79,21 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             return end_between(job, node, stopped_here(job, node, stops), books, notices)
         ours, node = agreed
         books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
+        hears = partial(tell_hang, node.run, metrics, notices)
+        hangs = hang_report(ours, node.run, hears)
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            elsewhere, hears = partial(look_elsewhere, lock, nodes), partial(tell_hang, node.run, metrics, notices)
-            lasting = Lasting(memory, spare, books.look, hears)
+            elsewhere, lasting = partial(look_elsewhere, lock, nodes), Lasting(memory, spare, books.look, hears)
             metrics.attempt(node.run)
-            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, previous, node.reached, lasting)
+            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, hangs, previous, node.reached, lasting)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
             tried = not_started(job, node.run, error)
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
-        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient)
+        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient, hangs)
         books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         reached = max(node.reached, tried.reached)
@@ -114,6 +118,12 @@ def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
     """Tell those who watch from elsewhere of a hang."""
     metrics.hang()
     notices.hang(run, hang)
+
+
+def hang_report(job: Job, run: Run, hears: Callable[[str], None]) -> HangReport:
+    """What tells of a hang in the next attempt, `hears` too."""
+    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
+    return HangReport(run.node(job.plan.topology.node_rank), job.patience or math.inf, say, end=end, hears=hears)
 
 
 def was_stopped(stops: Stops) -> bool:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from slipway import __version__
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.muster.card import Card, Finding, Go
@@ -26,6 +27,8 @@ from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.launch.watch.standing import Standing
 from slipway.protocol.files import newest_step
+
+LOOK_SECONDS = 5.0  # between two looks at the others once this node is through
 
 
 class SeveralNodes:
@@ -93,10 +96,29 @@ class SeveralNodes:
         return self._muster.compare(standings)
 
     def report(
-        self, outcome: Outcome, rule: Callable[[Verdict, tuple[int, ...]], Ending], stopped: Callable[[], bool]
+        self,
+        outcome: Outcome,
+        rule: Callable[[Verdict, tuple[int, ...]], Ending],
+        stopped: Callable[[], bool],
+        hangs: HangReport | None = None,
     ) -> Ending:
-        """The one verdict on an attempt, and what follows by the `rule` of node 0."""
-        return self._muster.report(outcome, rule, stopped)
+        """The one verdict on an attempt, and what follows by the `rule` of node 0, which looks for others that hang meanwhile."""
+        looked = 0.0
+
+        def glance() -> None:
+            nonlocal looked
+            now = time.monotonic()
+            if hangs is None or not outcome.good or now - looked < LOOK_SECONDS:
+                return
+            looked = now
+            hang = hangs.judge(self._muster.standings, now)
+            if hang and hangs.end:
+                self._muster.correct(hangs.outcome(hang, outcome.node_rank, outcome.host))
+
+        ending = self._muster.report(outcome, rule, stopped, glance)
+        if hangs:
+            hangs.forget()
+        return ending
 
 
 class Exchange:

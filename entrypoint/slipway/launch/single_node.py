@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.node import Node
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.job_spec import Job
@@ -38,9 +39,13 @@ class SingleNode:
         return standings
 
     def report(
-        self, outcome: Outcome, rule: Callable[[Verdict, tuple[int, ...]], Ending], stopped: Callable[[], bool]
+        self,
+        outcome: Outcome,
+        rule: Callable[[Verdict, tuple[int, ...]], Ending],
+        stopped: Callable[[], bool],
+        hangs: HangReport | None = None,
     ) -> Ending:
-        """The verdict on an attempt, and what follows by the `rule`."""
+        """The verdict on an attempt, and what follows by the `rule`; nobody else is there who may hang."""
         return rule(judge((outcome,)), ())
 
 

@@ -235,3 +235,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file that is either the old one or the new one, never half of it. Raises OSError."""
     with held_folder(path.parent) as folder:
         write_whole(folder / path.name, json.dumps(value, indent=1) + "\n")
+
+
+def write_passing_json(path: Path, value: Mapping[str, Any]) -> None:
+    """The same for what is old in seconds: nobody waits until it is on the disk. Raises OSError."""
+    with held_folder(path.parent) as folder:
+        write_whole(folder / path.name, json.dumps(value, indent=1) + "\n", lasting=False)

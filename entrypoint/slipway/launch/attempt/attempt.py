@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.lasting import ALONE, Lasting
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
@@ -32,15 +33,16 @@ def attempt(
     stops: Stops,
     lost: Callable[[], Elsewhere | None],
     compare: Compare,
+    report: HangReport,
     previous: Outcome | None = None,
     reached: int = 0,
     lasting: Lasting = ALONE,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand; `previous`: what ended the
-    attempt before, which the workers are told; `reached`: the highest step that any before reached; `lasting`: what goes on
-    beyond this attempt.
+    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand, which goes to the `report`;
+    `previous`: what ended the attempt before, which the workers are told; `reached`: the highest step that any before reached;
+    `lasting`: what goes on beyond this attempt.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -54,9 +56,11 @@ def attempt(
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
-    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
-    # One launcher per process knows where its own rank stands, and not whom it waits for.
-    watched = compare if job.sources.parsed("SLIPWAY_WATCH") and job.plan.topology.process is None else None
+    watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
+    if watched and job.plan.topology.process:  # it knows where its own rank stands, and not whom that waits for
+        watched = None
+        if not job.plan.workload.own and job.plan.topology.rank == 0:
+            say("with one launcher per process nobody tells of a script that hangs; one launcher per node does")
     under_way = Attempt(
         job.plan,
         run,
@@ -66,7 +70,7 @@ def attempt(
         stops,
         job.after_failure,
         compare=watched,
-        end_hangs=end,
+        report=report,
         reached=reached,
         lasting=lasting,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.attempt.hang_report import ADVICE
 from slipway.launch.process_tree import signal_name
 from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
@@ -64,6 +65,7 @@ class Facts:
     hang: str = ""  # that no rank moves any more, and whom the others wait for
     behind: int | None = None  # the first of those
     hung: float = 0.0  # when that was noticed (Unix seconds)
+    stacks: tuple[str, ...] = ()  # of those, and of one that waits
     recorded: bool = False  # NCCL's last collectives were asked for
     moved: bool | None = None  # past the first step; None where nobody can tell
     saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
@@ -137,15 +139,11 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
         logs = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
-        advice = (
-            f"the Python stacks of all ranks are in {logs}"
-            if facts.own
-            else "its stack was told when the hang was noticed"
-        )
+        advice = f"the Python stacks of all ranks are in {logs}" if facts.own else ADVICE
         advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
         # Before what others lost because their peers were ended.
-        return outcome(word, facts.hang, rank=facts.behind, advice=advice, time=facts.hung or now)
+        return outcome(word, facts.hang, rank=facts.behind, advice=advice, time=facts.hung or now, stacks=facts.stacks)
     if facts.killed:
         return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:

@@ -11,7 +11,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from slipway.launch.attempt import flight_recorder
@@ -19,6 +18,8 @@ from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.console import terminal_variables
 from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
+from slipway.launch.attempt.gpu_use import GpuUse
+from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.hangs import HangDetector
 from slipway.launch.attempt.lasting import ALONE, Lasting
 from slipway.launch.attempt.milestones import Milestones
@@ -38,15 +39,15 @@ from slipway.launch.process_tree import (
     send_signal,
     state_of,
 )
+from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
-from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
 from slipway.launch.watch.standing import Standing
 from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
-from slipway.protocol.files import HANG_FILE, HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
+from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 
 # Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
@@ -78,14 +79,14 @@ class Attempt:
         stops: Stops,
         after_failure: float | None = None,
         compare: Compare | None = None,
-        end_hangs: bool = False,
+        report: HangReport | None = None,
         reached: int = 0,
         lasting: Lasting = ALONE,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
         and from one rank's failure to the end of the others (None: as they need it).
 
-        `compare`: see there; None: the workers are not watched. `end_hangs`: whether a script that hangs is ended.
+        `compare`: see there; None: the workers are not watched. `report`: what is made of what it returns.
         `reached`: the highest step of all attempts before; `lasting`: what goes on beyond this attempt.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
@@ -112,12 +113,13 @@ class Attempt:
         self._told: Stop | None = None
         self._pipes = flight_recorder.Pipes(self.ranks)
         self._signalled: set[int] = set()
-        self._compare, self._end_hangs, self._told_of, self._hears = compare, end_hangs, "", lasting.hears
+        self._compare, self._report, self._hears = compare, report, lasting.hears
         limit = 0.0 if plan.workload.own else hang or math.inf
         self._watch = None
         if compare:
-            now, node_rank, world_size = time.monotonic(), topology.node_rank, topology.world_size
-            self._watch = Watch(self.ranks, world_size, node_rank, self.node_dir, limit, now, self._last_line)
+            now, node_rank = time.monotonic(), topology.node_rank
+            self._gpu_use = GpuUse(dict(zip(self.ranks, place_gpus(topology.gpus, len(self.ranks)), strict=False)))
+            self._watch = Watch(self.ranks, node_rank, self.node_dir, limit, now, self._last_line, self._gpu_use)
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
@@ -183,7 +185,10 @@ class Attempt:
             "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
         if self._watch:
-            told |= self._watch.open(environ, self.selector)
+            try:
+                told |= self._watch.open(environ, self.selector)
+            except OSError as error:  # a sandbox without Unix sockets, say
+                self._unwatched(error)
         if self.plan.topology.backend == "nccl":
             prefix = f"{self.node_dir}/{LOGS}/nccl-attempt-{self.run.attempt}-rank-"
             told |= flight_recorder.record(environ, prefix)
@@ -218,8 +223,7 @@ class Attempt:
             try:
                 self._look_at_stacks(child, now)
             except Exception as error:  # a job that runs well is not ended by who looks on
-                self._watch = None
-                self.say(f"warning: the workers are not watched any more: {type(error).__name__}: {error}")
+                self._unwatched(error)
             outcomes = read_outcomes(self.node_dir, self.ranks)
             # Its process may be long in coming to an end: NCCL waits for peers that are connected.
             if facts.failures or any(map(is_bad, outcomes.values())):
@@ -267,41 +271,22 @@ class Attempt:
 
     def _look_at_stacks(self, child: Child, now: float) -> None:
         """Tell of a script that hangs, once, and of how it goes on."""
-        if not (self._watch and self._compare and child.started):
+        if not (self._watch and self._compare and self._report and child.started):
             return
         if not self._watch.look(child.workers, self._output.chunks, now):
             return
         everywhere = self._compare(self._watch.stands)
-        if self._watch.stands is None and self._told_of:
-            self._told_of = ""
-            self._note_hang(None)
-            self.say("something moves again: it was no hang, or is over")
-        hang = find_hang(everywhere) if everywhere and not (self._told_of or self.stops.came) else None
-        if everywhere and hang and not self._watch.waits_longer(everywhere, hang.ranks):
-            self._tell_hang(hang, everywhere, now)
-
-    def _tell_hang(self, hang: Hang, standings: Sequence[Standing], now: float) -> None:
-        self._told_of = hang.text
-        self.say(f"hang: {hang.text}")
-        self._hears(f"hang: {hang.text}")
-        stacks = stacks_of(hang, standings)
-        for line in stacks:
-            self.say(line)
-        self._note_hang({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": stacks})
-        if self._end_hangs:
+        hang = self._report.judge(everywhere, now) if not self.stops.came else None
+        if hang and self._report.end:
             self.facts.hang, self.facts.behind = f"hang: {hang.text}", next(iter(hang.ranks), None)
-            self.facts.hung = time.time()
+            self.facts.hung, self.facts.stacks = time.time(), self._report.stacks
             self.deadline.hang(now)
-        else:
-            self.say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")
 
-    def _note_hang(self, hang: Mapping[str, object] | None) -> None:
-        """Keep what is told of a hang for whoever asks in another shell, as long as it lasts."""
-        with suppress(OSError):  # a full disk is not the hang's to tell
-            if hang is None:
-                (self.node_dir / HANG_FILE).unlink(missing_ok=True)
-            else:
-                write_json(self.node_dir / HANG_FILE, hang)
+    def _unwatched(self, error: Exception) -> None:
+        if self._watch:
+            self._watch.close()
+        self._watch = None
+        self.say(f"warning: the workers are not watched, nor is a hang told: {type(error).__name__}: {error}")
 
     def _last_line(self, rank: int) -> str:
         return self._output.last_line(rank)
@@ -390,6 +375,9 @@ class Attempt:
         output.close()
         if self._watch:
             self._watch.close()
+            self._gpu_use.close()
+        if self._report:
+            self._report.forget()
         self.stdin.close()
         self.selector.close()
         self._pipes.close()

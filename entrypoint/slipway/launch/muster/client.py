@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.codec import MalformedError, OtherProtocolError
+from slipway.launch.muster.codec import MalformedError, OtherProtocolError, encode
 from slipway.launch.muster.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -20,7 +20,7 @@ from slipway.launch.muster.connection_errors import (
     connection_failure,
     explain_connection,
 )
-from slipway.launch.muster.link import Link, connect, resolve
+from slipway.launch.muster.link import Link, connect, resolve, send_all
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, refuse_link_local
@@ -57,6 +57,7 @@ class Client:
         self._stop: wire.Stopping | None = None  # what this one was asked first
         self._link: Link | None = None
         self._following: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Ending | Outcome]
 
     async def join(self, card: Card) -> Go:
@@ -96,20 +97,23 @@ class Client:
             self._link.send(stop)
 
     def compare(self, standings: Sequence[Standing] | None) -> None:
-        """Tell node 0 where the ranks of this node stand; None: they move again."""
+        """Tell node 0 where the ranks of this node stand, no faster than it reads; None: they move again."""
+        if self._telling:
+            self._telling.cancel()  # what is older is of no interest
         if self._link and standings is None:
             self._link.send(wire.Moves())
         elif self._link and standings:
-            for standing in standings:
-                self._link.send(wire.Stands(standing, first=standing is standings[0]))
+            lines = [stands_line(standing, first=standing is standings[0]) for standing in standings]
+            self._telling = asyncio.create_task(send_all(lines, self._link))
 
     async def leave(self) -> None:
         """Close the connection to node 0."""
-        if self._following:
-            self._following.cancel()
+        for task in (self._following, self._telling):
+            if task:
+                task.cancel()
         if self._link:
             await self._link.close()
-        self._link = self._following = self.news = None
+        self._link = self._following = self._telling = self.news = None
 
     async def _introduce(self, card: Card, ring: Ring, deadline: float) -> tuple[Link, wire.Welcome]:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
@@ -262,3 +266,12 @@ class Client:
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""
         return Outcome(0, host or self._terms.address, Word.LOST, time.time() - silence, evidence=words)
+
+
+def stands_line(standing: Standing, *, first: bool) -> bytes:
+    """The message of where a rank stands, with as much of it as fits into a line."""
+    while True:
+        try:
+            return encode(wire.Stands(standing, first))
+        except ValueError:
+            standing = standing.shorter()

@@ -5,7 +5,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from slipway.launch.muster import messages as wire
@@ -13,7 +13,7 @@ from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import encode, plain
 from slipway.launch.muster.compare import Difference, draw_table, find_differences, fits
 from slipway.launch.muster.connection_errors import explain_ring
-from slipway.launch.muster.link import Link
+from slipway.launch.muster.link import send_all
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
 from slipway.launch.muster.server import Server, State
@@ -65,13 +65,13 @@ class Coordinator:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
                     self._state.odd_since = math.inf
-            self._state.running = True
+            self._state.running, self._state.processes = True, start.processes
             for place, node_rank in enumerate(self._roster.ranks):
                 self._state.links[node_rank].send(replace(start, group_rank=place))
             if self._roster.own.findings:
                 seats = [self._roster.seats[rank] for rank in self._roster.ranks]
                 lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
-                await asyncio.gather(*(_send_all(lines, link) for link in [*self._state.links.values()]))
+                await asyncio.gather(*(send_all(lines, link) for link in [*self._state.links.values()]))
             await self._finish()
         except LaunchError as error:
             self._state.roster = None
@@ -299,14 +299,6 @@ class Coordinator:
 
     def _failed(self) -> bool:
         return any(not outcome.good for outcome in self._state.outcomes.values())
-
-
-async def _send_all(lines: Sequence[bytes], link: Link) -> None:
-    """Send a launcher many messages, no faster than it reads."""
-    with contextlib.suppress(OSError):
-        for line in lines:
-            link.send_line(line)
-            await link.drain()
 
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:

@@ -78,6 +78,14 @@ class Link:
         self._writer.transport.abort()
 
 
+async def send_all(lines: Sequence[bytes], link: Link) -> None:
+    """Send many messages, no faster than they are read."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            link.send_line(line)
+            await link.drain()
+
+
 async def dial(address: str, port: int) -> Link:
     """Connect to a name or address. OSError (socket.gaierror, TimeoutError and their kin) says what failed."""
     return await connect(await resolve(address), port)

@@ -100,19 +100,40 @@ class Muster:
         self._loop.call_soon_threadsafe(self._client.compare, standings)
         return self._server.standings()
 
-    def report(self, outcome: Outcome, rule: "Rule", stopped: Callable[[], bool] = lambda: False) -> "Ending":
+    @property
+    def standings(self) -> "Sequence[Standing] | None":
+        """On node 0 where all ranks stand, once none moves any more; this node's own may be through."""
+        return self._server.standings()
+
+    def correct(self, outcome: Outcome) -> None:
+        """On node 0, while it waits in `report`: how it ended is another thing after all."""
+        self._loop.call_soon_threadsafe(self._server.correct, outcome)
+
+    def report(
+        self,
+        outcome: Outcome,
+        rule: "Rule",
+        stopped: Callable[[], bool] = lambda: False,
+        glance: Callable[[], None] = lambda: None,
+    ) -> "Ending":
         """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.
 
         `rule` says what follows a verdict, for those `leaving` a job that goes on: node 0's counts for all. Where node 0 is
-        lost, or `stopped` becomes true, verdict and rule are this node's own.
+        lost, or `stopped` becomes true, verdict and rule are this node's own. `glance` is called again and again meanwhile.
         """
         from slipway.launch.verdict.attempts import Ending
 
         self._server.rule = rule
-        told = self._wait(self._client.report(outcome), stopped) or judge((outcome,))
+        told = self._wait(self._client.report(outcome), stopped, glance=glance) or judge((outcome,))
         return told if isinstance(told, Ending) else rule(told, ())
 
-    def _wait(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool], notice: float = 0.0) -> T | None:
+    def _wait(
+        self,
+        work: Coroutine[Any, Any, T],
+        stopped: Callable[[], bool],
+        notice: float = 0.0,
+        glance: Callable[[], None] = lambda: None,
+    ) -> T | None:
         """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`.
 
         Once node 0 was found it has `notice` seconds from then on.
@@ -123,6 +144,7 @@ class Muster:
         until = math.inf
         while not future.done():
             concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
+            glance()
             if not future.done() and stopped():
                 until = min(until, time.monotonic() + (notice if self._client.welcome else 0.0))
             if not future.done() and time.monotonic() >= until:

@@ -47,9 +47,11 @@ class State:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
-    standings: dict[int, dict[int, Standing]] = field(
+    processes: int = 0  # of each node
+    standings: dict[int, tuple[Standing, ...]] = field(default_factory=dict)  # of nodes that stand still
+    telling: dict[int, tuple[Standing, ...]] = field(
         default_factory=dict
-    )  # by node and rank, of nodes that stand still
+    )  # of nodes that have not told of all ranks yet
 
 
 class Server:
@@ -116,13 +118,27 @@ class Server:
         self.wake()
 
     def standings(self) -> tuple[Standing, ...] | None:
-        """Where all ranks stand, once those of every node stand still. May be called from another thread."""
+        """Where all ranks stand, once those of every node stand still or are through. May be called from another thread."""
         state = self.state
-        nodes = len(state.roster.ranks) if state.running and state.roster else 0
-        told = list(state.standings.values())
-        if not nodes or len(told) < nodes or len({len(ranks) for ranks in told}) > 1:
+        roster, standings, outcomes = state.roster, dict(state.standings), dict(state.outcomes)
+        if not (state.running and roster and standings) or any(not outcome.good for outcome in outcomes.values()):
             return None
-        return tuple(standing for ranks in told for standing in list(ranks.values()))
+        found: list[Standing] = []
+        for place, node_rank in enumerate(roster.ranks):
+            if node_rank in outcomes:
+                ranks = range(place * state.processes, (place + 1) * state.processes)
+                found += (Standing(rank, node_rank, "has left") for rank in ranks)
+            elif node_rank in standings:
+                found += standings[node_rank]
+            else:
+                return None
+        return tuple(found)
+
+    def correct(self, outcome: Outcome) -> None:
+        """Node 0's own outcome is another one after all: it was through, and found that the others hang."""
+        if self.state.running:
+            self.state.outcomes.pop(outcome.node_rank, None)
+            self.take(outcome)
 
     def outlives(self, leaving: Collection[int]) -> bool:
         """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
@@ -270,10 +286,11 @@ class Server:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
         elif isinstance(message, wire.Stands):
-            known = {} if message.first else self.state.standings.get(node_rank, {})
-            if len(known) < RANKS:
-                standing = replace(message.standing, node_rank=node_rank)
-                self.state.standings[node_rank] = known | {standing.rank: standing}
+            known = () if message.first else self.state.telling.get(node_rank, ())
+            known = (*known, replace(message.standing, node_rank=node_rank))[:RANKS]
+            self.state.telling[node_rank] = known
+            if len(known) == self.state.processes:
+                self.state.standings[node_rank] = known
         elif isinstance(message, wire.Moves):
             self.state.standings.pop(node_rank, None)
         elif isinstance(message, wire.Stopping):

@@ -38,12 +38,15 @@ GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no hear
 
 
 class Worker(NamedTuple):
-    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, its last line."""
+    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, percent of the time
+    in which its GPU was in use, its last line.
+    """
 
     rank: int
     collectives: int | None
     per_second: float | None
     cores: float | None
+    gpu: float | None
     line: str
 
 
@@ -152,9 +155,10 @@ def _read_workers(file: Path) -> Iterator[Worker]:
             done = row.get("collectives")
             rates = [
                 float(value) if isinstance(value, int | float) else None
-                for value in (row.get("per_second"), row.get("cores"))
+                for value in (row.get("per_second"), row.get("cores"), row.get("gpu"))
             ]
-            yield Worker(rank, done if isinstance(done, int) else None, rates[0], rates[1], str(row.get("line", "")))
+            done = done if isinstance(done, int) else None
+            yield Worker(rank, done, rates[0], rates[1], rates[2], str(row.get("line", "")))
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -206,13 +210,7 @@ def status_lines(status: Status) -> list[str]:
             step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
             lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")
     elif status.alive and status.workers:
-        lines.append(f"  {'rank':>6}  {'collectives':>11}  {'per second':>10}  {'cores':>5}  last line")
-        for rank, done, rate, cores, line in status.workers:
-            known = [
-                "–" if done is None else f"{done:,}",
-                *("–" if one is None else f"{one:,.4g}" for one in (rate, cores)),
-            ]
-            lines.append(f"  {rank:>6}  {known[0]:>11}  {known[1]:>10}  {known[2]:>5}  {line}".rstrip())
+        lines += _worker_lines(status.workers)
     return lines
 
 
@@ -222,6 +220,17 @@ def _failure(row: Mapping[str, Any]) -> str:
     when = f", {utc(at)}" if isinstance(at := row.get("time"), int | float) else ""
     where = f"node {row.get('node_rank')} ({row.get('host')}){rank}"
     return f"attempt {row.get('attempt')}{when}: {where}: {row.get('evidence') or row.get('word')}"
+
+
+def _worker_lines(workers: Sequence[Worker]) -> Iterator[str]:
+    """A table of the ranks of a script; a column for GPUs where anybody knows how busy they are."""
+    gpus = any(worker.gpu is not None for worker in workers)
+    yield f"  {'rank':>6}  {'collectives':>11}  {'per second':>10}  {'cores':>5}  {'  gpu  ' if gpus else ''}last line"
+    for rank, done, rate, cores, gpu, line in workers:
+        count = "–" if done is None else f"{done:,}"
+        numbers = ["–" if one is None else f"{one:,.4g}" for one in (rate, cores)]
+        use = f"{'–' if gpu is None else f'{gpu:.0f} %':>5}  " if gpus else ""
+        yield f"  {rank:>6}  {count:>11}  {numbers[0]:>10}  {numbers[1]:>5}  {use}{line}".rstrip()
 
 
 def _ending(status: Status) -> list[str]:

@@ -105,6 +105,7 @@ def termination_message(code: int, message: str, verdict: Verdict | None = None)
     trims: list[dict[str, Any]] = [{}]
     if verdict:
         fields |= dataclasses.asdict(verdict)
+        trims += [{"first": dataclasses.asdict(verdict.first) | {"stacks": []}}]  # they are in outcome.json
         trims += [{"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)}]
     for less in (*trims, *({"message": message[:length]} for length in MESSAGE_LENGTHS)):
         fields |= less
@@ -116,7 +117,7 @@ def termination_message(code: int, message: str, verdict: Verdict | None = None)
 
 def _shortened(outcome: Outcome) -> dict[str, Any]:
     texts = {name: (getattr(outcome, name) or "")[:200] for name in ("evidence", "where", "advice", "meanwhile")}
-    return dataclasses.asdict(outcome) | {"host": outcome.host[:100]} | texts
+    return dataclasses.asdict(outcome) | {"host": outcome.host[:100], "stacks": []} | texts
 
 
 def _summary(verdict: Verdict) -> str:

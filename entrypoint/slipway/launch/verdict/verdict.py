@@ -18,13 +18,15 @@ CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word !
 OTHERS = 8  # own-reason outcomes kept beside the first cause
 TEXT = 500  # characters of evidence, place and advice that travel
 STANDING = 250  # and of where others stood
+STACKS = (60, 120)  # lines of stacks that travel, and characters of each
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How the run ended on one node. `time` is unix seconds of its first failure; `rank` is the rank that failed first.
 
-    `meanwhile`: what those did that did not fail, where whoever failed only lost them.
+    `meanwhile`: what those did that did not fail, where whoever failed only lost them. `stacks`: where the ranks of a
+    hang stood, as lines; the launcher of node 0 judged it.
 
     ValueError where `word` is not one of CODES.
     """
@@ -38,6 +40,7 @@ class Outcome:
     where: str | None = None
     advice: str = ""
     meanwhile: str = ""
+    stacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Keep what travels bounded."""
@@ -52,6 +55,8 @@ class Outcome:
         ):
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, text[:limit])
+        lines, length = STACKS
+        object.__setattr__(self, "stacks", tuple(line[:length] for line in self.stacks[:lines]))
 
     @property
     def good(self) -> bool:
@@ -60,7 +65,12 @@ class Outcome:
 
     @property
     def own(self) -> bool:
-        """Whether the node ended for a reason of its own rather than because a peer went away."""
+        """Whether the node ended for a reason of its own rather than because a peer went away.
+
+        A hang is one: whatever others made of being ended came of it.
+        """
+        if self.stacks:
+            return True
         echo = self.word == Word.PEER or (self.word == Word.FAILED and cause_of(self.evidence) == Word.PEER)
         return not self.good and not echo
 

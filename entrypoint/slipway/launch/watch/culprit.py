@@ -52,13 +52,14 @@ def _same(call: Call, other: Call) -> bool:
 
 def _members(call: Call, by_rank: Mapping[int, Standing]) -> list[int]:
     """The ranks of a collective's process group."""
-    told = next((group.ranks for one in by_rank.values() for group in one.groups if group.name == call.group), None)
-    return [rank for rank in by_rank if told is None or rank in told]
+    known = (group for one in by_rank.values() for group in one.groups if group.name == call.group and group.runs)
+    told = next((group.ranks for group in known), None)
+    return [rank for rank in by_rank if told is None or any(rank in run for run in told)]
 
 
 def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
     """Ranks that have not begun what others wait in. Who waits elsewhere himself is a link of the chain, not its end."""
-    chain: list[Hang] = []
+    chain: list[tuple[int, int, Hang]] = []
     for call, waiting in _first_pending(by_rank):
         missing = [rank for rank in _members(call, by_rank) if by_rank[rank].begun(call.group) < call.number]
         if not missing:
@@ -73,12 +74,12 @@ def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
         hang = Hang(tuple(ends or missing), text, waiting[0])
         if ends:
             return hang
-        chain.append(hang)
+        chain.append((len(missing), -len(waiting), hang))
     if not chain:
         return None
-    chain.sort(key=lambda hang: len(hang.ranks))  # fewest are to blame for what most wait in
-    first = chain[0]
-    others = "; ".join(hang.text for hang in chain[1:MOST])
+    chain.sort(key=lambda link: link[:2])  # fewest are to blame for what most wait in
+    first, *more = (hang for _, _, hang in chain)
+    others = "; ".join(hang.text for hang in more[: MOST - 1])
     order = "the ranks wait for each other in different collectives: "
     return Hang(first.ranks, order + first.text + (f"; and {others}" if others else ""), first.waiting)
 
@@ -126,9 +127,9 @@ def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -
     """All wait: for a process that stands still, for each other, or for the network."""
     odd = [rank for rank, one in by_rank.items() if one.state]
     if odd:
-        return Hang(
-            tuple(odd), f"{_ranks(odd, by_rank)} keeps the others waiting; {_places(odd, by_rank)}", next(iter(waits))
-        )
+        keep = "keeps" if len(odd) == 1 else "keep"
+        text = f"{_ranks(odd, by_rank)} {keep} the others waiting; {_places(odd, by_rank)}"
+        return Hang(tuple(odd), text, next(iter(waits)))
     rank, one = next(iter(waits.items()))
     what = str(one.pending[0]) if one.pending else f"{one.waits_in}()"
     text = f"all ranks wait, rank {rank} in {what}, and nothing gets through: {_places(list(waits), by_rank)}"

@@ -10,13 +10,14 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from slipway.launch.watch.recorder import read_answer, read_numbers
 from slipway.watcher import ADDRESS
 
-LARGEST = 4 << 20  # bytes of an answer
+LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
 RECORDER, OLD_RECORDER, RECORDED = (
     "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -28,27 +29,30 @@ class Worker:
     """A connection to a watcher. What it says is taken as somebody's program says it: bounded, and read as data."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.link, self.rest = link, b""
+        self.link = link
+        self._begun = bytearray()  # of a line, which may be a megabyte
         self.pid, self.rank = 0, -1
-        self.numbers: object = None  # as told last
+        self.numbers: Mapping[str, Sequence[int]] | None = None  # as told last
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
         self.answered = 0.0  # when that came, monotonic seconds
 
     def take(self, chunk: bytes) -> None:
         """Take bytes that came. ValueError where they are none of a watcher's."""
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        if len(self.rest) > LARGEST:
+        first, *more = chunk.split(b"\n")
+        self._begun += first
+        if len(self._begun) > LARGEST:
             raise ValueError("too long for an answer")
-        for line in lines:
+        for start in more:
+            line, self._begun = self._begun, bytearray(start)
             content = json.loads(line)
             if not isinstance(content, dict):
                 raise ValueError("no answer")
             if self.rank < 0:
                 self.pid, self.rank = int(content["pid"]), int(content["rank"])
-            else:
-                self.numbers = content.get("groups")
-                if "threads" in content:
-                    self.everything, self.answered = content, time.monotonic()
+                continue
+            self.numbers = read_numbers(content["records"])
+            if "threads" in content:
+                self.everything, self.answered = read_answer(content), time.monotonic()
 
 
 class Listener:
@@ -108,7 +112,7 @@ class Listener:
             worker.take(chunk)
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             chunk = b""
         if not chunk:
             self._drop(worker)

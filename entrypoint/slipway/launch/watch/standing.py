@@ -5,8 +5,8 @@ Strings come from somebody's program: they are cut to a length, and whoever prin
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from slipway.launch.process_tree import STATES
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
 UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}"}
 LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
-GROUPS, MEMBERS = 8, 256  # of which the ranks are told, and how many these may be: it goes into a message of the muster
+GROUPS, RUNS = 16, 64  # of which is told, and of how many runs their ranks may be: it goes into a message of the muster
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
+# Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself.
+LIGHTNING = re.compile(r"/lightning(_fabric|/fabric)/utilities/distributed\.py$")
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,30 @@ class Call:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group of some ranks only."""
+    """A process group that a rank is a member of. `begun`: the number of the collective that it began last in it.
+
+    `runs`: its ranks, as runs of first, last and step, which thousands of ranks are few of; none where nobody knows them.
+    """
 
     name: str
-    ranks: tuple[int, ...]
+    runs: tuple[tuple[int, ...], ...]
+    begun: int = 0
+
+    @property
+    def ranks(self) -> tuple[range, ...]:
+        """Its ranks, run by run."""
+        return tuple(range(first, last + 1, step or 1) for first, last, step in self.runs)
+
+    def __post_init__(self) -> None:
+        """ValueError where a run is none."""
+        if any(len(run) != 3 or min(run) < 0 for run in self.runs):
+            raise ValueError("not a run of ranks")
 
 
 @dataclass(frozen=True)
 class Standing:
     """Where a rank stands. `state`: what is odd about its process, as people say it; `frames`: of its main thread, innermost
-    first; `groups`: those of its calls, but for that of all ranks; `cores`: how many it kept busy since the job stood still.
+    first; `groups`: those of its calls, and some more; `cores`: how many it kept busy since the job stood still.
     """
 
     rank: int
@@ -83,19 +99,21 @@ class Standing:
     def place(self) -> str:
         """Where it stands, in the user's own words: the innermost line of the program itself."""
         frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
-        if self.state or frame is None:
+        if frame is None:
             return self.state or "does not answer"
-        return f"stands in {frame}"
+        return f"stands in {frame}" + (f", and {self.state}" if self.state else "")
 
     @property
     def known(self) -> bool:
         """Whether it is known what it does; else it may wait like the others."""
-        return not self.state or self.state not in UNKNOWN
+        return bool(self.frames) or self.state not in UNKNOWN
 
     @property
     def waits_in(self) -> str:
         """The function of torch.distributed that it is in, by its stack: recv, monitored_barrier, …; empty where in none."""
         inside = [frame.function for frame in self.frames if frame.file.endswith(WAITING)]
+        if not inside and self.frames and LIGHTNING.search(self.frames[0].file):
+            return "barrier"
         return inside[-1] if inside else ""
 
     def lines(self, *, whole: bool = False) -> list[str]:
@@ -112,6 +130,13 @@ class Standing:
                 left_out += 1
         return lines
 
+    def shorter(self) -> "Standing":
+        """The same with half of its frames, collectives and groups, the less important ones left out."""
+        groups = self.groups[: len(self.groups) // 2]
+        known = {group.name for group in groups}
+        calls = [call for call in self.calls[len(self.calls) // 2 :] if call.group in known]
+        return replace(self, frames=self.frames[: len(self.frames) // 2], calls=tuple(calls), groups=groups)
+
     @property
     def pending(self) -> tuple[Call, ...]:
         """The collectives that it began and that are not done, in their order."""
@@ -119,7 +144,8 @@ class Standing:
 
     def begun(self, group: str) -> int:
         """The number of the last collective that it began in a group."""
-        return max((call.number for call in self.calls if call.group == group), default=0)
+        told = (one.begun for one in self.groups if one.name == group)
+        return max((*told, *(call.number for call in self.calls if call.group == group)), default=0)
 
     def entry(self, group: str, number: int) -> Call | None:
         """What it began as the collective of this number."""
@@ -131,12 +157,25 @@ def clock(seconds: float) -> str:
     return time.strftime("%H:%M:%S UTC", time.gmtime(min(max(seconds, 0.0), LATEST)))
 
 
+def runs_of(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...]:
+    """Ranks as runs of first, last and step."""
+    runs: list[tuple[int, int, int]] = []
+    for rank in sorted(set(ranks)):
+        first, last, step = runs[-1] if runs else (rank, rank, 0)
+        if runs and (first == last or rank == last + step):
+            runs[-1] = (first, rank, rank - last)
+        else:
+            runs.append((rank, rank, 0))
+    return tuple(runs)
+
+
 def read_standing(
-    rank: int, node_rank: int, answer: Mapping[str, Any], world_size: int, cores: float = 0.0
+    rank: int, node_rank: int, answer: Mapping[str, Any], cores: float = 0.0, state: str = ""
 ) -> Standing:
-    """A rank's standing by what its watcher answered to `all`. Raises ValueError where that makes no sense."""
+    """A rank's standing by what its watcher answered to `all`, or py-spy of it. Raises ValueError where that makes no sense."""
     try:
         members = {str(name)[:TEXT]: tuple(map(_whole, ranks)) for name, ranks in answer["members"].items()}
+        last = {str(name)[:TEXT]: _whole(number) for name, number in answer["last"].items()}
         calls = [_read_call(call) for call in answer["begun"]]
         main: Sequence[Any] = next((frames for _, is_main, frames in answer["threads"] if is_main), [])
         frames = tuple(Frame(str(file)[-TEXT:], _whole(line), str(function)[:TEXT]) for file, line, function in main)
@@ -144,10 +183,14 @@ def read_standing(
         raise ValueError(f"not an answer of a watcher: {error!r}") from None
     pending = [call for call in calls[:-CALLS] if not call.done]
     kept = (*pending[:CALLS], *calls[-CALLS:])
-    used = {call.group for call in kept}
-    groups = [Group(name, ranks) for name, ranks in members.items() if name in used and len(ranks) < world_size]
-    small = tuple(group for group in groups if len(group.ranks) <= MEMBERS)[:GROUPS]
-    return Standing(rank, node_rank, "", frames[:DEPTH], kept, small, cores)
+    # Who waits comes first, then what was used of late: the others' collectives are not judged.
+    order = [call.group for call in sorted(kept, key=lambda call: (call.done, -call.since))]
+    groups = [Group(name, runs_of(members.get(name, ())), last.get(name, 0)) for name in dict.fromkeys([*order, *last])]
+    told = tuple(group for group in groups if len(group.runs) <= RUNS)[:GROUPS]
+    known = {group.name for group in told}
+    return Standing(
+        rank, node_rank, state, frames[:DEPTH], tuple(call for call in kept if call.group in known), told, cores
+    )
 
 
 def _read_call(call: Sequence[Any]) -> Call:

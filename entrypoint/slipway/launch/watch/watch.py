@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.process_tree import STATES, stat_fields, state_of, trees
-from slipway.launch.watch.listener import Listener, Worker, activity, cpu_seconds
+from slipway.launch.process_tree import stat_fields, trees
+from slipway.launch.watch.inquiry import Found, Inquiry
+from slipway.launch.watch.listener import Listener, activity, cpu_seconds
 from slipway.launch.watch.progress import Sight, count_done, progress
 from slipway.launch.watch.standing import Standing, read_standing
 from slipway.launch.watch.stillness import Stillness
-from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, write_json
+from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, write_passing_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
-ANSWER_SECONDS = 5.0  # that a watcher has for an answer
-BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
 
 
 class Watch:
@@ -26,22 +25,26 @@ class Watch:
     def __init__(
         self,
         ranks: Sequence[int],
-        world_size: int,
         node_rank: int,
         node_dir: Path,
         limit: float,
         now: float,
         last_line: Callable[[int], str] = lambda rank: "",
+        gpu_use: Callable[[int], int | None] = lambda rank: None,
     ) -> None:
-        """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output."""
-        self._ranks, self._world_size = tuple(ranks), world_size
-        self._node_rank, self._node_dir, self._limit, self._last_line = node_rank, node_dir, limit, last_line
+        """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output;
+        `gpu_use`: percent of the time in which a rank's GPU was in use.
+        """
+        self._ranks = tuple(ranks)
+        self._node_rank, self._node_dir, self._limit = node_rank, node_dir, limit
+        self._last_line, self._gpu_use = last_line, gpu_use
         self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
-        self._next, self._asked = now if limit else math.inf, 0.0
+        self._next = now if limit else math.inf
         self._cpu: dict[int, float] = {}  # of each worker's processes, when the node came to a stand
         self._seen: dict[int, Sight] = {}  # of each rank at the last look
-        self._wanted = 0.0  # when somebody asked for stacks
+        self._judged: Inquiry | None = None  # for the judgement on what stands still
+        self._wanted: Inquiry | None = None  # for somebody who asked
         self._listener: Listener | None = None
         self.stands: tuple[Standing, ...] | None = None  # where the ranks stand, once nothing has moved for the limit
 
@@ -67,61 +70,33 @@ class Watch:
         """
         if self._listener is None:
             return False
-        self._answer_request(workers, now)
+        pids = {rank: workers[place] if place < len(workers) else 0 for place, rank in enumerate(self._ranks)}
+        self._answer_request(self._listener, pids, now)
         if now >= self._next:
             self._next = now + self._every
-            self._take(workers, chunks, now)
-            if self._still.seconds >= self._limit:
-                self._asked = self._asked or now
-                self._listener.ask("all")
-            else:
+            self._take(self._listener, workers, chunks, now)
+            if self._still.seconds < self._limit:
                 self._listener.ask("numbers")
-                moved, self._asked, self.stands = self.stands is not None, 0.0, None
+                moved, self._judged, self.stands = self.stands is not None, None, None
                 return moved
-        known = self._listener.workers
-        if self._asked and (
-            now - self._asked >= ANSWER_SECONDS or all(one.answered >= self._asked for one in known.values())
-        ):
-            self.stands = self._standings(workers, since=self._asked)
-            self._asked = 0.0
+            self._judged = self._judged or Inquiry(self._listener, pids, now)
+        if self._judged and self._judged.over(now):
+            self.stands = tuple(self._standing(rank, found) for rank, found in self._judged.found().items())
+            self._judged = None
             return True
         return False
 
-    def waits_longer(self, standings: Sequence[Standing], culprits: Sequence[int]) -> bool:
-        """Whether a culprit works, and may be waited for longer."""
-        busy = any(one.cores >= BUSY for one in standings if one.rank in culprits)
-        return busy and self._still.seconds < 2 * self._limit
-
-    def _standings(self, workers: Sequence[int], since: float) -> tuple[Standing, ...]:
-        """Where the ranks stand, by what they answered `since` a moment."""
-        assert self._listener is not None
-        known = self._listener.workers
-        return tuple(
-            self._standing(rank, workers[place] if place < len(workers) else 0, known.get(rank), since)
-            for place, rank in enumerate(self._ranks)
-        )
-
-    def _standing(self, rank: int, pid: int, worker: Worker | None, since: float) -> Standing:
-        letter = state_of(pid) if pid else ""
+    def _standing(self, rank: int, found: Found) -> Standing:
         cores = 0.0
-        if pid in self._cpu and rank in self._seen and self._still.seconds:
-            cores = max(0.0, self._seen[rank].cpu - self._cpu[pid]) / self._still.seconds
-        if not letter or letter in "ZX":
-            return Standing(rank, self._node_rank, "has left")
-        if letter in STATES:
-            return Standing(rank, self._node_rank, f"is {STATES[letter]}", cores=cores)
-        if worker is None:
-            return Standing(rank, self._node_rank, "has no watcher", cores=cores)
-        if worker.answered < since:
-            return Standing(rank, self._node_rank, "does not answer", cores=cores)
-        try:
-            return read_standing(rank, self._node_rank, worker.everything, self._world_size, cores)
-        except ValueError:
-            return Standing(rank, self._node_rank, "does not answer", cores=cores)
+        if found.pid in self._cpu and rank in self._seen and self._still.seconds:
+            cores = max(0.0, self._seen[rank].cpu - self._cpu[found.pid]) / self._still.seconds
+        if found.answer is not None:
+            with suppress(ValueError):
+                return read_standing(rank, self._node_rank, found.answer, cores, found.state)
+        return Standing(rank, self._node_rank, found.state or "does not answer", cores=cores)
 
-    def _take(self, workers: Sequence[int], chunks: int, now: float) -> None:
-        assert self._listener is not None
-        known = self._listener.workers
+    def _take(self, listener: Listener, workers: Sequence[int], chunks: int, now: float) -> None:
+        known = listener.workers
         below = trees(workers)
         cpu = {pid: sum(cpu_seconds(stat_fields(one)) for one in (pid, *below[pid])) for pid in workers}
         numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
@@ -129,42 +104,23 @@ class Watch:
         self._still.look((tuple(workers), chunks, numbers, written), now)
         if not self._still.seconds:
             self._cpu = cpu
-        before, self._seen = (
-            self._seen,
-            {
-                rank: Sight(now, _done(known.get(rank)), cpu[pid])
-                for rank, pid in zip(self._ranks, workers, strict=False)
-            },
-        )
+        before, self._seen = self._seen, {}
+        for rank, pid in zip(self._ranks, workers, strict=False):
+            done = count_done(known[rank].numbers) if rank in known else None
+            self._seen[rank] = Sight(now, done, cpu[pid], self._gpu_use(rank))
         with suppress(OSError):  # a disk that is full or away
             rows = progress(before, self._seen, self._last_line)
-            write_json(self._node_dir / RANKS_FILE, {"time": time.time(), "ranks": rows})
+            write_passing_json(self._node_dir / RANKS_FILE, {"time": time.time(), "ranks": rows})
 
-    def _answer_request(self, workers: Sequence[int], now: float) -> None:
+    def _answer_request(self, listener: Listener, pids: Mapping[int, int], now: float) -> None:
         """`slipway stacks` asks with a file, and is answered with one."""
         wanted = self._node_dir / STACKS_WANTED
-        assert self._listener is not None
-        if not self._wanted and os.path.exists(wanted):  # noqa: PTH110  # Path.exists raises ESTALE
+        if self._wanted is None and os.path.exists(wanted):  # noqa: PTH110  # Path.exists raises ESTALE
             with suppress(OSError):
                 wanted.unlink()
-            self._wanted = now
-            self._listener.ask("all")
-        known = self._listener.workers
-        answered = all(worker.answered >= self._wanted for worker in known.values())
-        if self._wanted and (answered or now - self._wanted >= ANSWER_SECONDS):
-            rows = {str(row.rank): row for row in self._standings(workers, self._wanted)}
-            content = {
-                rank: {"pid": workers[place] if place < len(workers) else None, "state": rows[rank].state}
-                | ({"answer": known[int(rank)].everything} if not rows[rank].state else {})
-                for place, rank in enumerate(rows)
-            }
+            self._wanted = Inquiry(listener, pids, now)
+        if self._wanted and self._wanted.over(now):
+            content = {str(rank): found._asdict() for rank, found in self._wanted.found().items()}
             with suppress(OSError):  # a disk that is full or away
-                write_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
-            self._wanted = 0.0
-
-
-def _done(worker: Worker | None) -> int | None:
-    """How many collectives a rank has done; None where nobody says."""
-    with suppress(ValueError, TypeError, OverflowError):
-        return count_done(worker.numbers) if worker else None
-    return None
+                write_passing_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
+            self._wanted = None

@@ -30,6 +30,7 @@ import torch.multiprocessing as mp
 
 from slipway.protocol.binding import move_to, own_cores, own_device
 from slipway.train.worker.context import open_context
+from slipway.watcher import ADDRESS, begin
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -44,6 +45,8 @@ def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -
     # Never outlive the parent. torch has a SIGINT sent in that case, which workers of the launcher ignore.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     write_to_launcher(rank)
+    if ADDRESS in os.environ:  # slipway.pth does it where a process finds its rank at its start
+        begin()
     # It calls init_process_group in train/worker/group.py, and when all are done destroy_process_group.
     with open_context(abandon=True) as context:
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))

@@ -1,0 +1,60 @@
+"""The launcher's side of the watchers: what a worker says, however it arrives."""
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from slipway.launch.watch import listener
+from slipway.launch.watch.listener import Worker
+
+STATUS = {"0": {"last_completed_collective": "4", "last_enqueued_collective": "5"}}
+ANSWER = {
+    "records": [{"pg_status": STATUS, "entries": []}],
+    "members": {"0": [0, 1]},
+    "threads": [["MainThread", True, []]],
+}
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with socket.socket() as link:
+        worker = Worker(link)
+        worker.take(b'{"pid":7,"rank":3}\n')
+        yield worker
+
+
+def line(content: object) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_answers_arrive_in_pieces_of_any_size(worker: Worker, size: int) -> None:
+    text = line({"records": []}) + line(ANSWER) + line({"records": [{"pg_status": STATUS}]})
+    for start in range(0, len(text), size):
+        worker.take(text[start : start + size])
+    assert (worker.pid, worker.rank) == (7, 3)
+    assert worker.numbers == {"0/0": [5, 4]}
+    assert worker.everything["members"] == {"0": [0, 1]}
+
+
+def test_an_answer_to_all_has_the_numbers_too(worker: Worker) -> None:
+    """Else nobody would notice that a job which stood still moves again: it is asked nothing else then."""
+    worker.take(line(ANSWER))
+    assert worker.numbers == {"0/0": [5, 4]}
+    assert worker.answered > 0
+
+
+@pytest.mark.parametrize(
+    "text", [b"x\n", b"[]\n", b"{}\n", b'{"records": 3}\n', b'{"records": [3]}\n', b"\n", b"\xff\n"]
+)
+def test_what_is_no_answer_is_refused(worker: Worker, text: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        worker.take(text)
+
+
+def test_an_answer_without_an_end_is_refused(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "LARGEST", 100)
+    with pytest.raises(ValueError, match="too long"):
+        worker.take(b"x" * 101)
