@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import PATIENCE, Launcher, start_launcher
+from launchers import PATIENCE, Launcher
 
 from slipway.launch.process_tree import descendants, lives, send_signal, state_of
 
@@ -22,7 +22,21 @@ import os
 if os.environ.get("LOCAL_RANK"):
     open(f"{os.environ['SEEN']}/{os.environ['SLIPWAY_ATTEMPT']}-{os.environ['RANK']}", "w").close()
 """
-GPT = ("gpt", "--preset", "tiny", "--steps", "24", "--save-every", "8", "--log-every", "1", "--sample-tokens", "0")
+GPT = (
+    "gpt",
+    "--preset",
+    "tiny",
+    "--steps",
+    "24",
+    "--save-every",
+    "8",
+    "--log-every",
+    "1",
+    "--sample-tokens",
+    "0",
+    "--eval-every",
+    "0",
+)
 SCRIPT = """
 import os, signal, sys, time
 print("begun", os.environ["RANK"], "torch" in sys.modules, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
@@ -78,32 +92,35 @@ def kill_rank(job: Launcher, folder: Path, rank: int = 1) -> None:
     os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
 
 
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(runs: Path) -> dict[str, bytes]:
     """Every tensor of the last snapshot, as files."""
-    [last] = folder.glob("runs/*/snapshots/step-00000024")
+    [last] = runs.glob("*/snapshots/step-00000024")
     return {file.name: file.read_bytes() for file in last.glob("*.safetensors")}
 
 
 @pytest.mark.core
+@pytest.mark.parametrize(
+    ("processes", "threads"), [("2", "1"), ("1", "2")]
+)  # with a pool of threads a used parent shows
 def test_a_forked_attempt_ends_bit_for_bit_as_an_undisturbed_run(
-    slipway: Run, seen: dict[str, str], tmp_path: Path
+    slipway: Run, start: Run, seen: dict[str, str], tmp_path: Path, processes: str, threads: str
 ) -> None:
-    (tmp_path / "calm").mkdir()
-    calm = start_launcher(tmp_path / "calm", *GPT, NPROC_PER_NODE="2", OMP_NUM_THREADS="2")
-    assert calm.end() == 0, calm.text
-    job = start_launcher(tmp_path, *GPT, OMP_NUM_THREADS="2", **seen)  # with threads a parent that ran a product shows
+    variables = {"OMP_NUM_THREADS": threads, "NPROC_PER_NODE": processes}
+    calm = slipway(*GPT, "--runs", "calm", **variables)
+    assert calm.process.returncode == 0, calm.text
+    job = start(*GPT, "--runs", "runs", **seen | variables)
     job.wait_for("step 10/")
     pid = parked(job)
-    kill_rank(job, tmp_path)
-    job.wait_for("attempt 2")
+    kill_rank(job, tmp_path, int(processes) - 1)
     job.wait_for("going on from")
     assert parked(job) == pid, "it lasts"
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1, "no pool of threads"
     names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
-    assert sum(b"slipway.warm_workers\0slipway.train.workloads.gpt" in name for name in names) == 2, names
+    workers = [name for name in names if b"slipway.warm_workers\0slipway.train.workloads.gpt" in name]
+    assert len(workers) == int(processes), names
     assert job.end() == 0, job.text
-    assert started(seen) == ["1-0", "1-1"], "those of the second attempt were forked"
-    assert weights(tmp_path) == weights(tmp_path / "calm")
+    assert started(seen) == [f"1-{rank}" for rank in range(int(processes))], "those of the second attempt were forked"
+    assert weights(tmp_path / "runs") == weights(tmp_path / "calm")
     assert not lives(pid)
 
 
