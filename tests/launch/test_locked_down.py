@@ -25,6 +25,7 @@ mount --bind {CHECKOUT} /mnt && mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp ||
 [ -d {CHECKOUT} ] || {{ mkdir -p {CHECKOUT} && mount --bind /mnt {CHECKOUT} || exit; }}
 mount -o remount,ro,bind / && cd / && exec "$@"
 """
+NEVER_FINITE = ("--steps", "20", "--lr", "1e38", "--nonfinite-budget", "0")
 LOCKED = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
 
 DDP = """
@@ -105,8 +106,8 @@ def in_memory() -> Iterator[Path]:
 
 
 def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(slipway: Run, in_memory: Path) -> None:
-    job = slipway("linear", "--precision", "fp16", "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test")
-    assert job.end() == 78, job.text
+    job = slipway("linear", *NEVER_FINITE, "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test")
+    assert job.end() == 93, job.text
     assert "no volume" in job.closing[-1]
     assert "no volume" not in slipway("linear", "--epochs", "1", "--run-dir", f"{in_memory}/2").text
 

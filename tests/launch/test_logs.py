@@ -46,7 +46,7 @@ def test_a_training_is_shown_and_packed(slipway: Run, tmp_path: Path) -> None:
     logs = {f"node-0/logs/{name}.log" for name in ("rank-0", "rank-1", "torchrun")}
     ranks = {f"node-0/{folder}/rank-{rank}.json" for folder in ("outcome", "heartbeat") for rank in (0, 1)}
     top = {"README.txt", "check.txt", "versions.json", "run.json", "outcome.json", "options.json", "metrics.jsonl"}
-    assert names - {"node-0/plan.json"} == top | logs | ranks
+    assert names - {"node-0/plan.json"} == top | logs | ranks | {"node-0/ledger.json"}
 
 
 def test_what_ranks_share_is_shown_once_and_no_secret_gets_into_a_bundle(slipway: Run, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_memory_that_is_damaged_is_named_and_the_disk_taken(start: Start, tmp_pa
 def test_after_two_attempts_that_failed_from_one_in_memory_the_disks_is_taken(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAILS_AT_25)
     words = (*JOB, "--steps", "40", "--save-every", "10", "--memory-every", "12", "--max-restarts", "9")
-    job = start("run", *words, NPROC_PER_NODE="2", PYTHONPATH=str(tmp_path))
+    # Workers that are forked read no sitecustomize.py of their own.
+    job = start("run", *words, NPROC_PER_NODE="2", PYTHONPATH=str(tmp_path), SLIPWAY_WARM="0")
     job.end(2 * PATIENCE)
     assert IN_MEMORY.findall(job.text) == ["24", "24"], job.text
     assert "passing over the snapshot in memory of step 24: 2 attempts from it failed" in job.text
