@@ -43,7 +43,8 @@ class Scene:
 
     def start(self, *words: str, before: tuple[str, ...] = (), **fault: object) -> Launcher:
         """Start the job with two processes; `words` are the launcher's, or change the job; `fault`: see sitecustomize."""
-        harm = {"FAULTS": faults(str(self.run), str(self.go), fault), "PYTHONPATH": str(INSIDE)}
+        # Workers that are forked read no sitecustomize.py of their own.
+        harm = {"FAULTS": faults(str(self.run), str(self.go), fault), "PYTHONPATH": str(INSIDE), "SLIPWAY_WARM": "0"}
         given = ("run", "--run-dir", str(self.run), "--max-restarts", "0", *JOB, *words)
         launcher = start_launcher(self.folder, *given, before=before, NPROC_PER_NODE="2", **(harm if fault else {}))
         self.stack.callback(self.end, launcher)

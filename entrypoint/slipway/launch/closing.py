@@ -90,7 +90,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
     if commands and not here.image and not here.program and here.runtime != "compose":
         say(
-            f"{USUAL_IMAGE} there, or whatever you call the image; to have it named {advise(LACKING, job.host.runtime)}"
+            f"  {USUAL_IMAGE} there, or whatever you call the image; to have it named {advise(LACKING, job.host.runtime)}"
         )
 
 
