@@ -3,6 +3,7 @@
 The job after go is a sleep of `seconds`, cut short by news of another node; `fail` is the evidence of a failure.
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -37,7 +38,7 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
         ) as muster:
             go = muster.join(card)
             assert go is not None
-            print(json.dumps({"go": vars(go)}), flush=True)
+            print(json.dumps({"go": dataclasses.asdict(go)}), flush=True)
             ended = work(muster, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
             verdict = muster.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
             print("\n".join(block(verdict)), flush=True)
