@@ -129,7 +129,7 @@ def stopped(scene: Scene) -> Nodes:
 
 def elastic(scene: Scene) -> Nodes:
     """Of one or two nodes one is killed, another comes while the first trains alone, is taken in, and is stopped."""
-    job = Nodes(scene, WORLD_SIZE="1:2")
+    job = Nodes(scene, WORLD_SIZE="1:2", SLIPWAY_WARM="0")  # workers that are forked read no sitecustomize.py
     lasting, victim = job.hold_one(0)
     job.lose(victim)
     lasting.hear("fault: hold", times=2)  # now alone
