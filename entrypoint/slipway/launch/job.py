@@ -84,7 +84,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         try:
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
-            elsewhere, lasting = partial(look_elsewhere, lock, nodes), Lasting(memory, spare, books.look, hears)
+            elsewhere = partial(look_elsewhere, lock, nodes)
+            lasting = Lasting(memory, spare, books.look, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
             metrics.attempt(node.run)
             tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, hangs, previous, node.reached, lasting)
         except LaunchError as error:

@@ -1,5 +1,6 @@
 """What a launcher has from its first attempt to its last, and each attempt uses."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,13 +12,14 @@ from slipway.launch.attempt.spare import Spare
 @dataclass(frozen=True)
 class Lasting:
     """`memory`: what outlives the workers; `spare`: what the next attempt is forked from; `look_on` is called at every look, and
-    `hears` is told of a hang.
+    `hears` is told of a hang. `silence`: the seconds without a sign of life after which the other nodes count this one as lost.
     """
 
     memory: Memory | None = None
     spare: Spare | None = None
     look_on: Callable[[Milestones], None] = lambda milestones: None
     hears: Callable[[str], None] = lambda hang: None
+    silence: float = math.inf
 
 
 ALONE = Lasting()  # an attempt that nothing outlasts

@@ -54,7 +54,7 @@ Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
 TORCHRUN_ENDS = 10.0  # s that it has when all workers have said how they ended, and are gone
-STOOD_STILL = 5.0  # s between two looks that mean that we were frozen ourselves; there is one every TICK
+THAWED = 5.0  # s after which having been frozen explains nothing any more
 
 
 class Elsewhere(NamedTuple):
@@ -107,7 +107,7 @@ class Attempt:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
         self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
-        self._woke = self._looked
+        self._woke, self._silence = self._looked, lasting.silence
         self.milestones, self._look_on = Milestones(self._looked, reached), lasting.look_on
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
         self._told: Stop | None = None
@@ -204,10 +204,10 @@ class Attempt:
     def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
         """Take note of what has happened, and pass on what the workers have to know."""
         facts, now = self.facts, time.monotonic()
-        if (gap := now - self._looked) > STOOD_STILL and not facts.lost:
+        if (gap := now - self._looked) > self._silence / 2 and not facts.lost:
             facts.still, self._woke = gap, now
-        elif now - self._woke > STOOD_STILL and not facts.lost:
-            facts.still = 0.0  # what was long ago explains nothing
+        elif now - self._woke > THAWED and not facts.lost:
+            facts.still = 0.0
         self._looked = now
         facts.started = child.started
         if child.failures and not facts.failures:
