@@ -36,7 +36,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     script = "\n".join(block.script() for block in read_blocks(page) if block.alone)
     with (tmp_path_factory.getbasetemp().parent / "one-job-of-two-nodes").open("w") as lock:
-        if "RANK=" in script:  # two nodes on one machine: all such jobs meet at the same port
+        if "RANK=" in script or "\ntorchrun " in script:  # all jobs of two nodes meet at torchrun's usual port
             fcntl.flock(lock, fcntl.LOCK_EX)
         done = run(["bash", "-euo", "pipefail", "-x", "-c", script], tmp_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:]
