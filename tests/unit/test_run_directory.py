@@ -1,5 +1,6 @@
 """Where a run lies, what it goes on from, and the files that the launcher keeps in it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,9 @@ def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
         "node-0/honours-stop",
         "node-0/outcome/rank-0.json",
         "node-0/heartbeat/rank-0.json",
+        "node-0/.ledger.json.1.new",  # of a launcher that was killed while it wrote
+        ".outcome.json.1.new",
+        f"node-0/.ledger.json.{os.getpid()}.new",
         "node-1/stop",
         "node-0/logs/rank-0.log",
     ):
@@ -318,7 +322,8 @@ def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
         (run.path / name).touch()
     prepare_run(run, plan, "1.0", NOW)
     left = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
-    assert left == {"run.json", "node-1/stop", "node-0/logs/rank-0.log"}
+    own = f"node-0/.ledger.json.{os.getpid()}.new"
+    assert left == {"run.json", "node-1/stop", "node-0/logs/rank-0.log", own}
     assert (run.node(0) / "outcome").is_dir()
     assert (run.node(0) / "heartbeat").is_dir()
 

@@ -31,6 +31,11 @@ def write_whole(path: Path, content: str | bytes, *, lasting: bool = True) -> No
         raise
 
 
+def unfinished(folder: Path, name: str = "*") -> list[Path]:
+    """What other processes left in a folder that were killed while they wrote a file of this name, or are writing just now."""
+    return [path for path in folder.glob(f".{name}.*.new") if not path.match(f"*.{os.getpid()}.new")]
+
+
 def remove_tree(path: Path) -> None:
     """Delete a folder and everything in it, of a link only the link. Raises OSError."""
     if path.is_symlink() or not path.is_dir():

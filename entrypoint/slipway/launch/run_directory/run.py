@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.settings import Sources
+from slipway.protocol.durable import unfinished
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     CHARTS,
@@ -232,7 +233,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     try:
         for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
-        for stale in _left_behind(node, plan):  # by the attempt before; its verdict is in outcome.json
+        for stale in _left_behind(run, node, plan):  # by the attempt before; its verdict is in outcome.json
             with held_folder(stale.parent) as folder:
                 (folder / stale.name).unlink(missing_ok=True)
         if plan.topology.rank == 0 or not run.shared:
@@ -259,12 +260,16 @@ def cannot_make(error: OSError) -> LaunchError:
     return LaunchError(text, code_of(error))
 
 
-def _left_behind(node: Path, plan: Plan) -> list[Path]:
-    """This launcher's own files; where there is one per process, its neighbours may have written theirs already."""
+def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
+    """This launcher's own files, and what one that was killed had not finished writing; where there is one per process, its
+    neighbours may have written theirs already, or be writing them."""
     if process := plan.topology.process:
         mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
     else:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
+        mine += unfinished(node)
+        if plan.topology.rank == 0 or not run.shared:
+            mine += [*unfinished(run.path, RUN_FILE), *unfinished(run.path, OUTCOME_FILE)]
     shared = (
         []
         if process and process.local_rank
