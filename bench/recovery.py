@@ -1,9 +1,9 @@
 """From SIGKILL of a rank to the next step, and where the time goes: one job, whose ranks are killed in turn.
 
-    .venv/bin/python bench/recovery.py [--rounds 40]
+    .venv/bench/bin/python bench/recovery.py [--rounds 40]
 
-The pause between two attempts, which grows with their number, is set to none here. A kill hits a random rank that has made
-steps for a second since the last snapshot. The script's row is from the kill to its first line.
+A kill hits a random rank that has made steps for a second since the last snapshot on the disk, so that there is no pause
+between the attempts. The script's row is from the kill to its first line.
 """
 
 import itertools
@@ -25,14 +25,6 @@ from typing import Any
 from report import Report, options_parser, read_options
 from sides import Spread
 
-ROOT = Path(__file__).parents[1] / ".venv"
-LAUNCHER = """
-import sys
-from slipway.launch.verdict import attempts
-attempts.PAUSES, attempts.STUCK = (0.0,), 1000
-from slipway.cli import main
-sys.exit(main())
-"""
 SCRIPT = """
 import os, sys, time
 print("begun", os.getpid(), flush=True)
@@ -72,7 +64,7 @@ class Job:
         environ = {name: os.environ[name] for name in ("PATH", "HOME")} | {"CUDA_VISIBLE_DEVICES": "", **variables}
         self.folder, self.lines = folder, list[tuple[float, str]]()
         self.process = subprocess.Popen(
-            [ROOT / "bin/python", "-c", LAUNCHER, *words],
+            [sys.executable, "-m", "slipway", *words],
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -167,7 +159,7 @@ def main() -> int:
     report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", read_options(options_parser(__doc__)))
     rounds = report.options.rounds
     for warm in ("1", "0"):
-        with job(*TINY, NPROC_PER_NODE="2", SLIPWAY_MAX_RESTARTS="1000", SLIPWAY_WARM=warm) as under_way:
+        with job(*TINY, NPROC_PER_NODE="2", SLIPWAY_WARM=warm) as under_way:
             wait_for(lambda: under_way.beat(0).get("step", 0) > 0, under_way)
             each = [recover(under_way) for _ in range(rounds if warm == "1" else max(1, rounds // 8))]
         whole = Spread.of([sum(parts) for parts in each])
@@ -184,7 +176,7 @@ def main() -> int:
         )
         if warm == "1":
             report.target("SIGKILL of a rank to a new step", whole, 2.0, "s", at_most=True)
-    with job("run", "own.py", NPROC_PER_NODE="2", SLIPWAY_MAX_RESTARTS="1000") as under_way:
+    with job("run", "own.py", NPROC_PER_NODE="2", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
         under_way.said("begun", 0)
         time.sleep(5)
         first = Spread.of([restart_script(under_way) for _ in range(max(1, rounds // 2))])
