@@ -177,7 +177,11 @@ def follow(side: Side, folder: Path, seconds: float, between: float) -> Course:
 def last_snapshot(folder: Path) -> dict[str, str]:
     """The checksums of the files of a run's last snapshot."""
     newest = max(folder.glob("runs/*/snapshots/step-????????"))
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in newest.iterdir() if "manifest" not in file.name}
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in newest.iterdir()
+        if "manifest" not in file.name
+    }
 
 
 def ledger(folder: Path) -> dict[str, float]:
@@ -231,7 +235,11 @@ def main() -> int:
     trained = booked["training"] / sum(booked.values())
     report.target("slipway gpt, of all its seconds by its ledger: training", Spread.of([trained]), 0.8, "")
     pairs = zip(harmed.rates(), others["torchrun"].rates(), strict=False)
-    report.target("slipway gpt, steps against torchrun's script, by the minute", Spread.of([a / max(b, 1e-9) for a, b in pairs]), 2.0)
+    report.target(
+        "slipway gpt, steps against torchrun's script, by the minute",
+        Spread.of([a / max(b, 1e-9) for a, b in pairs]),
+        2.0,
+    )
     report.target("slipway gpt, last snapshot equal to an undisturbed one's", Spread.of([float(equal)]), 1.0, "")
     return report.close()
 

@@ -1,6 +1,7 @@
 """A job from its start to its end: it is harmed as planned, and its nodes are started again as a scheduler would."""
 
 import getpass
+import math
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -65,9 +66,10 @@ class Course:
             while not self.is_over():
                 time.sleep(TICK)
                 self.harm()
-                self.undo()
+                self.undo(time.monotonic())
                 self.start_again()
             if not self.report.wrong:
+                self.undo(math.inf)
                 self.find_left()
         self.report.done += [None] * (len(self.plan.harms) - len(self.report.done))
         self.report.seconds = time.monotonic() - self.began
@@ -132,13 +134,15 @@ class Course:
                     return True
         return False
 
-    def undo(self) -> None:
+    def undo(self, now: float) -> None:
         """Undo what was to last until now; where it was for good, end the node, as whoever looks after it would."""
-        for row in [row for row in self.undone if row[0] <= time.monotonic()]:
+        for row in [row for row in self.undone if row[0] <= now]:
             self.undone.remove(row)
             _, node, harm, pid = row
-            if node.code is None:
-                node.undo(harm, pid) if pid else node.kill()
+            if pid and (node.code is None or harm.act == "SIGSTOP"):  # a frozen process outlives its launcher
+                node.undo(harm, pid)
+            elif node.code is None:
+                node.kill()
 
     def start_again(self) -> None:
         """Start nodes again that ended: those that did not finish, or all where none is left."""
