@@ -99,7 +99,17 @@ loop.save = crash
 def test_a_crash_loop_ends_though_it_saves_each_time(start: Run, tmp_path: Path) -> None:
     write(tmp_path, f"if 'LOCAL_RANK' in os.environ:{CRASHES}".replace("\n", "\n    "), "sitecustomize.py")
     limits = ("run", "--max-restarts", "1")
-    job = start(*limits, *TINY, "--steps", "100000", "--save-every", "1", NPROC_PER_NODE="1", PYTHONPATH=str(tmp_path), SLIPWAY_WARM="0")
+    job = start(
+        *limits,
+        *TINY,
+        "--steps",
+        "100000",
+        "--save-every",
+        "1",
+        NPROC_PER_NODE="1",
+        PYTHONPATH=str(tmp_path),
+        SLIPWAY_WARM="0",
+    )
     assert job.end() == 1, job.text
     assert any("--max-restarts 1, and 2 failures in a row were without progress" in line for line in job.closing)
     tries = outcome(tmp_path)["attempts"]
