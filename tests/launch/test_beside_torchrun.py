@@ -1,56 +1,70 @@
-"""What a script finds under `slipway run` and under `torchrun`: all that differs stands in docs/own-script.md."""
+"""What programs find and compute under `slipway run` and under `torchrun`: all that differs stands in docs/own-script.md.
+
+The programs are in programs/, of the kinds that people bring. Each runs under both at once, in a copy of that folder for each.
+"""
 
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
-SHOW = """
-import json, os, resource, signal, sys, threading
+import needs
+import pytest
 
-json.dump(
-    {
-        "arguments": sys.argv[2:],
-        "file": __file__,
-        "name": __name__,
-        "folder": os.getcwd(),
-        "path": sys.path,
-        "flags": str(sys.flags),
-        "input": sys.stdin.read() if os.environ["RANK"] == "0" else None,
-        "environ": dict(os.environ),
-        "threads": [thread.name for thread in threading.enumerate()],
-        "signals": {number.name: str(signal.getsignal(number)) for number in signal.Signals},
-        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
-        "umask": os.umask(0),
-        "nice": os.nice(0),
-        "cores": sorted(os.sched_getaffinity(0)),
-        "terminals": [os.isatty(number) for number in (0, 1, 2)],
-        "own session": os.getsid(0) == os.getpid(),
-        "modules": sorted(sys.modules),
-        "files": len(os.listdir("/proc/self/fd")),
-    },
-    open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w"),
-)
-"""
+PROGRAMS = Path(__file__).with_name("programs")
 DOCUMENTED = (Path(__file__).parents[2] / "docs/own-script.md").read_text(encoding="utf-8")
-ELSEWHERE = {"environ", "modules", "files"}  # compared name by name, or by the rows in words
+LAUNCHERS = {
+    "torchrun": ("torch.distributed.run", "--master-port", "0", "--standalone"),
+    "slipway": ("slipway", "run"),
+}
+# What --standalone brings with its c10d rendezvous, in place of static.
+OF_ELASTIC = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_MAX_RESTARTS"}
+ELSEWHERE = {"environ", "modules", "files", "input"}  # compared name by name, or by the rows in words
 
 
-def show(folder: Path, name: str, *words: str) -> tuple[int, dict[int, dict[str, object]]]:
+@dataclass(frozen=True)
+class Side:
+    """What came of a program under one launcher: by rank what it found and computed, and the files that it left."""
+
+    code: int
+    text: str
+    found: list[dict[str, object]]
+    computed: list[dict[str, object]]
+    files: set[str]
+
+
+def run_in(folder: Path, words: Sequence[str]) -> Side:
+    """Run a Python with a program and its words under the launcher that the folder is called after."""
+    python, *program = words
+    for path in [*folder.glob("found-*"), *folder.glob("computed-*")]:
+        path.unlink()  # of the start before
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, "-m", *words, "--nproc-per-node", "2", "show.py", name, "a b", "--flag"],
+        [python, "-m", *LAUNCHERS[folder.name], "--nproc-per-node", "2", *program],
         cwd=folder,
         env={**kept, "OWN": "kept as it is"},
         input="typed\n",
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=240,
     )
-    return done.returncode, {rank: json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return Side(done.returncode, done.stdout, read(folder, "found"), read(folder, "computed"), files)
+
+
+def read(folder: Path, name: str) -> list[dict[str, object]]:
+    """What the ranks wrote, with the same name for the folder on both sides."""
+    texts = [path.read_text().replace(str(folder), "FOLDER") for path in sorted(folder.glob(f"{name}-*.json"))]
+    return [json.loads(text) for text in texts]
 
 
 def names_in_the_table() -> set[str]:
@@ -59,30 +73,78 @@ def names_in_the_table() -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_a_script_finds_what_it_would_find_under_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    theirs_code, theirs = show(tmp_path, "theirs", "torch.distributed.run", "--master-port", "0", "--standalone")
-    ours_code, ours = show(tmp_path, "ours", "slipway", "run")
-    assert (theirs_code, ours_code) == (0, 0)
+@dataclass(frozen=True)
+class Start:
+    """Words behind the program's name, and how torchrun and slipway end then."""
+
+    words: str = ""
+    codes: tuple[int, int] = (0, 0)
+    says: str = ""
+
+
+TRAINER = (
+    "--output_dir out --use_cpu --ddp_backend gloo --report_to none --max_steps 4 --save_steps 2 --disable_tqdm true"
+)
+CASES = {
+    "plain.py": [Start("'a b' --flag"), Start("3", (1, 1))],
+    "gpt.py": [Start("smaller.json --backend=gloo --max_iters=4")],
+    # It breaks, and goes on from its snapshot.
+    "multigpu.py": [Start("4 1 --breaks_in 2", (1, 1), "ValueError: as asked"), Start("4 1", says="at Epoch 2")],
+    "fsdp2.py": [Start()],
+}
+ON_FRAMEWORKS = {
+    "hydra_app.py": [Start("optimizer.lr=0.2 steps=3 hydra.job.chdir=true hydra.run.dir=out")],
+    "hf_trainer.py": [Start(TRAINER)],
+    "accelerated.py": [Start()],
+    "lightning_fit.py": [Start()],
+}
+
+
+FRAMEWORKS = pytest.mark.needs("frameworks")
+
+
+@pytest.mark.parametrize(
+    ("python", "program", "starts"),
+    [
+        *[pytest.param(sys.executable, *case, id=case[0]) for case in CASES.items()],
+        *[pytest.param(str(needs.FRAMEWORKS), *case, id=case[0], marks=FRAMEWORKS) for case in ON_FRAMEWORKS.items()],
+    ],
+)
+def test_a_program_finds_and_computes_what_it_would_under_torchrun(
+    tmp_path: Path, python: str, program: str, starts: list[Start]
+) -> None:
+    folders = [tmp_path / launcher for launcher in LAUNCHERS]
+    for folder in folders:
+        shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for start in starts:
+        with ThreadPoolExecutor() as pool:
+            theirs, ours = pool.map(run_in, folders, repeat((python, program, *shlex.split(start.words))))
+        said = f"{theirs.text}\n== and here\n{ours.text}"
+        assert (theirs.code, ours.code) == start.codes, said
+        assert start.says in theirs.text, said
+        assert start.says in ours.text, said
+        assert len(theirs.found) == len(ours.found) == 2
+        for rank, (there, here) in enumerate(zip(theirs.found, ours.found, strict=True)):
+            compare_found(rank, there, here)
+        assert theirs.computed == ours.computed, said
+        assert len(ours.computed) == 2 or start.codes != (0, 0), said
+        assert theirs.files == {name for name in ours.files if not name.startswith("runs/")}
+
+
+def compare_found(rank: int, there: dict[str, object], here: dict[str, object]) -> None:
     known = names_in_the_table()
-    for rank in range(2):
-        there, here = theirs[rank], ours[rank]
-        assert {key: value for key, value in there.items() if key not in ELSEWHERE} == {
-            key: value for key, value in here.items() if key not in ELSEWHERE
-        }
-        before, after = there["environ"], here["environ"]
-        assert isinstance(before, dict)
-        assert isinstance(after, dict)
-        differ = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-        assert {"SLIPWAY_…" if name.startswith("SLIPWAY_") else name for name in differ} - known <= OF_ELASTIC
-        assert after["OWN"] == "kept as it is"
-        assert isinstance(here["modules"], list)
-        assert isinstance(there["modules"], list)
-        assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {"slipway", "slipway.watcher"}
-        assert int(str(here["files"])) - int(str(there["files"])) in range(
-            4
-        )  # a socket, once it is connected, and a pipe
-
-
-# What --standalone brings with its c10d rendezvous, in place of static.
-OF_ELASTIC = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_MAX_RESTARTS"}
+    assert {key: value for key, value in there.items() if key not in ELSEWHERE} == {
+        key: value for key, value in here.items() if key not in ELSEWHERE
+    }
+    before, after = there["environ"], here["environ"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    differ = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert {"SLIPWAY_…" if name.startswith("SLIPWAY_") else name for name in differ} - known <= OF_ELASTIC
+    assert after["OWN"] == "kept as it is"
+    assert (there["input"], here["input"]) == (("typed\n", "typed\n") if rank == 0 else (False, True))
+    assert isinstance(here["modules"], list)
+    assert isinstance(there["modules"], list)
+    assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {"slipway", "slipway.watcher"}
+    # A socket, once it is connected, and a pipe.
+    assert int(str(here["files"])) - int(str(there["files"])) in range(4)
