@@ -41,15 +41,22 @@ class ContainerJob:
 
 
 def start(scene: Scene, options: str, *wanted: dict[str, object]) -> ContainerJob:
-    """Start the job in a container with more of docker's options, and wait for the first of the faults."""
+    """Start the job in a container with more of docker's options, and wait for the first of the faults, if any."""
     harm = faults("/checkpoints/run", "/checkpoints/go", *wanted)
     job = shlex.join(("run", "--run-dir", "/checkpoints/run", "--resume", "auto", "--max-restarts", "0", *JOB))
     volumes = f"--volume {scene.folder}:/checkpoints --volume {INSIDE}:/inside:ro"
     variables = f"--env PYTHONPATH=/inside --env NPROC_PER_NODE=2 --env {shlex.quote('FAULTS=' + harm)}"
     line = f"--shm-size 1g {as_oneself()} {volumes} {variables} {options} IMG {job}"
     container = ContainerJob(Containers(scene.stack).start(line))
-    container.wait_for("fault: ")
+    if wanted:
+        container.wait_for("fault: ")
     return container
+
+
+def few_processors(scene: Scene) -> ContainerJob:
+    """Two ranks share 0.3 processors, on which two imports of torch take longer than the 10 s that a step may take."""
+    scene.harm()
+    return start(scene, "--cpus 0.3 --env SLIPWAY_HANG_SECONDS=10")
 
 
 HOLD = {"do": "hold", "beat": ("train", 25, 3)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ipv6 import Ipv6Nodes
 from nodes import TRAINING, Clock, Moment, Nodes
 from scene import Scene
 
@@ -114,6 +115,26 @@ def clocks_apart(scene: Scene) -> Nodes:
     victim, _ = job.hold_one(1, Clock((3600, -3600)))
     scene.harm()
     victim.release()
+    return job
+
+
+def run_directory_deleted(scene: Scene) -> Nodes:
+    """Node 0's run directory is deleted in mid-training, and then its rank dies; nothing is kept in memory."""
+    job = Nodes(scene, "--memory-every", "0")
+    victim, _ = job.hold_one(0)
+    worker = victim.worker
+    scene.harm()
+    victim.delete_run()
+    victim.kill_process(worker)
+    return job
+
+
+def ipv6_alone(scene: Scene) -> Nodes:
+    """There is no IPv4."""
+    job = Ipv6Nodes(scene)
+    scene.harm()
+    job.start(1)
+    job.start(0)
     return job
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -104,10 +105,24 @@ class Node(ContainerJob):
         """SIGKILL to its first process: everything in the container ends without a word."""
         docker("kill", self.name)
 
-    def kill_worker(self) -> None:
+    @property
+    def worker(self) -> str:
+        """The process id of its rank, in the container."""
         record = (self.run / f"node-{self.rank}/heartbeat/rank-{self.rank}.json").read_text()
         [pid] = re.findall(r'"pid": (\d+)', record)
+        return str(pid)
+
+    def kill_worker(self) -> None:
+        self.kill_process(self.worker)
+
+    def kill_process(self, pid: str) -> None:
         docker("exec", self.name, "bash", "-c", f"kill -KILL {pid}")
+
+    def delete_run(self) -> None:
+        """Its run directory is gone at once, however much is written there meanwhile."""
+        self.run.rename(gone := self.disk / "gone")
+        shutil.rmtree(gone)
+        self.fresh = True
 
     def freeze(self) -> None:
         docker("pause", self.name)
@@ -133,11 +148,13 @@ class Node(ContainerJob):
 class Nodes:
     """The nodes of one job, in the order of their ranks, and what the table asks of any job."""
 
+    network_options: tuple[str, ...] = ()
+
     def __init__(self, scene: Scene, *words: str, **settings: str) -> None:
-        """`words` are the launcher's; `settings` go into the environment of all nodes."""
+        """`words` are the launcher's, or change the job; `settings` go into the environment of all nodes."""
         self.scene, self.words, self.settings = scene, words, {"WORLD_SIZE": "2"} | SETTINGS | settings
         self.network = fresh_name()
-        docker("network", "create", self.network)
+        docker("network", "create", *self.network_options, self.network)
         scene.stack.callback(docker, "network", "rm", self.network)
         self.nodes: list[Node] = []
         self.started = 0
@@ -151,13 +168,16 @@ class Nodes:
         harm = json.dumps([{"rank": rank, "go": "/checkpoints/go", **harm.fault} for harm in harms])
         settings = self.settings | {"RANK": str(rank), "PYTHONPATH": "/inside", "FAULTS": harm}
         variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-        place = f"--network {self.network} --network-alias node-{rank}"
         volumes = f"--volume {disk}:/checkpoints --volume {INSIDE}:/inside:ro"
-        job = shlex.join(("run", *self.words, *JOB))
-        line = f"--shm-size 1g {as_oneself()} {place} {volumes} {variables} IMG {job}"
+        job = shlex.join(("run", *JOB, *self.words))
+        line = f"--shm-size 1g {as_oneself()} {self.place(rank)} {volumes} {variables} IMG {job}"
         node = Node(Containers(self.scene.stack).start(line), self.network, rank, disk, fresh)
         self.nodes = sorted([*self.nodes, node], key=lambda node: node.rank)
         return node
+
+    def place(self, rank: int) -> str:
+        """The options by which a container gets a node's name and address."""
+        return f"--network {self.network} --network-alias node-{rank}"
 
     def hold(self, rank: int, moment: Moment = TRAINING, *harms: Clock) -> Node:
         """Start a node, and wait until it is held and the others have their snapshot."""

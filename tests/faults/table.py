@@ -201,6 +201,7 @@ FAULTS = [
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
     Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine", "other users")),
     Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), core=True),
+    Fault("0.3 processors (engine)", contained.few_processors, 0, "^finished on 1 node: ", HANG, FINISHED, needs=("engine",)),
     Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("engine",)),
 ]  # fmt: skip
 
@@ -228,6 +229,8 @@ PARTINGS = [
     Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "^a node was lost: node 1 .*no heartbeat for 4 s"), (76, "a node was lost: .*node 0 .*no heartbeat for 4 s")), CUT, FROM_20),
     Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, FINISH, GO_ON, FROM_20),
     Parting("clocks an hour apart, one jumps", losses.clocks_apart, finish(1), GO_ON, Resume()),
+    Parting("node 0's run directory deleted, then its rank dies", losses.run_directory_deleted, FINISH, GO_ON, FROM_20),
+    Parting("IPv6 alone", losses.ipv6_alone, finish(1), GO_ON, Resume(), needs=("engine", "IPv6")),
     Parting("docker stop of node 1", losses.stopped, ((75, "^stopped by the system: .*stopped at step 26 of 40, snapshot saved"),) * 2, LOSE, Resume(26)),
     Parting("WORLD_SIZE=1:2: lost, joined, stopped", losses.elastic, (*finish(4, 1), (75, "^stopped by the system: .*stopped at step 2[67]")), GO_ON, Resume(26, exact=False)),
 ]  # fmt: skip
