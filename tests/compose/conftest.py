@@ -55,7 +55,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A training that came to its end."""
     project = Project(tmp_path_factory.mktemp("finished"), COMPOSE_FILE=CPU, WORKLOAD=SHORT)
     try:
-        project("up")
+        project("up", timeout=240)
         yield project
     finally:
         project.remove()
