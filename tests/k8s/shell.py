@@ -57,7 +57,11 @@ def run_pod(words: list[str]) -> Document:
     for flag in ("--rm", "--attach"):  # it shows what the pod says, and takes it away behind it
         parser.add_argument(flag, action="store_true", required=True)
     told = parser.parse_args(words)
-    own = {"containers": [{"name": told.name, "image": told.image}], "restartPolicy": told.restart, "hostname": told.name}
+    own = {
+        "containers": [{"name": told.name, "image": told.image}],
+        "restartPolicy": told.restart,
+        "hostname": told.name,
+    }
     without = {  # a token, the names of other Services, and a confinement that nobody asked for
         "automountServiceAccountToken": False, "enableServiceLinks": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},

@@ -102,8 +102,8 @@ def open_corpus(
 ) -> Corpus:
     """What `dataset` means, in tokens of `tokenizer`; without one in the data's own, or in bytes. By every rank.
 
-    Samples are to have `length` tokens; `column` holds the text of JSON lines and parquet. Raises ConfigurationError for data that are not there, or not of
-    this tokenizer, and what fetching raises.
+    Samples are to have `length` tokens; `column` holds the text of JSON lines and parquet. Raises ConfigurationError for
+    data that are not there, or not of this tokenizer, and what fetching raises.
     """
     check_dataset(dataset)
     scheme, _, rest = dataset.partition(":")

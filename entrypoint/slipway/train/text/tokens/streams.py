@@ -69,7 +69,7 @@ class Parts:
 def open_parts(folder: TokenFolder, length: int) -> Parts:
     """Both parts of a folder, for samples of `length` tokens and the one that follows.
 
-    Where nobody said what is held out, and of a short text that leaves a part without a sample, the last sample is. Raises
+    Where nobody said what is held out, and too little is for a part to have a sample, it is the text's last sample. Raises
     ConfigurationError where there are no tokens to judge by.
     """
     train, validation = (open_stream(folder, part) for part in (folder.train, folder.validation))
