@@ -22,6 +22,7 @@ CPU = "compose/compose.yaml:compose/cpu.yaml"
 TWO_NODES = "compose/two-nodes.yaml"
 # They last until they are stopped, however fast the machine is; with snapshots soon, and points for a chart.
 GPT = "gpt --preset tiny --layers 2 --context 64 --steps 1000000 --save-every 10 --log-every 5"
+SHORT = "gpt --preset tiny --layers 2 --context 64 --steps 20 --eval-samples 16 --sample-tokens 20"
 LINEAR = "linear --steps 1000000 --save-every 100"
 
 
@@ -73,6 +74,22 @@ class Project:
         )
         assert done.returncode == code, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout
+
+    def type_in(self, command: str) -> str:
+        """What a shell in its root prints for a command as it was told; it must be well."""
+        words, environ = ["bash", "-euo", "pipefail", "-c", command], ENVIRON | {"COMPOSE_PROJECT_NAME": self.name}
+        done = subprocess.run(
+            words,
+            cwd=self.root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
 
     def container(self, service: str) -> dict[str, Any]:
         """What `docker inspect` says of a service's container."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from compose_projects import CPU, GPT, Project, free_port
+from compose_projects import CPU, GPT, SHORT, Project, free_port
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +45,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         project.wait_for_text("train", "going on from")
         project.wait_for_text("train", "step 50/")
         project("stop", "train")
+        yield project
+    finally:
+        project.remove()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A training that came to its end."""
+    project = Project(tmp_path_factory.mktemp("finished"), COMPOSE_FILE=CPU, WORKLOAD=SHORT)
+    try:
+        project("up", timeout=240)
         yield project
     finally:
         project.remove()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from compose_projects import CPU, LINEAR, TWO_NODES, Project, docker
+from next_lines import next_commands
 
 
 def run_directories(said: str) -> set[str]:
@@ -52,11 +53,17 @@ def test_a_stopped_training_stays_stopped_and_goes_on_when_asked_to(project: Cal
 
 
 @pytest.mark.core
-def test_up_after_the_end_says_that_it_is_finished(project: Callable[..., Project]) -> None:
-    made = project(COMPOSE_FILE=CPU, WORKLOAD="linear --steps 20")
-    assert "finished on 1 node: 20 steps" in made("up")
-    assert "is finished; there is nothing to resume" in made("up")
-    assert made.container("train")["State"]["ExitCode"] == 0
+def test_up_after_the_end_says_that_it_is_finished(finished: Project) -> None:
+    assert "finished on 1 node: 20 steps" in finished.logs("train")
+    assert "is finished; there is nothing to resume" in finished("up")
+    assert finished.container("train")["State"]["ExitCode"] == 0
+
+
+def test_each_command_that_a_finished_training_tells_can_be_pasted(finished: Project) -> None:
+    report, sample, longer = next_commands(finished.logs("train").splitlines())
+    assert "report.html" in finished.type_in(report)
+    assert "def " in finished.type_in(sample)
+    assert "finished on 1 node: 40 steps" in finished.type_in(longer)
 
 
 def test_a_wrong_setting_is_said_four_times(project: Callable[..., Project]) -> None:
@@ -84,3 +91,8 @@ def test_two_nodes_train_together_and_go_on_after_one_died(project: Callable[...
     assert "a node was lost: node 1 (node1)" in made.logs("node0")
     assert len(stopped_at) == 2, "both say where"
     assert len(set(stopped_at)) == 1, "at the same step"
+    going_on, *others = next_commands(made.logs("node0").splitlines())
+    assert going_on.endswith(f"--resume auto {LINEAR.partition(' ')[2]} --standalone"), "as long as it was"
+    said = [made.type_in(command) for command in others]
+    assert "report.html" in said[0]
+    assert "finished on 1 node" in said[1], "the settings count two nodes"

@@ -1,47 +1,62 @@
 """The README's rehearsal of two nodes works as it stands, copied line by line."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from next_lines import next_commands
+
+sys.path.append(str(Path(__file__).parents[1] / "launch"))
+
+from emulator import Emulator
+from terminals import Terminal
 
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+COLUMNS = 80
+# `make run`, but for its 1000 steps; as many lines are shown.
+LESS = "--steps 60 --log-every 3 --eval-every 30 --save-every 30 --eval-samples 64"
 
 
-def test_its_first_command_trains_in_a_container_and_tells_commands_that_can_be_pasted() -> None:
-    less = "ARGS=--steps 60 --eval-samples 64 --sample-tokens 40"
-    job = subprocess.run(
-        ["make", "run", less],
-        cwd=ROOT,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    shown = job.stdout + job.stderr
-    assert job.returncode == 0, shown
-    before = job.stderr.partition("run: docker run")[
-        0
-    ].splitlines()  # all is at hand already, so little is done and said
-    assert len(before) <= 4, before
-    assert "4.2 GB" not in shown
-    lies = re.search(r"results are in /checkpoints/(\S+)", shown)
-    assert lies, shown
+@pytest.mark.timeout(600)
+def test_its_first_command_is_calm_on_a_terminal_and_everything_that_it_tells_to_type_works() -> None:
+    engine = {name: value for name, value in os.environ.items() if name == "IMAGE" or name.startswith("DOCKER_")}
+    shown = Terminal(ROOT, "make", "--no-print-directory", "run", f"ARGS={LESS}", size=(24, COLUMNS), **engine)
     try:
-        commands = re.findall(r"next: (docker run .*)", shown)
-        assert len(commands) == 3, shown
-        [sample] = [command for command in commands if " sample " in command]
-        done = subprocess.run(sample, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("def ")
+        assert shown.process.wait(240) == shown.end() == 0, shown.text
+    finally:
+        shown.process.kill()
+    lies = re.search(r"results are in /checkpoints/(\S+)", shown.text)
+    assert lies, shown.text
+    try:
+        screen = Emulator(COLUMNS).show(shown.text)
+        everything = "\n".join(screen.rows)
+        assert screen.wrapped == [], "no line is longer than the screen"
+        assert len(screen.rows) < 50, everything  # 40 in .venv (tests/launch): docker's commands are longer
+        before = everything.partition("run: docker run")[0].splitlines()  # all is at hand, so little is done and said
+        assert len(before) <= 4, before
+        assert "4.2 GB" not in everything
+        report, sample, longer = next_commands(screen.rows)
+        type_in(report)
+        assert (ROOT / "runs" / lies[1] / "report.html").is_file()
+        assert type_in(sample).startswith("def ")
+        assert "step 120/120" in type_in(longer)
     finally:
         shutil.rmtree(ROOT / "runs" / lies[1])
+
+
+def type_in(command: str) -> str:
+    """What a shell in the checkout prints for a pasted command; it must be well."""
+    words = ["bash", "-euo", "pipefail", "-c", command]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def test_two_nodes_can_be_rehearsed_with_the_lines_of_the_readme() -> None:

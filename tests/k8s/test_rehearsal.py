@@ -8,7 +8,10 @@ import pytest
 from containers import LOUD, docker
 from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
-from rehearsing import LONG, SMALL, Cluster
+from next_lines import next_commands
+from pod import Pod
+from rehearsing import LONG, SMALL, STEPS, Cluster
+from shell import type_in
 from templates import of_kind
 
 pytestmark = pytest.mark.needs("engine")
@@ -108,7 +111,10 @@ def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:
     assert not job.conditions, "it goes on trying"
 
 
-def test_a_job_goes_on_from_the_claims_of_the_one_before(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_job_goes_on_from_the_claims_of_the_one_before_and_what_it_tells_can_be_pasted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     parts = [K8S / "components" / name for name in ("cpu", "pvc")]
     documents = set_to(read_documents(compose(tmp_path, K8S / "base/multi", *parts)), *LONG)
     job = cluster.apply(documents)
@@ -119,6 +125,24 @@ def test_a_job_goes_on_from_the_claims_of_the_one_before(cluster: Cluster, tmp_p
     again = cluster.apply(documents)
     assert again.finish() == ("Complete", "SuccessPolicy"), again
     assert f"stopped at step {again.pod(0).resumed} of" in stopped[0]["first"]["evidence"], again
+    report, sample, longer = next_commands(again.pod(0).text.splitlines())
+    for command, shown in ((report, "report.html"), (sample, "def ")):
+        pod = run_to_its_end(cluster, command, tmp_path)
+        assert pod.ended.code == 0, pod.text
+        assert shown in pod.text
+    last = cluster.apply(type_in(longer, tmp_path).documents)
+    assert last.finish() == ("Complete", "SuccessPolicy"), last
+    assert last.pod(0).resumed == STEPS, last
+    assert f"step {2 * STEPS}/{2 * STEPS}" in last.pod(0).text
+
+
+def run_to_its_end(cluster: Cluster, command: str, folder: Path) -> Pod:
+    """The pod of a pasted `kubectl run`, once it has ended."""
+    document = type_in(command, folder).pod
+    assert document
+    pod = cluster.start(document, 0, [])
+    docker("wait", pod.container.name)
+    return pod
 
 
 @pytest.mark.parametrize("operator", ["jobset", "trainer"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from emulator import Emulator
 from launchers import PATIENCE
+from next_lines import next_commands
 from terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -47,17 +48,6 @@ def free_port() -> int:
     return port
 
 
-def pasted(rows: list[str]) -> list[str]:
-    """The commands that are told to type next, each with the rows that a backslash leads to."""
-    commands, goes_on = [], False
-    for row in rows:
-        if goes_on or "next: " in row:
-            text = row.strip() if goes_on else row.partition("next: ")[2]
-            commands[len(commands) - goes_on :] = [f"{commands[-1]}\n{text}" if goes_on else text]
-            goes_on = text.endswith("\\")
-    return commands
-
-
 def type_in(command: str, folder: Path) -> str:
     """What a shell in `folder` answers to a pasted command; it must be well."""
     words = ["bash", "-euo", "pipefail", "-c", command]
@@ -87,7 +77,7 @@ def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: O
         sample = screen.rows.index("[0:0] a sample of what it writes:")
         assert screen.rows[sample + 1].startswith("[0:0]   def ")
         assert sum("┤" in row for row in screen.rows) == 5, "the curve"
-        commands = pasted(screen.rows)
+        commands = next_commands(screen.rows)
         assert [re.sub(r"\\\n", "", command).split()[1] for command in commands] == ["report", "sample", "gpt"]
         report, sample_again, longer = commands
         type_in(report, ROOT)

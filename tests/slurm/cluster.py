@@ -131,6 +131,11 @@ class Cluster:
         assert not check or not done.returncode, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done
 
+    def type_in(self, command: str, user: int = 0, **variables: str) -> str:
+        """What a user's shell prints for a command as it was told; it must be well."""
+        done = self.command("bash", "-euo", "pipefail", "-c", command, user=user, **variables)
+        return done.stdout + done.stderr
+
     def sbatch(self, *words: str, user: int = 0, **variables: str) -> Job:
         """Submit a job: options of sbatch, the file, its words."""
         array = "-%a" if any(word.startswith("--array") for word in words) else ""

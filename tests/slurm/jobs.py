@@ -13,6 +13,7 @@ from slipway.train.snapshots.snapshot import verify_snapshot
 VENV = str(REPOSITORY / ".venv")
 TRAIN = str(REPOSITORY / "slurm/train.sbatch")
 SLIPWAY = f"{VENV}/bin/slipway"
+GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PACED = str(REPOSITORY / "tests/slurm/paced.py")
 LINEAR = ("linear", "--dataset-size", "256", "--batch-size", "8", "--steps", "40")
 LONG = (PACED, "--batch-size", "8", "--save-every", "25", "--eval-every", "1000", "--log-every", "5")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from jobs import LINEAR, SLIPWAY, VENV, newest_step, run_of, train
+from jobs import GPT, LINEAR, SLIPWAY, VENV, newest_step, run_of, train
+from next_lines import next_commands
 
 from slipway.launch.run_directory.run import last_outcome
 
-GPT = ("gpt", "--preset", "tiny", "--steps", "4", "--batch-size", "8", "--eval-every", "4")
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
 
 
@@ -32,12 +32,18 @@ def test_two_nodes_train_linear(cluster: Cluster) -> None:
     assert newest_step(job) == 40
 
 
-def test_two_nodes_train_gpt_with_a_process_per_gpu(cluster: Cluster) -> None:
+def test_two_nodes_train_gpt_with_a_process_per_gpu_and_what_they_tell_can_be_pasted(cluster: Cluster) -> None:
     options = ("--nodes=2", "--gpus-per-node=2")
     job = train(cluster, *GPT, options=options, NPROC_PER_NODE="gpu", **cluster.driver)
     assert job.end() == "COMPLETED", job.text
     assert "2 nodes × 2 GPUs = 4 processes" in job.text
     assert newest_step(job) == 4
+    shell = {"PYTHONWARNINGS": "ignore", **cluster.driver}
+    report, sample, longer = (cluster.type_in(command, **shell) for command in next_commands(job.text.splitlines()))
+    assert "report.html" in report
+    assert "def " in sample
+    assert "2 nodes × 2 GPUs = 4 processes" in longer
+    assert newest_step(job) == 8
 
 
 def test_whole_nodes_come_with_all_their_gpus(cluster: Cluster, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from cluster import UID, USER, Cluster
 from hosts import NODES
-from jobs import LINEAR
+from jobs import GPT, LINEAR
+from next_lines import next_commands
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "image"))
 
@@ -100,15 +101,22 @@ def probe(site: Site, *words: str, **variables: str) -> list[dict[str, str]]:
     return [dict(line.split("=", 1) for line in text.splitlines()) for _, text in sorted(told.items())]
 
 
-def test_two_nodes_train_in_the_image_which_does_not_know_their_user(site: Site) -> None:
-    job = site.train(*LINEAR, SLIPWAY_TEST_HOOKS="stranger")
+def test_two_nodes_train_in_the_image_which_does_not_know_their_user_and_what_they_tell_can_be_pasted(
+    site: Site,
+) -> None:
+    job = site.train(*GPT, SLIPWAY_TEST_HOOKS="stranger")
     assert job.end() == "COMPLETED", job.text
     assert re.search(r"2 nodes × \d+ CPU processes", job.text), job.text
     assert "finished on 2 nodes" in job.text
     assert not LOUD.search(job.text), job.text
     [run] = site.team.glob(f"runs/*-{job.number}")
-    assert (run / "snapshots/step-00000040/manifest.json").exists()
+    assert (run / "snapshots/step-00000004/manifest.json").exists()
     assert run.stat().st_uid == (site.user or os.getuid())
+    report, sample, longer = (site.type_in(command) for command in next_commands(job.text.splitlines()))
+    assert "report.html" in report
+    assert "def " in sample
+    assert "finished on 2 nodes" in longer
+    assert (run / "snapshots/step-00000008/manifest.json").exists()
 
 
 @pytest.mark.parametrize("hooks", ["none", "pyxis", "enroot"])

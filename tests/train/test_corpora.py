@@ -36,6 +36,7 @@ from slipway.train.worker.place import read_place
 from slipway.train.worker.prepared import MAKING
 
 Start = Callable[..., Run]
+PARTS = ("train", "validation")
 MODEL = ("--layers", 1, "--heads", 2, "--embed", 16, "--context", 16, "--batch-size", 4, "--sample-tokens", 8)
 
 
@@ -71,7 +72,7 @@ def make_context(tmp_path: Path) -> Context:
 
 
 def open_folder(folder: Path, tmp_path: Path) -> Corpus:
-    return open_corpus(f"tokens:{folder}", None, make_context(tmp_path))
+    return open_corpus(f"tokens:{folder}", None, make_context(tmp_path), 16)
 
 
 def message(run: Run) -> str:
@@ -102,6 +103,47 @@ def test_every_token_is_trained_on_once_in_an_epoch(folder: Path, tmp_path: Path
     assert torch.equal(inputs.flatten(), whole[: samples.count * 16])
     assert torch.equal(targets.flatten(), whole[1 : samples.count * 16 + 1])
     assert len(whole) - samples.count * 16 <= 16
+
+
+@pytest.mark.parametrize("length", [16, 149])
+@pytest.mark.parametrize("cut", ["\n", " ", ""], ids=["lines", "words", "one word"])
+def test_a_text_of_two_samples_trains_and_is_judged_by_the_last(tmp_path: Path, length: int, cut: str) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text((("ship" + cut) * 300)[:300])  # a hundredth is three bytes, or where it may not be cut none
+    corpus = open_corpus(f"file:{book}", None, make_context(tmp_path), length)
+    parts = corpus.train, corpus.validation
+    assert len(parts[1]) == length + 1
+    held = [part.windows(torch.tensor([0]), len(part)).flatten().tolist() for part in parts]
+    assert bytes(token for part in held for token in part if token) == book.read_bytes(), "each byte is in one part"
+    assert corpus.bytes_per_token == pytest.approx(1, abs=0.01)
+    samples = cut_samples(corpus, length, 10)
+    assert (samples.count, samples.validation.samples) == ((len(parts[0]) - 1) // length, 1)
+    another = open_corpus(f"file:{book}", None, make_context(tmp_path), length - 1)
+    assert another.identity != corpus.identity, "a run does not go on with another split"
+
+
+def test_where_a_hundredth_is_enough_it_is_what_is_held_out(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(documents(300)))
+    corpus = open_corpus(f"file:{book}", None, make_context(tmp_path), 16)
+    [folder] = (tmp_path / "cache").glob("**/tokens/*")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (len(corpus.train), len(corpus.validation)) == tuple(manifest[part]["tokens"] for part in PARTS)
+    assert 0.005 < manifest["validation"]["bytes"] / book.stat().st_size <= 0.01
+    assert "up to" not in corpus.identity
+
+
+def test_what_somebody_held_out_stays_as_it_is(tmp_path: Path) -> None:
+    for name, text in (("train.txt", "ship " * 300), ("valid.txt", "sea")):
+        (tmp_path / name).write_text(text)
+    named = tmp_path / "named"
+    prepare([tmp_path / "train.txt", tmp_path / "valid.txt"], named, open_tokenizer("bytes"), Settings(), 1, print)
+    shared = tmp_path / "shared"
+    settings = Settings(validation=0.01)
+    prepare([write_lines(tmp_path / "a.jsonl", documents(40))], shared, open_tokenizer("bytes"), settings, 1, print)
+    for folder in (named, shared):
+        with pytest.raises(ConfigurationError, match=r"--context 500 is longer than|no tokens for validation"):
+            cut_samples(open_corpus(f"tokens:{folder}", None, make_context(tmp_path), 500), 500, 10)
 
 
 def test_shards_are_mapped_and_not_read_whole(folder: Path, tmp_path: Path) -> None:
@@ -345,7 +387,7 @@ def test_what_a_killed_preparation_leaves_in_the_cache_is_removed_some_day(
     monkeypatch.setattr("slipway.train.text.corpus.prepare", be_killed)
     (tmp_path / "book.txt").write_text("the sea\n")
     with pytest.raises(RuntimeError, match="killed"):
-        open_corpus(f"file:{tmp_path / 'book.txt'}", None, make_context(tmp_path))
+        open_corpus(f"file:{tmp_path / 'book.txt'}", None, make_context(tmp_path), 16)
     assert len(left) == 2
     # The folder is called so for `temporary_folder` to know it, and what lies beside it must be known as well.
     assert all(re.fullmatch(rf"\.[0-9a-f]{{32}}\.{MAKING}\..+", name) for name in left), left

@@ -94,3 +94,23 @@ def test_the_checks_need_no_torch() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("size", "context", "said"),
+    [
+        (1, 128, "it has 1 bytes, and 257 are needed for --context 128: .* Take more text.$"),
+        (6, 128, "it has 6 bytes, and 257 are needed for --context 128: .* Take more text, or type --context 2.$"),
+        (300, 256, "it has 300 bytes, and 513 are needed .* or type --context 149.$"),
+        (5000, 4096, "it has 5,000 bytes, and 8,193 are needed .* or type --context 2499.$"),
+    ],
+)
+def test_a_text_too_small_for_two_samples_is_refused_with_what_would_do(size: int, context: int, said: str) -> None:
+    book = Path("book.txt")
+    book.write_text("x" * size)
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        parse(GptOptions, ["--dataset", "file:book.txt", "--context", str(context)]).foresee()
+    if typed := str(refused.value).partition("or type ")[2]:
+        parse(GptOptions, ["--dataset", "file:book.txt", *typed.rstrip(".").split()]).foresee()
+    book.write_text("x" * (2 * context + 1))
+    parse(GptOptions, ["--dataset", "file:book.txt", "--context", str(context)]).foresee()

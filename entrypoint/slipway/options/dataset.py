@@ -84,17 +84,19 @@ def check_dataset(dataset: str) -> None:
 
 
 def require_length(dataset: str, context: int) -> None:
-    """Raise ConfigurationError for one plain file of which, in bytes, less than a sample would be left to judge by."""
+    """Raise ConfigurationError for one plain file that, in bytes, has less than a sample to train on and one to judge by.
+
+    Each is `context` tokens and the one that follows; what ends the text is a token as well.
+    """
     scheme, _, rest = dataset.partition(":")
     if scheme != FILE or not Path(rest).is_file() or Path(rest).suffix.lower() in NO_PLAIN_TEXT:
         return
-    size, needed = Path(rest).stat().st_size, round((context + 1) / VALIDATION)
+    size, needed = Path(rest).stat().st_size, 2 * context + 1
     if size < needed:
-        shorter = int(size * VALIDATION) - 1
-        less = f", or type --context {shorter}" if shorter > 0 else ""
+        less = f", or type --context {(size - 1) // 2}" if size > 2 else ""
         raise ConfigurationError(
             f"--dataset {dataset}: the file is too small: it has {size:,} bytes, and {needed:,} are needed for --context "
-            f"{context}, as a hundredth of it is for validation. Take more text{less}."
+            f"{context}: a sample to train on and one to judge by. Take more text{less}."
         )
 
 

@@ -44,6 +44,10 @@ class Site:
             "srun", f"--container-image={self.image}", *words, user=self.user, check=False, **given
         )
 
+    def type_in(self, command: str) -> str:
+        """What a shell of who submits prints for a command as it was told; it must be well."""
+        return self.cluster.type_in(command, user=self.user, **(self.variables or {}))
+
     def train(self, *words: str, options: tuple[str, ...] = ("--nodes=2",), **variables: str) -> Job:
         """Submit slurm/train.sbatch with these words for `slipway run`."""
         given = {

@@ -22,7 +22,7 @@ from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 from slipway.train.text.tokens.folder import FORMAT, open_own_tokenizer, read_folder
 from slipway.train.text.tokens.inputs import find_sources
 from slipway.train.text.tokens.preparation import Settings, prepare
-from slipway.train.text.tokens.streams import Stream, open_stream, verify_shards
+from slipway.train.text.tokens.streams import Stream, open_parts, verify_shards
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import act_together, cache_folder, make_together
 
@@ -97,26 +97,29 @@ class Corpus:
     bytes_per_token: float
 
 
-def open_corpus(dataset: str, tokenizer: Tokenizer | None, context: Context, column: str = "text") -> Corpus:
+def open_corpus(
+    dataset: str, tokenizer: Tokenizer | None, context: Context, length: int, column: str = "text"
+) -> Corpus:
     """What `dataset` means, in tokens of `tokenizer`; without one in the data's own, or in bytes. By every rank.
 
-    `column` holds the text of JSON lines and parquet. Raises ConfigurationError for data that are not there, or not of
-    this tokenizer, and what fetching raises.
+    Samples are to have `length` tokens; `column` holds the text of JSON lines and parquet. Raises ConfigurationError for
+    data that are not there, or not of this tokenizer, and what fetching raises.
     """
     check_dataset(dataset)
     scheme, _, rest = dataset.partition(":")
     if scheme == TOKENS:
-        return open_tokens(Path(rest), tokenizer, dataset, context)
+        return open_tokens(Path(rest), tokenizer, dataset, context, length)
     tokenizer = tokenizer or open_tokenizer(BYTES)
     if scheme == STDLIB:
-        return open_stdlib(tokenizer, context)
+        return open_stdlib(tokenizer, context, length)
     text = Path(rest) if scheme == FILE else fetch_data(rest, context)
     settings = Settings(column=column)
     key = [FORMAT, [asdict(source) for source in find_sources([text])], asdict(settings)]
-    return open_tokens(prepare_together(key, lambda folder: text, tokenizer, settings, context), None, dataset, context)
+    path = prepare_together(key, lambda folder: text, tokenizer, settings, context)
+    return open_tokens(path, None, dataset, context, length)
 
 
-def open_stdlib(tokenizer: Tokenizer, context: Context) -> Corpus:
+def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> Corpus:
     """The Python standard library's source; in bytes it lies on the device as a whole."""
     text = read_stdlib()
     if tokenizer.identity == BYTES:
@@ -132,7 +135,7 @@ def open_stdlib(tokenizer: Tokenizer, context: Context) -> Corpus:
         return folder
 
     path = prepare_together([FORMAT, text.sha256], write, tokenizer, Settings(), context)
-    return open_tokens(path, None, STDLIB, context)
+    return open_tokens(path, None, STDLIB, context, length)
 
 
 def fetch_data(source: str, context: Context) -> Path:
@@ -160,7 +163,7 @@ def prepare_together(
     return make_together(context, cache_folder(os.environ) / "tokens" / name, make)
 
 
-def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context) -> Corpus:
+def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context, length: int) -> Corpus:
     """A folder of tokens; shards are verified once. Raises ConfigurationError where `tokenizer` did not make them."""
     folder = read_folder(path)
     own = open_own_tokenizer(folder)
@@ -169,14 +172,9 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: 
             f"--dataset {dataset} holds tokens of {folder.tokenizer['name']}, not of {tokenizer.name}. Leave out "
             "--tokenizer, or prepare the text anew with the other."
         )
-    if not folder.validation.tokens:
-        raise ConfigurationError(
-            f"{path} has no tokens for validation. Prepare the text anew with a larger --validation."
-        )
+    parts = open_parts(folder, length)
     act_together(context, f"verify {path}", lambda tick: verify_shards(folder, tick))
     train, validation = (
-        StoredTokens(open_stream(folder, part), own.size, path, context.device)
-        for part in (folder.train, folder.validation)
+        StoredTokens(stream, own.size, path, context.device) for stream in (parts.train, parts.validation)
     )
-    length = folder.validation.bytes / folder.validation.tokens
-    return Corpus(train, validation, own, f"{dataset.partition(':')[0]} {folder.identity}", length)
+    return Corpus(train, validation, own, f"{dataset.partition(':')[0]} {parts.identity}", parts.bytes_per_token)

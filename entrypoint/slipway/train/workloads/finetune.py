@@ -82,7 +82,7 @@ def make_task(options: FinetuneOptions, context: Context) -> Task:
     folder = open_checkpoint(options, context)
     config = read_checkpoint_config(folder, options.dropout)
     length = choose_length(options, config)
-    corpus = open_corpus(options.dataset, read_tokenizer(folder, config), context, options.column)
+    corpus = open_corpus(options.dataset, read_tokenizer(folder, config), context, length, options.column)
     samples = cut_samples(corpus, length, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)
     model = Gpt(config)

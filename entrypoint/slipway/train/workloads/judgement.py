@@ -102,10 +102,10 @@ def open_language_model(
     It needs nothing that the training began with, nor as many processes.
     """
     assert isinstance(options, TextOptions)
-    corpus = open_corpus(options.dataset, kept_tokenizer(source, trained.model), context, options.column)
     model = Gpt(described_config(trained.model))
-    load_trained(model, trained, source, trained.model)
     length = getattr(options, "context", None) or model.config.context
+    corpus = open_corpus(options.dataset, kept_tokenizer(source, trained.model), context, length, options.column)
+    load_trained(model, trained, source, trained.model)
     validation = cut_samples(corpus, length, options.eval_samples).validation
     if trained.workload == FinetuneOptions.workload:
         validation = dataclasses.replace(validation, results=partial(add_perplexity, validation.results))

@@ -61,6 +61,11 @@ class TokenFolder:
         return *self.train.shards, *self.validation.shards
 
     @property
+    def parts_said(self) -> bool:
+        """Whether somebody said what is for validation: by a share, or by the files' names."""
+        return self.settings.get("validation") is not None or any(source.get("part") for source in self.sources)
+
+    @property
     def identity(self) -> str:
         """Tells these tokens from all others, wherever they lie."""
         held = [[shard.sha256 for shard in part.shards] for part in (self.train, self.validation)]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,45 @@ class Stream:
                 window[done : done + len(taken)] = taken
                 done, number = done + len(taken), number + 1
         return windows
+
+    def __add__(self, other: Stream) -> Stream:
+        """Both, one behind the other."""
+        return Stream([*self._arrays, *other._arrays])
+
+    def split(self, place: int) -> tuple[Stream, Stream]:
+        """What lies before a place, and what behind it."""
+        number = int(np.searchsorted(self._ends, place))
+        array = self._arrays[number]
+        cut = place - (int(self._ends[number]) - len(array))
+        return Stream([*self._arrays[:number], array[:cut]]), Stream([array[cut:], *self._arrays[number + 1 :]])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tokens to train on and to judge by. `bytes_per_token` is that of the latter; `identity` tells both from others."""
+
+    train: Stream
+    validation: Stream
+    bytes_per_token: float
+    identity: str
+
+
+def open_parts(folder: TokenFolder, length: int) -> Parts:
+    """Both parts of a folder, for samples of `length` tokens and the one that follows.
+
+    Where nobody said what is held out, and too little is for a part to have a sample, it is the text's last sample. Raises
+    ConfigurationError where there are no tokens to judge by.
+    """
+    train, validation = (open_stream(folder, part) for part in (folder.train, folder.validation))
+    place = len(train) + len(validation) - (length + 1)
+    if min(len(train), len(validation)) <= length < place and not folder.parts_said:
+        size, tokens = folder.train.bytes + folder.validation.bytes, len(train) + len(validation)
+        return Parts(*(train + validation).split(place), size / tokens, f"{folder.identity} up to {place}")
+    if not len(validation):
+        raise ConfigurationError(
+            f"{folder.path} has no tokens for validation. Prepare the text anew with a larger --validation."
+        )
+    return Parts(train, validation, folder.validation.bytes / len(validation), folder.identity)
 
 
 def open_stream(folder: TokenFolder, part: Part) -> Stream:
