@@ -25,6 +25,8 @@ if has_gpus; then
 so this trains in .venv" "$@"
     options+=(--gpus all)
 fi
+image_id() { docker image inspect --format '{{.Id}}' "$image" 2>/dev/null || true; }
+before=$(image_id)
 images/build.sh || {
     (($? == 78)) || exit 1
     in_checkout "the image cannot be built here (above), so this trains in .venv" "$@"
@@ -38,7 +40,10 @@ if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
 if [[ -e .env ]]; then options+=(--volume "$PWD/.env:/workspace/.env:ro"); fi
 command=(docker run --rm "${options[@]}" --user "$user" --shm-size 1g --stop-timeout 120 --cap-drop ALL
     --security-opt no-new-privileges --volume "$PWD/runs:/checkpoints" --env "IMAGE=$image" "$image" "$@")
-# As one would type it: folded, a line that goes on ends with a backslash.
-echo "run: ${command[*]}" | if ((${columns:-0})); then fold --spaces --width="$((columns - 1))" | sed '$!s/$/\\/'; else cat; fi >&2
-say "/checkpoints in there is $PWD/runs"
+if [[ "$(image_id)" != "$before" ]]; then # else it was said, and the README has it
+    # As one would type it: folded, a line that goes on ends with a backslash.
+    echo "run: ${command[*]}" |
+        if ((${columns:-0})); then fold --spaces --width="$((columns - 1))" | sed '$!s/$/\\/'; else cat; fi >&2
+    say "/checkpoints in there is $PWD/runs"
+fi
 exec "${command[@]}"
