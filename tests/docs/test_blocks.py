@@ -24,6 +24,14 @@ def run(command: list[str], folder: Path, **environ: str) -> subprocess.Complete
     )  # fmt: skip
 
 
+def run_script(script: str, folder: Path, factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """Run it in bash, which shows each command; one at a time of those that meet at torchrun's usual port."""
+    with (factory.getbasetemp().parent / "torchrun's port").open("w") as lock:
+        if "RANK=" in script or "\ntorchrun " in script:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return run(["bash", "-euo", "pipefail", "-x", "-c", script], folder, HOME=str(folder))
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
@@ -35,10 +43,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
 ) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     script = "\n".join(block.script() for block in read_blocks(page) if block.alone)
-    with (tmp_path_factory.getbasetemp().parent / "one-job-of-two-nodes").open("w") as lock:
-        if "RANK=" in script or "\ntorchrun " in script:  # all jobs of two nodes meet at torchrun's usual port
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        done = run(["bash", "-euo", "pipefail", "-x", "-c", script], tmp_path, HOME=str(tmp_path))
+    done = run_script(script, tmp_path, tmp_path_factory)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
