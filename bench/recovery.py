@@ -176,7 +176,7 @@ def main() -> int:
         )
         if warm == "1":
             report.target("SIGKILL of a rank to a new step", whole, 2.0, "s", at_most=True)
-    with job("run", "own.py", NPROC_PER_NODE="2", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
+    with job("run", "own.py", NPROC_PER_NODE="2", SLIPWAY_MAX_RESTARTS="1", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
         under_way.said("begun", 0)
         time.sleep(5)
         first = Spread.of([restart_script(under_way) for _ in range(max(1, rounds // 2))])
