@@ -94,7 +94,8 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def judged(plan: Plan, model: nn.Module) -> float:
     """The loss on the samples that `slipway gpt` judges by, in fp32."""
     with outside_job() as context:
-        samples = cut_samples(open_corpus("stdlib", None, context), plan.size.context, GptOptions.eval_samples)
+        length = plan.size.context
+        samples = cut_samples(open_corpus("stdlib", None, context, length), length, GptOptions.eval_samples)
         results = evaluate_model(samples.validation, model, Precision("fp32", "cpu"), context.device)
     assert results
     return results["val_loss"]
