@@ -1,29 +1,38 @@
-"""From SIGKILL of a rank to the next step, and where the time goes: one job, whose ranks are killed in turn.
+"""From SIGKILL to the next step, and where the time goes: on one node, on two, and where a container is replaced.
 
     .venv/bench/bin/python bench/recovery.py [--rounds 40]
 
 A kill hits a random rank that has made steps for a second since the last snapshot on the disk, so that there is no pause
-between the attempts. The script's row is from the kill to its first line.
+between the attempts. A container is killed whole, and another takes its place at once; beside it stands what both take from
+`docker run` to their job's first step, in the same round. The script's row is from the kill to its first line. What is made
+again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before.
 """
 
 import itertools
 import json
 import os
 import random
+import re
+import secrets
 import shutil
 import signal
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from container import network, what_is_missing
 from report import Report, options_parser, read_options
 from sides import Spread
+from starts import IMAGE, INSIDE, user
 
 SCRIPT = """
 import os, sys, time
@@ -35,17 +44,8 @@ while True:
     time.sleep(0.05)
 """
 TINY = (
-    "gpt",
-    "--preset",
-    "tiny",
-    "--steps",
-    "1000000",
-    "--save-every",
-    "20",
-    "--eval-every",
-    "0",
-    "--log-every",
-    "1000",
+    *("gpt", "--preset", "tiny", "--steps", "1000000"),
+    *("--save-every", "20", "--eval-every", "0", "--log-every", "1"),
 )
 PARTS = (
     "noticed, and its end",
@@ -54,17 +54,21 @@ PARTS = (
     "process group",
     "until the first step",
 )
+STEP = re.compile(r"step (\d+)/1000000")
 PATIENCE = 120.0  # s
+CORES = sorted(os.sched_getaffinity(0))
+PER_JOB = 4  # containers that are replaced in one job
 
 
-class Job:
-    """A job under way; `lines` are what it said, with the time of each."""
+class Node:
+    """A launcher under way; `lines` are what it said, with the time of each."""
 
-    def __init__(self, folder: Path, *words: str, **variables: str) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str], container: str = "") -> None:
+        """Start it in a folder; as a `container`, its name, where one is given."""
+        self.container, self.lines = container, list[tuple[float, str]]()
         environ = {name: os.environ[name] for name in ("PATH", "HOME")} | {"CUDA_VISIBLE_DEVICES": "", **variables}
-        self.folder, self.lines = folder, list[tuple[float, str]]()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "slipway", *words],
+            words,
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -79,107 +83,227 @@ class Job:
         for line in self.process.stdout:
             self.lines.append((time.time(), line))
 
-    def said(self, words: str, since: float) -> float:
-        """When it said something after a moment."""
-        return wait_for(lambda: next((at for at, line in self.lines if at >= since and words in line), None), self)
-
-    @property
-    def node(self) -> Path:
-        """The node's folder."""
-        return wait_for(lambda: next(iter(self.folder.glob("runs/*/node-0")), None), self)
-
-    def beat(self, rank: int) -> dict[str, Any]:
-        """Where a rank stands."""
-        try:
-            told: dict[str, Any] = json.loads((self.node / f"heartbeat/rank-{rank}.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return told
+    def kill(self) -> None:
+        """End it at once, with its container."""
+        if self.container:
+            subprocess.run(["docker", "kill", self.container], capture_output=True)
+        else:
+            self.process.kill()
+        self.process.wait()
 
 
-def wait_for(ask: Any, job: Job) -> Any:
-    """What is answered first that is not None or False."""
-    until = time.monotonic() + PATIENCE
-    while (answer := ask()) in (None, False):
-        if time.monotonic() > until or job.process.poll() is not None:
-            raise RuntimeError("".join(line for _, line in job.lines[-30:]))
-        time.sleep(0.002)
-    return answer
+class Job:
+    """A job of one or several nodes, with all its files in one folder; the last of `nodes` is the newest of its rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.nodes = folder, list[Node]()
+
+    def wait_for(self, ask: Callable[[], Any]) -> Any:
+        """What is answered first that is not None or False. RuntimeError with its last lines where the job ends before."""
+        until = time.monotonic() + PATIENCE
+        while (answer := ask()) in (None, False):
+            if time.monotonic() > until or self.nodes[0].process.poll() is not None:
+                raise RuntimeError("".join(line for node in self.nodes for _, line in node.lines[-30:]))
+            time.sleep(0.002)
+        return answer
+
+    def said(self, words: str, since: float) -> tuple[float, str]:
+        """When node 0 said something after a moment, and its line."""
+        return self.wait_for(  # type: ignore[no-any-return]
+            lambda: next(
+                ((at, line) for at, line in reversed(self.nodes[0].lines) if at >= since and words in line), None
+            )
+        )
+
+    def beat(self, rank: int, since: float = 0.0) -> dict[str, Any]:
+        """What a rank wrote down last, after a moment; empty where it has not."""
+        with suppress(OSError, ValueError, StopIteration):
+            file = next(self.folder.glob(f"runs/*/node-*/heartbeat/rank-{rank}.json"))
+            told: dict[str, Any] = json.loads(file.read_text()) if file.stat().st_mtime >= since else {}
+            return told
+        return {}
+
+    def step(self) -> int:
+        """The newest step of rank 0."""
+        return int(self.beat(0).get("step", 0))
+
+    def trains_on(self) -> None:
+        """Return a second or two after it has made 25 more steps."""
+        before = self.step()
+        self.wait_for(lambda: self.step() > before + 25)
+        time.sleep(1 + random.random())
+
+    def recovery(self, killed: float, failed: str) -> tuple[list[float], float]:
+        """Of a kill at this moment, which node 0 calls `failed`: the seconds of PARTS, and of training that are made again."""
+        moments = [killed, self.said(failed, killed)[0], self.said(", attempt ", killed)[0]]
+        later = moments[-1]
+        for passed in ((), ("setup",), ("setup", "prepare", "load", "first-step", "data")):
+
+            def reached(passed: tuple[str, ...] = passed) -> bool:
+                beats = [self.beat(rank, later) for rank in (0, 1)]
+                return all(beat and beat["phase"] not in passed for beat in beats)
+
+            self.wait_for(reached)
+            moments.append(time.time())
+        return [after - then for then, after in itertools.pairwise(moments)], self.made_again(killed)
+
+    def made_again(self, killed: float) -> float:
+        """Seconds of training, at the pace of the last twenty steps, between where the job was and where it went on."""
+        steps = [
+            (at, int(found[1])) for at, line in [*self.nodes[0].lines] if at <= killed and (found := STEP.search(line))
+        ][-20:]
+        pace = (steps[-1][0] - steps[0][0]) / (steps[-1][1] - steps[0][1])
+        _, line = self.said("going on from ", killed)
+        return max(0, steps[-1][1] - int(line.partition("step-")[2][:8])) * pace
 
 
 @contextmanager
-def job(*words: str, **variables: str) -> Iterator[Job]:
-    """A job in a folder of its own, killed at the end."""
+def job() -> Iterator[Job]:
+    """A job in a folder of its own; its nodes are killed at the end."""
     folder = Path(tempfile.mkdtemp())
     (folder / "own.py").write_text(SCRIPT)
-    under_way = Job(folder, *words, **variables)
+    under_way = Job(folder)
     try:
         yield under_way
     finally:
-        under_way.process.kill()
-        under_way.process.wait()
+        for node in under_way.nodes:
+            node.kill()
         time.sleep(0.5)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def recover(under_way: Job) -> list[float]:
-    """Kill a rank; the seconds of each part."""
-    before = under_way.beat(0)["step"]
-    wait_for(lambda: under_way.beat(0).get("step", 0) > before + 25, under_way)
-    time.sleep(1 + random.random())
-    rank = random.randrange(2)
-    old = {under_way.beat(each)["pid"] for each in (0, 1)}
-    killed = time.time()
-    os.kill(under_way.beat(rank)["pid"], signal.SIGKILL)
+@contextmanager
+def launched(*words: str, nodes: int = 1, **variables: str) -> Iterator[Job]:
+    """A job of two processes on one node or on two, which are launchers of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with job() as under_way:
+        for rank in range(nodes):
+            several = {"RANK": str(rank), "WORLD_SIZE": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            told = variables | {"NPROC_PER_NODE": str(2 // nodes)} | (several if nodes > 1 else {})
+            command = ["taskset", "--cpu-list", share_of_cores(rank, nodes), sys.executable, "-m", "slipway", *words]
+            under_way.nodes.append(Node(command, under_way.folder, told))
+        yield under_way
 
-    def reached(*phases: str) -> bool:
-        beats = [under_way.beat(each) for each in (0, 1)]
-        return all(beat.get("pid", 0) not in {*old, 0} and beat["phase"] not in phases for beat in beats)
 
-    moments = [killed, under_way.said("the workload failed", killed), under_way.said(", attempt ", killed)]
-    for phases in (("",), ("setup",), ("setup", "prepare", "load", "first-step", "data")):
-        wait_for(lambda phases=phases: reached(*phases), under_way)
-        moments.append(time.time())
-    return [after - then for then, after in itertools.pairwise(moments)]
+def share_of_cores(rank: int, nodes: int) -> str:
+    """The cores of a node, as `taskset` and `docker run` take them."""
+    return ",".join(map(str, CORES[rank * len(CORES) // nodes : (rank + 1) * len(CORES) // nodes] or CORES))
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the kills of a kind cost: the seconds of PARTS, and of training that was made again."""
+
+    parts: list[list[float]]
+    again: list[float]
+
+    @property
+    def whole(self) -> list[float]:
+        """From kill to step."""
+        return [sum(parts) for parts in self.parts]
+
+
+def kill_ranks(under_way: Job, rounds: int) -> Course:
+    """Kill a random rank so many times."""
+    under_way.wait_for(under_way.step)
+    found = []
+    for _ in range(rounds):
+        under_way.trains_on()
+        killed = time.time()
+        os.kill(under_way.beat(random.randrange(2))["pid"], signal.SIGKILL)
+        found.append(under_way.recovery(killed, "the workload failed"))
+    return Course(*(list(column) for column in zip(*found, strict=True)))
+
+
+def replace_containers(rounds: int) -> tuple[Course, list[float]]:
+    """Kill node 1's container and start another, so many times; with the seconds of each job's own start."""
+    found, starts = [], []
+    while len(found) < rounds:
+        with network() as name, job() as under_way:
+            mark = secrets.token_hex(3)
+
+            def start(rank: int, name: str = name, mark: str = mark, under_way: Job = under_way) -> Node:
+                container = f"slipway-recovery-{mark}-{len(under_way.nodes)}"
+                environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": f"slipway-recovery-{mark}-0"}
+                given = [word for key, value in environ.items() for word in ("--env", f"{key}={value}")]
+                place = ["--network", name, "--user", user(), "--volume", f"{under_way.folder}/runs:{INSIDE}"]
+                place += ["--cpuset-cpus", share_of_cores(rank, 2)]
+                words = ["docker", "run", "--rm", "--name", container, *place, *given, IMAGE, *TINY]
+                return Node([*words, "--nproc-per-node", "1"], under_way.folder, {}, container)
+
+            (under_way.folder / "runs").mkdir()
+            began = time.time()
+            for rank in range(2):
+                under_way.nodes.append(start(rank))
+            under_way.said("step 1/", began)
+            starts.append(time.time() - began)
+            for _ in range(min(PER_JOB, rounds - len(found))):
+                under_way.trains_on()
+                killed = time.time()
+                under_way.nodes[-1].kill()
+                under_way.nodes.append(start(1))
+                found.append(under_way.recovery(killed, "a node was lost"))
+    return Course(*(list(column) for column in zip(*found, strict=True))), starts
 
 
 def restart_script(under_way: Job) -> float:
-    """Kill a rank of a script; seconds until both ranks' first lines."""
-    pids = [int(line.split()[-1]) for _, line in under_way.lines if "begun" in line][-2:]
+    """Kill a rank of a script; seconds until its first line."""
+    lines = under_way.nodes[0].lines
+    pids = [int(line.split()[-1]) for _, line in lines if "begun" in line][-2:]
     time.sleep(6 + random.random())
     killed = time.time()
     os.kill(random.choice(pids), signal.SIGKILL)
-    find = lambda: [at for at, line in under_way.lines if at > killed and "begun" in line]  # noqa: E731
-    wait_for(lambda: len(find()) == 2, under_way)
-    return find()[0] - killed
+
+    def begun() -> list[float]:
+        return [at for at, line in lines if at > killed and "begun" in line]
+
+    under_way.wait_for(lambda: len(begun()) == 2)
+    return begun()[0] - killed
+
+
+def tell(report: Report, what: str, course: Course) -> Spread:
+    """The table of a kind of kill; returns the seconds from kill to step."""
+    named = {**dict(zip(PARTS, zip(*course.parts, strict=True), strict=True)), "kill to step": course.whole}
+    rows = [
+        [name, f"{statistics.median(values):.2f}", f"{max(values):.2f}"]
+        for name, values in {**named, "training made again": course.again}.items()
+    ]
+    report.table(f"{what}, {len(course.parts)} kills, seconds", ["", "median", "worst"], rows)
+    return Spread.of(course.whole)
 
 
 def main() -> int:
     """Print the tables; 1 where a target is missed for no known reason."""
     report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", read_options(options_parser(__doc__)))
     rounds = report.options.rounds
-    for warm in ("1", "0"):
-        with job(*TINY, NPROC_PER_NODE="2", SLIPWAY_WARM=warm) as under_way:
-            wait_for(lambda: under_way.beat(0).get("step", 0) > 0, under_way)
-            each = [recover(under_way) for _ in range(rounds if warm == "1" else max(1, rounds // 8))]
-        whole = Spread.of([sum(parts) for parts in each])
-        columns = [[parts[at] for parts in each] for at in range(len(PARTS))]
-        rows = [
-            [name, f"{Spread.of(values).median:.2f}", f"{max(values):.2f}"]
-            for name, values in zip(PARTS, columns, strict=True)
-        ]
-        worst = max(sum(parts) for parts in each)
-        report.table(
-            f"gpt --preset tiny, SLIPWAY_WARM={warm}, seconds",
-            ["", "median", "worst"],
-            [*rows, ["kill to step", f"{whole.median:.2f}", f"{worst:.2f}"]],
-        )
-        if warm == "1":
-            report.target("SIGKILL of a rank to a new step", whole, 2.0, "s", at_most=True)
-    with job("run", "own.py", NPROC_PER_NODE="2", SLIPWAY_MAX_RESTARTS="1", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
+    again = []
+    for nodes, limit, worst in ((1, 2.0, 4.0), (2, 2.5, None)):
+        where = "one node" if nodes == 1 else "two nodes"
+        with launched(*TINY, nodes=nodes) as under_way:
+            course = kill_ranks(under_way, rounds)
+        whole = tell(report, f"gpt --preset tiny on {where}", course)
+        report.target(f"{where}, SIGKILL of a rank to a new step", whole, limit, "s", at_most=True)
+        if worst:
+            report.target(f"{where}, the same, the worst", Spread.of([whole.most]), worst, "s", at_most=True)
+        again += course.again
+    with launched(*TINY, SLIPWAY_WARM="0") as under_way:
+        tell(report, "gpt --preset tiny on one node, SLIPWAY_WARM=0", kill_ranks(under_way, max(1, rounds // 8)))
+    if missing := what_is_missing():
+        report.note(f"skipped: containers: {missing}")
+    else:
+        course, starts = replace_containers(rounds)
+        whole = tell(report, "two containers, one killed and replaced", course)
+        begun = statistics.median(starts)
+        report.note(f"both containers' own start, from `docker run` to step 1: {Spread.of(starts).told(2, ' s')}")
+        beyond = Spread(*(seconds - begun for seconds in (whole.median, whole.least, whole.most)))
+        report.target("two containers, replaced, beyond their own start", beyond, 2.5, "s", at_most=True)
+        again += course.again
+    report.target("training made again", Spread.of(again), 1.0, "s", at_most=True)
+    with launched("run", "own.py", SLIPWAY_MAX_RESTARTS="1", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
         under_way.said("begun", 0)
         time.sleep(5)
-        first = Spread.of([restart_script(under_way) for _ in range(max(1, rounds // 2))])
+        first = Spread.of([restart_script(under_way) for _ in range(max(1, rounds))])
     report.target("own script, kill to its first line", first, 1.0, "s", at_most=True)
     return report.close()
 
