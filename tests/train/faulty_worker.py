@@ -6,6 +6,7 @@ infinite        [rank, [steps], times]: these steps' loss is infinite, in that m
 flip            [rank, step, number, times]: before that step one bit of weights or optimizer changes, by a number of any size,
                 in that many passes over it
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
+slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
 stuck           true: letting go of the other ranks takes for ever
@@ -57,6 +58,7 @@ def wrap(place: object, name: str, before: Callable[..., None]) -> None:
 
 def break_steps(faults: Mapping[str, Any], own: int) -> None:
     rank, steps, times = faults.get("infinite", [-1, [], 0])
+    pause = faults.get("slow", {}).get("part", 0) + slower(faults, own, "part")
     seen: list[int] = []
 
     def begin(training: Training, phase: str) -> None:
@@ -67,13 +69,19 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def infect(loss: torch.Tensor) -> torch.Tensor:
-        time.sleep(faults.get("slow", {}).get("part", 0))
+        time.sleep(pause)
         wrong = rank == own and seen and seen[-1] in steps and seen.count(seen[-1]) <= times
         return poison(loss + torch.inf if wrong else loss)  # its gradient stays finite
 
     wrap(loop, "take_step", begin)
     poison = step.poison
     step.poison = infect
+
+
+def slower(faults: Mapping[str, Any], own: int, what: str) -> float:
+    """Seconds by which something takes longer on this rank than on the others."""
+    rank, slow, seconds = faults.get("slower", [-1, "", 0])
+    return float(seconds) if (rank, slow) == (own, what) else 0.0
 
 
 def flip(tensors: Mapping[str, torch.Tensor], number: int) -> str:
@@ -121,7 +129,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
         dist.destroy_process_group = lambda: time.sleep(600)  # type: ignore[assignment]
     if "patience" in faults:
         group.COLLECTIVE_TIMEOUT = timedelta(seconds=faults["patience"])
-    wrap(Loader, "_make_part", lambda *_: time.sleep(faults.get("slow", {}).get("data", 0)))
+    data = faults.get("slow", {}).get("data", 0) + slower(faults, int(environment["RANK"]), "data")
+    wrap(Loader, "_make_part", lambda *_: time.sleep(data))
     with open_context(abandon=True) as context:
         break_context(context, faults.get("slow", {}))
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))

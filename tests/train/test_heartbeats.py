@@ -38,9 +38,25 @@ def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_secon
     assert seen == [0, 1, 1, 1, 4, 5]
     spent = record.pop("spent")
     place = {"phase": "save", "step": 5, "steps": 20, "beats": 6, "first": 1}
-    assert record == {**place, "monotonic": now, "pid": os.getpid()}
+    assert record == {**place, "monotonic": now, "pid": os.getpid(), "again": 0.0}
     assert spent == {"setup": pytest.approx(0.1), "train": pytest.approx(0.6)}
     assert path.read_text().count("\n") == 1
+
+
+def test_steps_that_are_made_again_after_going_back_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    beats = Heartbeat(tmp_path / "rank-0.json")
+    for phase, step in (("train", 8), ("train", 9), ("load", 5), ("train", 5), ("train", 6), ("save", 6), ("train", 9)):
+        beats.beat(phase, step, 20)
+        now += 1.0
+    assert json.loads((tmp_path / "rank-0.json").read_text())["again"] == 2.0, "not the loading, and not the save"
+    beats.facts = {"own": 0.25}
+    beats.beat("save", 10, 20)
+    record = json.loads((tmp_path / "rank-0.json").read_text())
+    assert (record["again"], record["own"]) == (2.0, 0.25)
 
 
 def test_the_last_beat_is_written_though_no_other_follows(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What each second of a job went into."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from slipway.launch.verdict.ledger import (
     COSTS,
     KIND_OF,
     KINDS,
+    MOST_WAITED,
     NOTHING,
     Kind,
     Ledger,
@@ -154,6 +156,25 @@ def test_how_long_something_took_is_told_in_its_two_largest_units(seconds: float
     assert span(seconds) == text
 
 
+def test_a_training_that_went_back_itself_made_steps_again() -> None:
+    seen = dataclasses.replace(OURS, again=12.0)
+    assert booked(seen) == DONE | {"training": 48.0, "repeating": 12.0}
+    both = dataclasses.replace(with_steps(0, 60, 30), again=12.0)
+    assert booked(both)["repeating"] == pytest.approx(12 + 48 / 2)
+    assert booked(dataclasses.replace(OURS, again=1e6))["repeating"] == 60.0, "no more than there was"
+
+
+def test_whom_the_others_waited_for_is_part_of_the_line() -> None:
+    kept = ledger(training=90, starting=10).wait_for({3: 6.1, 0: 0.4}).wait_for({3: 1.0, 5: 2.0})
+    assert ledger_line(kept) == (
+        "of 1 min 40 s 90.0 % training (waiting for rank 3: 7.1 %) (waiting for rank 5: 2.0 %), 10.0 % starting"
+    )
+    assert ledger_json(kept)["waited"] == {"3": 7.1, "5": 2.0, "0": 0.4}
+    assert ledger_of(ledger_json(kept)) == kept
+    many = NOTHING.wait_for({rank: float(rank) for rank in range(1000)})
+    assert [each.rank for each in many.waited] == list(range(999, 999 - MOST_WAITED, -1))
+
+
 def test_what_passed_between_two_launchers_is_booked_where_time_went_on() -> None:
     kept = ledger(training=10)
     assert go_on(kept, Kind.QUEUED, 1060.0)[Kind.QUEUED] == 60.0
@@ -189,6 +210,11 @@ def test_a_ledger_is_written_and_read_again(tmp_path: Path) -> None:
         {"seconds": {}, "attempts": -1, "until": 1.0},
         {"seconds": {}, "attempts": ATTEMPTS + 1, "until": 1.0},
         {"seconds": {}, "attempts": 1, "until": "x"},
+        {"seconds": {}, "attempts": 1, "until": 1.0, "waited": {"x": 1.0}},
+        {"seconds": {}, "attempts": 1, "until": 1.0, "waited": {"-1": 1.0}},
+        {"seconds": {}, "attempts": 1, "until": 1.0, "waited": {"1": -1.0}},
+        {"seconds": {}, "attempts": 1, "until": 1.0, "waited": [7]},
+        {"seconds": {}, "attempts": 1, "until": 1.0, "waited": {str(rank): 1.0 for rank in range(1000)}},
     ],
 )
 def test_a_ledger_that_makes_no_sense_counts_as_none(record: Any) -> None:

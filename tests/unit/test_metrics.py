@@ -17,7 +17,7 @@ from slipway.launch.metrics import Metrics, open_metrics
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
-from slipway.protocol.files import HEARTBEATS, METRICS_FILE, rank_file, write_json
+from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
@@ -88,6 +88,26 @@ def test_the_page_says_where_the_ranks_and_the_training_are(metrics: tuple[Metri
         ("slipway_loss", ()): 2.25, ("slipway_val_loss", ()): 2.0, ("slipway_tokens_per_second", ()): 4096,
         ("slipway_metric", ("memory_peak_gib",)): 0.5, ("slipway_metric", ("accuracy",)): 0.5,
     }  # fmt: skip
+
+
+def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Metrics, int], run: Run) -> None:
+    told = {"own": 0.25, "slow": [1, 0.2]}
+    for rank in (0, 1):
+        beat = {"phase": "train", "step": 9, "monotonic": 1.0, **told}
+        write_json(rank_file(run.path / "node-0", HEARTBEATS, rank), beat)
+    booked = {"seconds": {"training": 90.0, "starting": 10.0}, "attempts": 1, "until": 1.0}
+    write_json(run.path / "node-0" / LEDGER_FILE, booked)
+    row = {"time": 1.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs"}
+    write_json(run.path / REPLICAS_FILE, {"differences": [row]})
+    metrics[0].attempt(run)
+    found = asked(metrics[1])
+    assert found["slipway_goodput", ()] == 0.9
+    assert found["slipway_seconds_total", ("training",)] == 90
+    assert found["slipway_replica_differences_total", ()] == 1
+    assert (found["slipway_own_seconds", ("0",)], found["slipway_own_seconds", ("1",)]) == (0.25, 0.25)
+    assert {key: value for key, value in found.items() if key[0] == "slipway_slower"} == {
+        ("slipway_slower", ("1",)): 0.2
+    }
 
 
 def test_a_run_that_has_written_nothing_yet_is_no_mistake(metrics: tuple[Metrics, int], tmp_path: Path) -> None:

@@ -57,13 +57,16 @@ def test_the_first_rank_of_a_node_speaks_for_all_of_a_workload_of_ours() -> None
     milestones = Milestones(100.0, 7)
     assert milestones.seen(101.0, own=True).spoke is None
     beats = {
-        rank: Beat(rank, Phase.TRAIN, 9, monotonic=float(rank), first=5, spent={Phase.TRAIN: 3.0}) for rank in (9, 8)
+        rank: Beat(
+            rank, Phase.TRAIN, 9, monotonic=float(rank), first=5, spent={Phase.TRAIN: 3.0}, again=1.0, waited={9: 2.0}
+        )
+        for rank in (9, 8)
     }
     milestones.take(beats, 110.0)
     milestones.take({}, 111.0)  # its file is just being replaced
     seen = milestones.seen(120.0, own=True)
     assert (seen.begun, seen.ended, seen.spoke, seen.spent) == (100.0, 120.0, 8.0, {Phase.TRAIN: 3.0})
-    assert (seen.first, seen.reached, seen.before) == (5, 9, 7)
+    assert (seen.first, seen.reached, seen.before, seen.again, seen.waited) == (5, 9, 7, 1.0, {9: 2.0})
     assert milestones.seen(120.0, own=False).spoke is None
 
 

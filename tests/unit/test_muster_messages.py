@@ -14,12 +14,12 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.verdict.attempts import Ending
-from slipway.launch.verdict.ledger import KINDS, Ledger
+from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
 from slipway.launch.verdict.verdict import judge
 from slipway.launch.watch.standing import Call, Frame, Group, Standing
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
-BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5)
+BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
 EXAMPLES = (
     wire.Greeting("c0ffee"),
     HELLO,

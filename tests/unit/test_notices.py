@@ -21,6 +21,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.redact import make_redactor
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.files import REPLICAS_FILE, write_json
 from slipway.protocol.outcomes import Word
 
 SECRET = "T00/B00/hunter2hunter2"
@@ -74,6 +75,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
+    (tmp_path / "gpt-1").mkdir()
     return Run(tmp_path / "gpt-1", "none", 2)
 
 
@@ -109,6 +111,30 @@ def test_a_restart_says_why(chat: Chat, start: Any, run: Run, word: Word, event:
     assert chat.posts[0]["event"] == event
     assert "as attempt 2 ended" in chat.posts[0]["text"]
     assert "it was frozen" in chat.posts[0]["text"]
+
+
+def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
+    chat: Chat, start: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "EVERY", 0.0)
+    rows = [{"time": time.time() - 60, "step": 3, "nodes": ["node 0 (n0)"], "text": "of before"}]
+    write_json(run.path / REPLICAS_FILE, {"differences": rows})
+    with start(pause=0.0) as told:
+        told.look(run)
+        rows.append(
+            {"time": time.time(), "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs from the others in w"}
+        )
+        write_json(run.path / REPLICAS_FILE, {"differences": rows})
+        told.look(run)
+        told.look(run)
+        rows.append({"time": time.time(), "step": 9, "nodes": ["node 1 (n1)"], "text": "again"})
+        write_json(run.path / REPLICAS_FILE, {"differences": rows})
+        told.end(run, verdict(Word.FAILED, "bad"))
+    texts = "\n".join(post["text"] for post in chat.posts)
+    assert "of before" not in texts
+    assert texts.count("the replicas differed at step 6, node 1 (n1): rank 1 differs from the others in w") == 1
+    assert texts.index("step 9, node 1 (n1): again") < texts.index("the workload failed"), "what came last is told, too"
+    assert chat.posts[0]["event"] == "drift"
 
 
 def test_a_server_that_fails_twice_gets_it_at_the_third_time(chat: Chat, start: Any, run: Run) -> None:

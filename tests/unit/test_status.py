@@ -108,6 +108,41 @@ def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:
     ]
 
 
+def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None:
+    run = make()
+    for rank, own in ((0, 0.05), (1, 0.0612)):
+        told = {"own": own, "slow": [1, 0.224], "waited": {"1": 3.5, "x": 1, "2": "y"}, "again": 0.5}
+        beat = {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0, **told}
+        write_json(heartbeat_file(run / "node-0", rank), beat)
+    rows = [{"time": 1000.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs from the others in w"}, 7, {}]
+    write_json(run / "replicas.json", {"differences": rows})
+    with held(run):
+        status = read_status(run)
+    lines = status_lines(status)
+    assert "  slow        rank 1 makes all others wait: it is 22% slower than they are" in lines
+    assert "  replicas    differed at step 6, node 1 (n1): rank 1 differs from the others in w" in lines
+    table = [line.split() for line in lines[-3:]]
+    assert table[0] == ["rank", "phase", "step", "own", "ms/step", "last", "heartbeat"]
+    assert [row[:4] for row in table[1:]] == [["0", "train", "7/20", "50.0"], ["1", "train", "7/20", "61.2"]]
+    told = json.loads(json.dumps(status_json(status)))
+    assert told["slow"] == {"rank": 1, "slower": 0.224}
+    assert [rank["own"] for rank in told["ranks"]] == [0.05, 0.0612]
+    assert told["replicas"] == [{**rows[0]}]
+    assert status.beats[0].waited == {1: 3.5}
+    assert status.beats[0].again == 0.5
+
+
+@pytest.mark.parametrize("odd", ["x", [1], ["a", 2], [1, "b"], {"rank": 1}, 7])
+def test_a_slow_rank_that_makes_no_sense_is_none(odd: object) -> None:
+    run = make()
+    write_json(
+        heartbeat_file(run / "node-0", 0), {"phase": "train", "step": 7, "monotonic": 1.0, "slow": odd, "own": "x"}
+    )
+    with held(run):
+        [beat] = read_status(run).beats
+    assert (beat.slow, beat.own, beat.waited) == (None, None, {})
+
+
 def test_a_heartbeat_that_goes_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(beats=2)
     monkeypatch.setattr(module, "read_beats", lambda *_: {0: Beat(0), 7: Beat(7)})

@@ -16,7 +16,7 @@ from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
-from slipway.launch.verdict.ledger import KINDS
+from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.outcomes import GOOD
 
@@ -123,18 +123,19 @@ def describe_ending(status: Status) -> RunEnding:
     tried = attempts if isinstance(attempts, list) else []
     tries = tuple(_tried(attempt) for attempt in tried if isinstance(attempt, dict))
     seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
+    seen = [("lost time", text) for text in waiting_texts(status.ledger)] if status.ledger else []
+    seen += [("replicas", f"differed at {difference}") for difference in status.differences]
     if status.alive:
-        return RunEnding(
-            "running", facts=tuple(("running", holder.text) for holder in status.holders[:1]), seconds=seconds
-        )
+        running = [("running", holder.text) for holder in status.holders[:1]]
+        return RunEnding("running", facts=(*running, *seen), seconds=seconds)
     if word not in ENDINGS or not isinstance(first, dict):
-        return RunEnding("without a verdict", good=not status.record, tries=tries, seconds=seconds)
+        return RunEnding("without a verdict", not status.record, tuple(seen), tries, seconds)
     facts = [("verdict", _or_none(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
     facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
     facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
-    return RunEnding(ENDINGS[word], word in GOOD, tuple(facts), tries, seconds)
+    return RunEnding(ENDINGS[word], word in GOOD, (*facts, *seen), tries, seconds)
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:

@@ -89,7 +89,7 @@ class Books:
         parts = book_attempt(
             dataclasses.replace(seen, begun=self._kept, ended=now), good=good, again=self.ledger.attempts > 0
         )
-        ledger = self.ledger.book(parts)
+        ledger = self.ledger.book(parts).wait_for(seen.waited)
         return dataclasses.replace(ledger, attempts=ledger.attempts + 1, until=time.time())
 
     def _write(self, ledger: Ledger) -> None:

@@ -16,6 +16,7 @@ from slipway.launch.resolve.folders import mount_point
 from slipway.launch.resolve.host import CHECKPOINTS
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
+from slipway.launch.run_directory.records import replica_differences
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.block import block, outcome_json, termination_message
@@ -26,6 +27,7 @@ from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
 
+SHOWN = 3  # times that the replicas differed, the newest
 LACKING = "image's name"  # in the table of advice
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
@@ -39,12 +41,15 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if run and is_newest(run.path, course.number):
         with suppress(OSError):
             earlier = earlier_attempts(run.path, course.tries[0].number)
-            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier))
+            differences = [difference._asdict() for difference in replica_differences(run.path)]
+            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     process = job.plan.topology.process
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(line)
+        for difference in replica_differences(run.path)[-SHOWN:]:
+            say(f"the replicas differed at {difference}; training went back to a snapshot")
     for line in block(verdict, course, process.rank if process else None):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one

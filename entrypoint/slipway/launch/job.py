@@ -14,6 +14,7 @@ from slipway.launch.attempt.gpu_memory import wait_for_memory
 from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.lasting import Lasting
 from slipway.launch.attempt.memory import Memory
+from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
@@ -85,7 +86,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             lock = lock or take_lock(ours, node, stops, stack)
             previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
-            lasting = Lasting(memory, spare, books.look, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
+            looks = partial(look_on, node.run, books, notices)
+            lasting = Lasting(memory, spare, looks, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
             metrics.attempt(node.run)
             tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, hangs, previous, node.reached, lasting)
         except LaunchError as error:
@@ -113,6 +115,12 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
         books.book(Kind.PAUSING)
+
+
+def look_on(run: Run, books: Books, notices: Notices, milestones: Milestones) -> None:
+    """An attempt goes on: book its time, and tell those who watch from elsewhere."""
+    books.look(milestones)
+    notices.look(run)
 
 
 def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:

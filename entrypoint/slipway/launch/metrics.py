@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Self
 from slipway import __version__
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import read_beats
-from slipway.launch.run_directory.records import newest_numbers
+from slipway.launch.run_directory.ledger_file import last_ledger
+from slipway.launch.run_directory.records import newest_numbers, replica_differences
 from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.ledger import KINDS, WORK
 from slipway.protocol.files import newest_step
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class Metrics:
         with suppress(OSError):  # a disk that is away
             if (saved := newest_step(self._run.path)) is not None:
                 yield GaugeMetricFamily("slipway_snapshot_step", "The step of the newest snapshot.", value=saved)
+        yield from self._time(self._run.path, topology.node_rank)
         if 0 in topology.ranks:
             yield from self._numbers(self._run.path)
 
@@ -115,12 +118,40 @@ class Metrics:
         step = GaugeMetricFamily("slipway_step", "The step at which a rank is.", labels=["rank"])
         steps = GaugeMetricFamily("slipway_steps", "How many there will be.", labels=["rank"])
         phase = GaugeMetricFamily("slipway_phase", "1 for the phase in which a rank is.", labels=["rank", "phase"])
+        own = GaugeMetricFamily(
+            "slipway_own_seconds", "Seconds that a rank works on a step by itself.", labels=["rank"]
+        )
+        slower = GaugeMetricFamily(
+            "slipway_slower", "By which share the rank that all wait for is slower.", labels=["rank"]
+        )
         for rank, beat in read_beats(node_dir, self._job.plan.topology.ranks).items():
             step.add_metric([str(rank)], beat.step)
             phase.add_metric([str(rank), str(beat.phase)], 1)
             if beat.steps is not None:
                 steps.add_metric([str(rank)], beat.steps)
-        yield from (step, steps, phase)
+            if beat.own is not None:
+                own.add_metric([str(rank)], beat.own)
+            if beat.slow and not slower.samples:
+                slower.add_metric([str(beat.slow[0])], beat.slow[1])
+        yield from (step, steps, phase, own, slower)
+
+    def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
+        """What the job's time went into so far, and what of it was not lost."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        ledger = last_ledger(run, node_rank)
+        if ledger is None or not ledger.wall:
+            return
+        seconds = CounterMetricFamily(
+            "slipway_seconds", "What the time of the job went into, by kind.", labels=["kind"]
+        )
+        for kind in KINDS:
+            seconds.add_metric([kind.value], ledger[kind])
+        yield seconds
+        share = sum(ledger[kind] for kind in WORK) / ledger.wall
+        yield GaugeMetricFamily("slipway_goodput", "Share of the job's time that was training.", value=share)
+        found = len(replica_differences(run))
+        yield CounterMetricFamily("slipway_replica_differences", "Times that the replicas differed.", value=found)
 
     def _numbers(self, run: Path) -> Iterator[Metric]:
         """The newest numbers of the training."""

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.redact import make_redactor, redact_json, secret_arguments, secret_values
+from slipway.launch.run_directory.records import replica_differences
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Verdict
@@ -25,6 +26,7 @@ from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 
 PAUSE = 60.0  # s between two messages
+EVERY = 5.0  # s between two looks at what the training wrote down
 TRIES = (0.0, 0.5, 2.0)  # s before each try
 TIMEOUT = 3.0  # s for each
 LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
@@ -45,6 +47,7 @@ class Notices:
         self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
         self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._over, self._complained = threading.Event(), False
+        self._begun = self._looked = time.time()  # differences of before are no news
         self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
 
     def __enter__(self) -> Self:
@@ -67,6 +70,18 @@ class Notices:
         """A job hangs."""
         self._tell(run, "hang", text)
 
+    def look(self, run: Run) -> None:
+        """An attempt goes on: have its replicas been found to differ?"""
+        if self._url and time.time() - self._looked >= EVERY:
+            self._looked = time.time()
+            self._find_drift(run)
+
+    def _find_drift(self, run: Run) -> None:
+        news = [difference for difference in replica_differences(run.path) if difference.time > self._begun]
+        self._begun = max([self._begun, *(difference.time for difference in news)])
+        for difference in news:
+            self._tell(run, "drift", f"the replicas differed at {difference}; training goes back to a snapshot")
+
     def restart(self, run: Run, verdict: Verdict) -> None:
         """An attempt ended, and another follows."""
         event = "lost node" if verdict.first.word == Word.LOST else "restart"
@@ -76,6 +91,8 @@ class Notices:
 
     def end(self, run: Run, verdict: Verdict) -> None:
         """The job ended."""
+        if self._url:
+            self._find_drift(run)
         self._tell(run, "end", block(verdict)[0], outcome=verdict.word, exit_code=verdict.code(0))
 
     def _tell(self, run: Run, event: str, text: str, **fields: Any) -> None:

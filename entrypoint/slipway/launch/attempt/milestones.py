@@ -53,4 +53,5 @@ class Milestones:
         if not (own and self._beat):
             return seen
         said = replace(seen, spoke=self._beat.monotonic, spent=self._beat.spent, first=self._beat.first)
+        said = replace(said, again=self._beat.again, waited=self._beat.waited)
         return replace(said, reached=self.reached, before=self.before)

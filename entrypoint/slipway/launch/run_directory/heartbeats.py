@@ -27,7 +27,9 @@ class Beat(NamedTuple):
     """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
 
     `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place. `first` is the
-    step that training began with, `spent` the seconds in each phase so far, up to this one.
+    step that training began with, `spent` the seconds in each phase so far, up to this one, `again` those of them in which it
+    made steps that it had made before. `own`: seconds that it works on a step by itself; `slow`: the rank that makes all others
+    wait, and by which share it is slower; `waited`: for how many seconds they did so far, by rank.
     """
 
     rank: int
@@ -39,6 +41,10 @@ class Beat(NamedTuple):
     beats: int = 0
     first: int = 0
     spent: Mapping[Phase, float] = MappingProxyType({})
+    again: float = 0.0
+    own: float | None = None
+    slow: tuple[int, float] | None = None
+    waited: Mapping[int, float] = MappingProxyType({})
 
     @property
     def place(self) -> str:
@@ -64,13 +70,44 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
         return None
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
     beats, first = (value if isinstance(value, int) else 0 for value in (record.get("beats"), record.get("first")))
-    spent = record.get("spent")
-    known = {
-        PHASES[name]: float(value)
-        for name, value in (spent.items() if isinstance(spent, dict) else ())
-        if name in PHASES and isinstance(value, int | float)
+    known = {PHASES[name]: value for name, value in _numbers(record.get("spent")).items() if name in PHASES}
+    waited = {
+        other: value
+        for name, value in _numbers(record.get("waited")).items()
+        if (other := number_in(f"{RANK}{name}", RANK)) is not None
     }
-    return Beat(rank, phase, step, steps, monotonic, pid, beats, first, known)
+    again, own = (
+        float(value) if isinstance(value, int | float) else None for value in (record.get("again"), record.get("own"))
+    )
+    return Beat(
+        rank,
+        phase,
+        step,
+        steps,
+        monotonic,
+        pid,
+        beats,
+        first,
+        known,
+        again or 0.0,
+        own,
+        _slow(record.get("slow")),
+        waited,
+    )
+
+
+def _numbers(record: object) -> dict[str, float]:
+    """The numbers of an object; what makes no sense is left out."""
+    rows = record.items() if isinstance(record, dict) else ()
+    return {str(name): float(value) for name, value in rows if isinstance(value, int | float)}
+
+
+def _slow(record: object) -> tuple[int, float] | None:
+    """A rank and a share; None for anything else."""
+    match record:
+        case [int() as rank, int() | float() as share]:
+            return rank, float(share)
+    return None
 
 
 def highest_step(run: Path) -> int:

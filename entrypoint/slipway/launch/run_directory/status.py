@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.launch.run_directory.ledger_file import last_ledger, read_failures
+from slipway.launch.run_directory.records import Difference, replica_differences
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
@@ -71,6 +72,7 @@ class Status:
     workers: tuple[Worker, ...] = ()  # of a script
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
+    differences: Sequence[Difference] = ()  # of the model's replicas, oldest first
 
     @property
     def alive(self) -> bool:
@@ -143,6 +145,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
         last_ledger(path),
         read_failures(node_folder(path, 0)),
+        replica_differences(path),
     )
 
 
@@ -174,13 +177,15 @@ def status_json(status: Status) -> dict[str, Any]:
         ],
         "waiting": dict(status.waiting) or None,
         "ranks": [
-            {"rank": beat.rank, "phase": beat.phase, "step": beat.step, "steps": beat.steps, "age": round(age, 1)}
+            {name: getattr(beat, name) for name in ("rank", "phase", "step", "steps", "own")} | {"age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
         ],
         "workers": [worker._asdict() for worker in status.workers],
+        "slow": next(({"rank": beat.slow[0], "slower": beat.slow[1]} for beat in status.beats if beat.slow), None),
         "hang": status.hang.get("text"),
         "ledger": ledger_json(status.ledger) if status.ledger else None,
         "failures": list(status.failures),
+        "replicas": [difference._asdict() for difference in status.differences],
         "outcome": dict(status.outcome) or None,
     }  # fmt: skip
 
@@ -202,16 +207,26 @@ def status_lines(status: Status) -> list[str]:
     if status.ledger and status.ledger.wall:
         lines.append(f"  time        {ledger_line(status.ledger)}")
     lines += [f"  failed      {_failure(row)}" for row in status.failures[-SHOWN:]]
+    lines += [f"  replicas    differed at {difference}" for difference in status.differences[-SHOWN:]]
     if status.snapshot is not None or record.get("workload") in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:
-        lines.append(f"  {'rank':>6}  {'phase':<10}  {'step':>15}  last heartbeat")
-        for beat, age in zip(status.beats, status.ages, strict=True):
-            step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
-            lines.append(f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {age:.0f} s ago")
+        lines += _beat_lines(status.beats, status.ages)
     elif status.alive and status.workers:
         lines += _worker_lines(status.workers)
     return lines
+
+
+def _beat_lines(beats: Sequence[Beat], ages: Sequence[float]) -> Iterator[str]:
+    """A table of the ranks, with a column for how long each works on a step by itself where they tell, and who is slow."""
+    for rank, slower in [beat.slow for beat in beats if beat.slow][:1]:
+        yield f"  slow        rank {rank} makes all others wait: it is {slower:.0%} slower than they are"
+    own = any(beat.own is not None for beat in beats)
+    yield f"  {'rank':>6}  {'phase':<10}  {'step':>15}  {'own ms/step  ' if own else ''}last heartbeat"
+    for beat, age in zip(beats, ages, strict=True):
+        step = f"{beat.step}/{beat.steps}" if beat.steps else f"{beat.step}"
+        time = f"{'–' if beat.own is None else f'{1e3 * beat.own:.1f}':>11}  " if own else ""
+        yield f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {time}{age:.0f} s ago"
 
 
 def _failure(row: Mapping[str, Any]) -> str:

@@ -84,8 +84,11 @@ def outcome_json(
     node_rank: int,
     course: Course = Course(),  # noqa: B008  # frozen
     earlier: Sequence[Mapping[str, Any]] = (),
+    differences: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The content of `outcome.json` on one node; `earlier` attempts are those of other starts of the run, as they stood there."""
+    """The content of `outcome.json` on one node; `earlier` attempts are those of other starts of the run, as they stood there,
+    `differences` those of the model's replicas.
+    """
     return {
         "code": verdict.code(node_rank),
         **dataclasses.asdict(verdict),
@@ -93,6 +96,7 @@ def outcome_json(
         "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
         "no_restart": course.why,
         "ledger": ledger_json(course.ledger),
+        "replicas": list(differences),
     }
 
 

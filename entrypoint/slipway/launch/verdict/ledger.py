@@ -38,6 +38,7 @@ COSTS = KINDS[KINDS.index(Kind.REPEATING) :]  # of restarts
 WORK = (Kind.TRAINING, Kind.RUNNING)  # what a job is for
 TOLD = 0.01  # of all seconds: what is less is not worth a word in a line
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+MOST_WAITED = 8  # ranks that are written down, those that were waited for most
 LARGEST = 1e11  # s, more than any job takes
 KIND_OF = {
     Phase.SETUP: Kind.STARTING,
@@ -54,14 +55,28 @@ KIND_OF = {
 
 
 @dataclass(frozen=True)
+class Waited:
+    """For how many seconds of training all others waited for a rank. ValueError for numbers that no job has."""
+
+    rank: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        """Keep what others say possible."""
+        if self.rank < 0 or not 0 <= self.seconds <= LARGEST:
+            raise ValueError("impossible wait")
+
+
+@dataclass(frozen=True)
 class Ledger:
-    """Seconds in the order of KINDS, over how many `attempts`; `until` is when it was written (Unix seconds). It travels between
-    launchers: ValueError for numbers that no job has.
+    """Seconds in the order of KINDS, over how many `attempts`; `until` is when it was written (Unix seconds), `waited` what of
+    the training was waiting for single ranks. It travels between launchers: ValueError for numbers that no job has.
     """
 
     seconds: tuple[float, ...] = (0.0,) * len(KINDS)
     attempts: int = 0
     until: float = 0.0
+    waited: tuple[Waited, ...] = ()
 
     def __post_init__(self) -> None:
         """Keep what others say possible."""
@@ -69,6 +84,8 @@ class Ledger:
             raise ValueError("impossible seconds")
         if not 0 <= self.attempts <= ATTEMPTS:
             raise ValueError("impossible attempts")
+        if len(self.waited) > MOST_WAITED:
+            raise ValueError("impossible waits")
 
     def __getitem__(self, kind: Kind) -> float:
         """The seconds of a kind."""
@@ -87,11 +104,22 @@ class Ledger:
     @property
     def written(self) -> "Ledger":
         """The ledger as it is written down, so that all who tell it say the same."""
-        return replace(self, seconds=tuple(round(one, 2) for one in self.seconds))
+        return replace(
+            self,
+            seconds=tuple(round(one, 2) for one in self.seconds),
+            waited=tuple(Waited(each.rank, round(each.seconds, 2)) for each in self.waited),
+        )
 
     def book(self, parts: Mapping[Kind, float]) -> "Ledger":
         """The ledger with these seconds, too."""
         return replace(self, seconds=tuple(self[kind] + max(0.0, parts.get(kind, 0.0)) for kind in KINDS))
+
+    def wait_for(self, waited: Mapping[int, float]) -> "Ledger":
+        """The ledger with these seconds of waiting for ranks, too."""
+        known = {each.rank: each.seconds for each in self.waited}
+        whole = {rank: known.get(rank, 0.0) + waited.get(rank, 0.0) for rank in known.keys() | waited}
+        most = sorted(whole.items(), key=lambda item: (-item[1], item[0]))[:MOST_WAITED]
+        return replace(self, waited=tuple(Waited(rank, min(seconds, LARGEST)) for rank, seconds in most))
 
 
 NOTHING = Ledger()  # is booked yet
@@ -101,7 +129,8 @@ NOTHING = Ledger()  # is booked yet
 class Seen:
     """What was seen of an attempt. The launcher: when it began, when its workers had `started`, when it `noticed` that they are
     to end, and when they had `ended`. Of the first of its ranks: when it `spoke` last, seconds `spent` in each phase until then,
-    the step that it went on from (`first`), the highest that it `reached`, and the highest of all attempts `before`.
+    the step that it went on from (`first`), the highest that it `reached`, and the highest of all attempts `before`; for how long
+    it made steps `again` as it had gone back itself, and `waited` for single ranks.
     """
 
     begun: float
@@ -114,6 +143,8 @@ class Seen:
     first: int = 0
     reached: int = 0
     before: int = 0
+    again: float = 0.0
+    waited: Mapping[int, float] = field(default_factory=dict)
 
 
 def book_attempt(seen: Seen, *, good: bool, again: bool) -> dict[Kind, float]:
@@ -136,7 +167,8 @@ def _by_phases(seen: Seen) -> tuple[dict[Kind, float], float]:
     _add(parts, Kind.STARTING, spoke - sum(seen.spent.values()) - seen.begun)
     done, known = seen.reached - seen.first, min(seen.before, seen.reached) - seen.first
     share = max(0, known) / done if done > 0 else 0.0  # steps take as long as each other
-    again = parts[Kind.TRAINING] * share
+    again = min(seen.again, parts[Kind.TRAINING])
+    again += (parts[Kind.TRAINING] - again) * share
     _add(parts, Kind.REPEATING, again)
     parts[Kind.TRAINING] -= again
     return parts, spoke
@@ -161,9 +193,16 @@ def ledger_line(ledger: Ledger) -> str:
     work = Kind.RUNNING if ledger[Kind.RUNNING] > ledger[Kind.TRAINING] else Kind.TRAINING
     others = [kind for kind in KINDS if kind not in (work, *COSTS) and ledger[kind] >= TOLD * ledger.wall]
     parts = [f"{_share(ledger, kind)} {kind}" for kind in (work, *others)]
+    parts[0] += "".join(f" ({text})" for text in waiting_texts(ledger))
     restarts = "1 restart" if ledger.restarts == 1 else f"{ledger.restarts} restarts"
     cost = f"; {restarts} cost {_share(ledger, *COSTS)}" if ledger.restarts else ""
     return f"of {span(ledger.wall)} {', '.join(parts)}{cost}"
+
+
+def waiting_texts(ledger: Ledger) -> list[str]:
+    """Whom the others waited for, and for which share of all seconds: `waiting for rank 3: 6.1 %`."""
+    told = [each for each in ledger.waited if each.seconds >= TOLD * ledger.wall]
+    return [f"waiting for rank {each.rank}: {100 * each.seconds / ledger.wall:.1f} %" for each in told]
 
 
 def _share(ledger: Ledger, *kinds: Kind) -> str:
@@ -184,7 +223,14 @@ def ledger_json(ledger: Ledger) -> dict[str, object]:
     """How a ledger stands in JSON: all seconds, over how many attempts, and those of each kind that there is."""
     ledger = ledger.written
     kinds = {kind.value: ledger[kind] for kind in KINDS if ledger[kind]}
-    return {"wall": round(ledger.wall, 2), "attempts": ledger.attempts, "until": ledger.until, "seconds": kinds}
+    waited = {"waited": {str(each.rank): each.seconds for each in ledger.waited}} if ledger.waited else {}
+    return {
+        "wall": round(ledger.wall, 2),
+        "attempts": ledger.attempts,
+        "until": ledger.until,
+        "seconds": kinds,
+        **waited,
+    }
 
 
 def ledger_of(record: object) -> Ledger | None:
@@ -196,6 +242,8 @@ def ledger_of(record: object) -> Ledger | None:
         record.get("until"),
         *(kinds.get(kind.value, 0.0) for kind in KINDS),
     )
-    with suppress(ValueError, TypeError, OverflowError):
-        return Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0))
+    waits = record.get("waited", {})
+    with suppress(ValueError, TypeError, OverflowError, AttributeError):
+        waited = tuple(Waited(int(rank), float(each)) for rank, each in waits.items())
+        return Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0), waited)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -103,12 +104,14 @@ def train_from_here(training: Training, phase: Phase) -> str:
 def take_steps(training: Training, metrics: MetricsFile, progress: Progress, phase: Phase) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
+    training.stragglers.forget()
     word, _ = context.agree()  # before the first step, which may compile for minutes
     if word is None and (training.step or training.task.judged_before) and not is_evaluated(training):
         word = evaluate(training, metrics, progress)
     if word is None:
         context.beat(phase)
         training.parallel.warm_up_ddp(training.loader.example)
+        training.stragglers.own_time.settle()
         context.begin_stop_exchange(late=not training.loader.ready())
     while training.step < training.total and word is None:
         word = next_word(training)
@@ -119,6 +122,7 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
         context.beat(phase)
         enforce_budget(training, training.numbers.late())
         training.verification.look(training.step)
+        training.stragglers.look()
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total
@@ -136,6 +140,7 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
             word = evaluate(training, metrics, progress)
             context.beat(Phase.TRAIN)
             progress.restart(training.step)
+    training.stragglers.forget()
     save(training, live=True)
     wait_for_writers(training)
     return word or Word.FINISHED
@@ -149,7 +154,9 @@ def next_word(training: Training) -> str | None:
     training.writer.check()
     word, late = training.context.finish_stop_exchange()
     while late and word is None:
+        asked = time.perf_counter()
         mine = not training.loader.ready(within=MOMENT)
+        training.stragglers.own_time.data += time.perf_counter() - asked
         if mine:
             training.context.beat(Phase.DATA)
         word, late = training.context.agree(late=mine)
@@ -181,6 +188,9 @@ def report_step(training: Training, rate: float, metrics: MetricsFile, progress:
     if share := utilisation(task.flops_per_unit * speed / context.place.world_size, context.device):
         text += f"  {share:.1%} MFU"
         values["mfu"] = round(share, 4)
+    if slow := training.stragglers.found:
+        text += f"  {slow}"
+        values |= {"slow_rank": slow.rank, "slower": round(slow.slower, 3)}
     values["memory_peak_gib"] = round(peak_memory(context.device), 3)
     done = f"epoch {int(epochs)} done  " if ended_epoch else ""
     progress.report(training.step, f"{done}loss {own:.4f}", f"{text}  {values['memory_peak_gib']:.1f} GiB")

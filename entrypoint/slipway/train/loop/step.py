@@ -21,12 +21,16 @@ def take_step(training: Training, phase: Phase) -> float:
     Never waits for a GPU. Before the last part it begins to exchange the stop flag, so that this costs no time either.
     """
     options, optimizer, context = training.options, training.task.optimizer, training.context
+    own_time = training.stragglers.own_time
+    own_time.begin()
     rate = learning_rate(options, training.step, training.total)
     for group in optimizer.param_groups:
         group["lr"] = rate
     buffers = Buffers(training.buffers)
     loss = training.parallel.backward(batch_parts(training, phase), lambda part: poison(part) / options.accumulate)
+    own_time.go_on()
     buffers.restore(update_weights(training, loss))
+    own_time.end()
     training.step += 1
     training.position += training.batch_size
     context.progress(training.step)

@@ -17,8 +17,10 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.compiler import decide_compile
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.nonfinite import Numbers
+from slipway.train.loop.own_time import OwnTime
 from slipway.train.loop.precision import Precision, read_precision
 from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.stragglers import Stragglers
 from slipway.train.loop.task import Task
 from slipway.train.loop.verification import Verification
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
@@ -48,6 +50,7 @@ class Training:
     rhythm: Rhythm  # of those
     numbers: Numbers
     verification: Verification
+    stragglers: Stragglers
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     parameters: Mapping[str, nn.Parameter]  # of the task's model
     buffers: Sequence[torch.Tensor]
@@ -102,6 +105,11 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         # The ranks of a pipeline hold different parts.
         verification=Verification(
             context, lambda: replicated(task.model, task.optimizer), 0 if task.split else options.verify_every
+        ),
+        stragglers=Stragglers(
+            context,
+            OwnTime(task.model.parameters() if wrapped else (), context.device),
+            wanted=wrapped,
         ),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),

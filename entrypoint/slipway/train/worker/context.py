@@ -50,6 +50,7 @@ class Context:
         self.outcome = WorkerOutcome(Word.FINISHED, "finished")
         self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
         self._heartbeat = heartbeat
+        self._waited: dict[int, float] = {}  # seconds, by the rank that was waited for
 
     def alone(self, run_dir: Path) -> Context:
         """This process as a job of its own, with its files in `run_dir`; it stops and beats as before."""
@@ -77,6 +78,18 @@ class Context:
     def conclude(self, word: str, message: str) -> None:
         """Note how the work ended, for the outcome file."""
         self.outcome = replace(self.outcome, outcome=word, message=message)
+
+    def note_own_time(self, seconds: float, slow: tuple[int, float, float] | None) -> None:
+        """Tell the launcher how long this rank works on a step by itself, in seconds, and who makes all others wait: the rank, by
+        which share it is slower, and for how many seconds all waited since the last call; None where nobody does.
+        """
+        if slow:
+            self._waited[slow[0]] = self._waited.get(slow[0], 0.0) + slow[2]
+        self._heartbeat.facts = {
+            "own": round(seconds, 6),
+            "slow": [slow[0], round(slow[1], 4)] if slow else None,
+            "waited": {str(rank): round(waited, 3) for rank, waited in self._waited.items()},
+        }
 
     def beat(self, phase: Phase) -> None:
         """Tell the launcher that `phase` goes on."""

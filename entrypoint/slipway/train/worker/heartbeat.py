@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
@@ -16,6 +16,7 @@ from slipway.protocol.files import held_folder
 from slipway.protocol.phases import PHASES, Phase
 
 INTERVAL = 0.5  # seconds; how often it is written within a phase
+TRAINS = (Phase.TRAIN, Phase.DATA)
 ASK = 2.0  # seconds between two looks at whether this attempt is still the newest
 
 
@@ -33,7 +34,9 @@ class Heartbeat:
         self._beats = 0
         self._first: int | None = None  # the step that training began with
         self._spent: dict[str, float] = {}  # seconds in each phase
+        self._highest, self._again = 0, 0.0  # the highest step; seconds of training below it, after going back
         self._newest: dict[str, Any] = {}
+        self.facts: Mapping[str, Any] = {}  # that every beat tells from now on
         self._late: Timer | None = None  # the newest that was started
         self._due = False  # whether it has still to write
         self._lock = Lock()
@@ -53,11 +56,15 @@ class Heartbeat:
         now = time.monotonic()
         self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
         if self._phase is not None:
-            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._newest["monotonic"]
+            passed = now - self._newest["monotonic"]
+            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + passed
+            self._again += passed if step < self._highest and self._phase in TRAINS else 0.0
         if self._first is None and phase not in (Phase.SETUP, Phase.PREPARE, Phase.LOAD):
             self._first = step
+        self._highest = max(self._highest, step)
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats, "first": self._first}
-        self._newest = {**place, "monotonic": now, "pid": os.getpid(), "spent": {**self._spent}}
+        self._newest = {**place, "monotonic": now, "pid": os.getpid(), "spent": {**self._spent}, "again": self._again}
+        self._newest |= self.facts
         changed, self._phase = phase != self._phase, phase
         if now - self._asked >= ASK:
             self._asked = now

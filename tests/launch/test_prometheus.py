@@ -1,0 +1,86 @@
+"""Debian's Prometheus reads what the launcher of a real job answers."""
+
+import json
+import signal
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from launchers import PATIENCE, Launcher
+from needs import PROMETHEUS
+
+from slipway.launch.resolve.connectivity import free_port
+
+pytestmark = pytest.mark.needs("prometheus")
+Ask = Callable[[str], dict[tuple[str, ...], float]]
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[tuple[Ask, int]]:
+    """What Prometheus answers to a query: values by their labels; and the port at which it looks for the job."""
+    port, own = free_port(0), free_port(0)
+    settings = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "slipway", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
+    }
+    (tmp_path / "prometheus.json").write_text(json.dumps(settings))  # which YAML contains
+    words = [
+        PROMETHEUS,
+        f"--config.file={tmp_path / 'prometheus.json'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{own}",
+    ]
+    open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+    def ask(query: str) -> dict[tuple[str, ...], float]:
+        address = f"http://127.0.0.1:{own}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        with suppress(OSError), open_url(address, timeout=5) as answer:
+            rows = json.load(answer)["data"]["result"]
+            known = ("__name__", "instance", "job")
+            return {
+                tuple(value for name, value in sorted(row["metric"].items()) if name not in known): float(
+                    row["value"][1]
+                )
+                for row in rows
+            }
+        return {}  # it is being started
+
+    with (tmp_path / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            yield ask, port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_prometheus_reads_a_job_under_way(
+    prometheus: tuple[Ask, int], start: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    ask, port = prometheus
+    words = ("linear", "--steps", "1000000", "--save-every", "1000", "--log-every", "20")
+    job = start(*words, NPROC_PER_NODE="2", SLIPWAY_METRICS_PORT=str(port))
+
+    def wait_for(query: str) -> dict[tuple[str, ...], float]:
+        until = time.monotonic() + PATIENCE
+        while not (found := ask(query)):
+            assert time.monotonic() < until, f"{query}: {(tmp_path / 'prometheus.log').read_text()}\n{job.text}"
+            time.sleep(0.2)
+        return found
+
+    assert wait_for("slipway_goodput > 0")[()] <= 1
+    assert wait_for("slipway_loss")[()] > 0
+    assert wait_for("slipway_step > 100").keys() == {("0",), ("1",)}
+    assert wait_for("slipway_own_seconds > 0").keys() == {("0",), ("1",)}
+    assert {rank for _, rank in wait_for("slipway_phase == 1")} == {"0", "1"}
+    assert wait_for("slipway_snapshot_step")[()] >= 1000
+    assert ("training",) in wait_for("slipway_seconds_total > 0")
+    assert wait_for("slipway_restarts_total == 0") == {(): 0}
+    assert ask("up") == {(): 1}
+    job.signal(signal.SIGINT)
+    assert job.end() == 79

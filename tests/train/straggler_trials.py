@@ -1,0 +1,119 @@
+"""Is a rank that is a fifth slower named, and nobody else? Short real trainings of a small GPT, whose ranks share this machine.
+
+    .venv/bin/python tests/train/straggler_trials.py [--runs 40]
+
+Half of the runs have two ranks, half three; of each one rank sleeps in each step, or waits for its data, for a fifth of what
+it works on a step by itself. As many runs are healthy, beside processes that keep every core busy. The exit code is 1 where
+fewer than 95 % of the slow ranks are named rightly within 50 steps, or more than 2 % of the healthy runs name anybody.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+
+from training_jobs import SERVER, Job, Run
+
+from slipway.train.loop.stragglers import WINDOW
+
+STEPS = 50
+GPT = (
+    "--preset",
+    "tiny",
+    "--batch-size",
+    12,
+    "--save-every",
+    0,
+    "--eval-every",
+    0,
+    "--sample-tokens",
+    0,
+    "--workers",
+    0,
+)
+SHARE = 0.2  # by which the slow rank is slower
+KINDS = ("part", "data")
+
+
+def train(ranks: int, slower: Sequence[object] = (-1, "", 0)) -> Run:
+    """Train in a folder that goes at the end of this program."""
+    folder = Path(tempfile.mkdtemp(prefix="trial-"))
+    job = Job([folder])
+    words = ("--steps", STEPS + 2, "--log-every", 1, "--eval-samples", 12, *GPT)
+    job.start("gpt", words, ranks, "none", {"slower": list(slower)})
+    [run] = job.end()
+    if run.exit_code:
+        raise RuntimeError(run.output)
+    return run
+
+
+def named(run: Run) -> set[int]:
+    """Whom the lines up to the last of these steps name."""
+    return {int(row["slow_rank"]) for row in run.metrics if "slow_rank" in row and row["step"] <= STEPS + 1}
+
+
+def own_time(run: Run, ranks: int) -> float:
+    """Seconds that a rank works on a step by itself, the median of all."""
+    beats: list[dict[str, Any]] = [
+        json.loads((run.folder / f"node-0/heartbeat/rank-{rank}.json").read_text()) for rank in range(ranks)
+    ]
+    return statistics.median(beat["own"] for beat in beats)
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Every core has something else to do, too."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def main() -> int:
+    """Print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=40, help="of each kind (40)")
+    runs = parser.parse_args().runs
+    SERVER.set_forkserver_preload(["faulty_worker"])
+    forkserver.ensure_running()
+    typical = {ranks: own_time(train(ranks), ranks) for ranks in (2, 3)}
+    print("own time of a step:", {ranks: f"{1e3 * seconds:.1f} ms" for ranks, seconds in typical.items()})
+    right = wrong = healthy = 0
+    for number, (ranks, kind) in zip(range(runs), itertools.cycle(itertools.product((2, 3), KINDS)), strict=False):
+        slow = random.randrange(ranks)
+        found = named(train(ranks, (slow, kind, SHARE * typical[ranks])))
+        right += found == {slow}
+        print(f"run {number}: {ranks} ranks, {slow} slow ({kind}): named {sorted(found) or 'nobody'}", flush=True)
+    with busy_cores():
+        for number in range(runs):
+            found = named(train(2 + number % 2))
+            wrong += bool(found)
+            healthy += 1
+            print(
+                f"run {number}: {2 + number % 2} ranks, healthy, busy cores: named {sorted(found) or 'nobody'}",
+                flush=True,
+            )
+    print(
+        f"named rightly: {right} of {runs}; healthy runs that named somebody: {wrong} of {healthy}; {WINDOW} steps a window"
+    )
+    return int(right < 0.95 * runs or wrong > 0.02 * healthy)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
