@@ -109,8 +109,10 @@ def test_what_lies_between_the_last_gradient_and_the_others_is_not_ones_own(cloc
         clock.time += 4  # the optimizer
         watch.end()
     watch.data = 1.5
-    assert watch.take() == pytest.approx(1 + 4 + 0.5)
-    assert math.isnan(watch.take()), "each step counts once"
+    assert watch.take() == pytest.approx(1 + 4 + 1.5 / 2)
+    assert math.isnan(watch.take()), "each step counts once, and the newest not yet"
+    watch.drop()
+    assert math.isnan(watch.take())
 
 
 def test_a_step_whose_last_gradient_was_not_seen_does_not_count(clock: Clock) -> None:

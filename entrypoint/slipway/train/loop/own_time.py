@@ -109,15 +109,15 @@ class OwnTime:
             self._steps.append((self._begun, self._ready, self._back, self._clock.now()))
 
     def take(self) -> float:
-        """Seconds per step: the median of the steps since the last call, and what it waited for data; NaN without any. Waits for
-        those steps.
+        """Seconds per step: the median of the steps since the last call, and what it waited for data; NaN without any. The newest
+        step is left for the next call: a GPU may be at it still, and is not waited for.
         """
+        done, newest = self._steps[:-1], self._steps[-1:]
         each = [
-            self._clock.seconds(begun, ready) + self._clock.seconds(back, ended)
-            for begun, ready, back, ended in self._steps
+            self._clock.seconds(begun, ready) + self._clock.seconds(back, ended) for begun, ready, back, ended in done
         ]
         found = median(each) + self.data / len(each) if each else math.nan
-        self.drop()
+        self._steps, self.data = newest, 0.0
         return found
 
     def drop(self) -> None:
