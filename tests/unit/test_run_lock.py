@@ -108,6 +108,20 @@ def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder
     thread.join()
 
 
+def test_whom_the_job_has_replaced_is_not_waited_for_though_it_may_live(file: Path, stops: Stops) -> None:
+    write(file, this_launcher(1.0, "0123"), space="another boot")
+    said = list[str]()
+    with RunLock(file, said.append, stops, 3600, job="0123"):
+        assert "was lost; this one takes its place" in said[0]
+        found = read_holder(file)
+        assert found is not None
+        assert found.job == "0123"
+    write(file, this_launcher(1.0, "0123"))
+    for job in ("", "4567"):
+        with pytest.raises(LaunchError), RunLock(file, said.append, stops, PATIENCE, job=job):
+            pass
+
+
 def test_a_stop_while_watching_ends_it(file: Path, stops: Stops) -> None:
     write(file, this_launcher(1.0), space="another boot")
     stops.watch(file.parent)

@@ -145,7 +145,8 @@ def take_lock(job: Job, node: Node, stops: Stops, stack: ExitStack) -> RunLock:
     """Lock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
     refuse_links(node.run.path, job.plan.topology.node_rank)
     stops.watch(node.run.path)
-    lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops))
+    nonce = "" if job.single else job.plan.topology.rendezvous_id.rpartition("-")[0]
+    lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops, job=nonce))
     if not node.tries and not node.missed and job.plan.topology.rank == 0:
         (node.run.path / STOP_FILE).unlink(missing_ok=True)
     return lock

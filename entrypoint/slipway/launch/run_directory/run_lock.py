@@ -36,7 +36,9 @@ STILL = 15.0  # s without one after which a launcher that cannot be seen is dead
 
 @dataclass(frozen=True)
 class Holder:
-    """A launcher: where it runs, its process with the start in clock ticks, and since when it holds (unix seconds)."""
+    """A launcher: where it runs, its process with the start in clock ticks, and since when it holds (unix seconds). `job`: the
+    nonce of the job of several nodes that it takes part in.
+    """
 
     host: str
     pid: int
@@ -44,6 +46,7 @@ class Holder:
     started: int
     since: float
     token: str
+    job: str = ""
 
     @property
     def text(self) -> str:
@@ -51,9 +54,10 @@ class Holder:
         return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
 
 
-def this_launcher(now: float) -> Holder:
+def this_launcher(now: float, job: str = "") -> Holder:
     """This process as a holder."""
-    return Holder(socket.gethostname(), os.getpid(), _space(), start_ticks(os.getpid()) or 0, now, os.urandom(8).hex())
+    started, token = start_ticks(os.getpid()) or 0, os.urandom(8).hex()
+    return Holder(socket.gethostname(), os.getpid(), _space(), started, now, token, job)
 
 
 def _space() -> str:
@@ -69,7 +73,7 @@ def read_holder(file: Path) -> Holder | None:
     record = read_json(file)
     with suppress(KeyError, TypeError, ValueError):
         place = (str(record["host"]), int(record["pid"]), str(record["space"]), int(record["started"]))
-        return Holder(*place, float(record["since"]), str(record["token"]))
+        return Holder(*place, float(record["since"]), str(record["token"]), str(record.get("job", "")))
     return None
 
 
@@ -143,15 +147,19 @@ def _name(holder: Holder | None) -> str:
 class RunLock:
     """This launcher's hold on its node's folder in a run directory, as a context manager."""
 
-    def __init__(self, file: Path, say: Callable[[str], None], stops: Stops, patience: float = STILL) -> None:
-        """`file` is what `lock_file` of the run says."""
-        self._file, self._say, self._stops, self._patience = file, say, stops, patience
+    def __init__(
+        self, file: Path, say: Callable[[str], None], stops: Stops, patience: float = STILL, job: str = ""
+    ) -> None:
+        """`file` is what `lock_file` of the run says. Who holds it for the same `job`, a nonce, is no part of it any more:
+        its nodes have agreed on this launcher in its place.
+        """
+        self._file, self._say, self._stops, self._patience, self._job = file, say, stops, patience, job
         self._released = threading.Event()
         self.lost = ""  # who took the run directory over, if somebody did
 
     def __enter__(self) -> RunLock:
         """Take it. Raises LaunchError: 78 while another launcher holds it, 77 or 78 where it cannot be written."""
-        mine = this_launcher(time.time())
+        mine = this_launcher(time.time(), self._job)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             while not self._create(mine):
@@ -183,8 +191,11 @@ class RunLock:
 
     def _take_over(self) -> None:
         holder = read_holder(self._file)
-        refuse_held(self._file, self._stops, self._patience)
-        self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
+        if self._job and holder and holder.job == self._job:
+            self._say(f"{_name(holder)} was lost; this one takes its place")
+        else:
+            refuse_held(self._file, self._stops, self._patience)
+            self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
         # Two launchers may come here at once; whoever is too late finds another file in its place and ends.
         with suppress(FileNotFoundError), held_folder(self._file.parent) as folder:
             aside = (folder / self._file.name).rename(folder / f".{self._file.name}.{os.urandom(8).hex()}")
