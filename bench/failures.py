@@ -1,10 +1,11 @@
 """How much of a job's time is training, by how often nodes fail: a model, and a simulation with the launcher's own decisions.
 
-    python bench/failures.py [--rate 0.005] [--restart 5.4] [--replace 120] [--days 200]
+    python bench/failures.py [--rate 0.005] [--restart 1.1] [--replace 120] [--days 200]
 
 The model is Daly's (doi:10.1016/j.future.2004.11.016), for failures that strike at any moment, also while the job is started
 again: a snapshot every `interval` seconds, for which training stands still for `stall`. Nothing here is measured, and nothing
-trains: what a failure costs on a machine is measured by the ledger (docs/fault-tolerance.md).
+trains: what a failure costs on a machine is measured by bench/recovery.py, from which `notice` and `restart` are, and told of a
+real job by its ledger (docs/fault-tolerance.md).
 """
 
 import argparse
@@ -20,6 +21,10 @@ from slipway.protocol.outcomes import Word
 DAY = 86_400.0  # s
 NODES = (16, 256, 4_096)
 INTERVALS = (600.0, 60.0)  # s
+MEMORY = {
+    "interval": 1.0,
+    "stall": 0.01,
+}  # s between snapshots in memory, and for each: train/snapshots/rhythm.py, SHARE
 RESTARTS = 3  # that a job of ours may have in a row without progress, and had in all before progress renewed them
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 
@@ -33,8 +38,8 @@ class Case:
     nodes: int
     rate: float = 0.005
     lost: float = 0.5
-    notice: float = 0.6
-    restart: float = 5.4
+    notice: float = 0.3
+    restart: float = 1.1
     replace: float = 120.0
     interval: float = 600.0
     stall: float = 0.05
@@ -118,6 +123,7 @@ def table(case: Case) -> list[tuple[str, ...]]:
     for nodes in NODES:
         one = replace(case, nodes=nodes)
         shares = [f"{100 * share_of_training(replace(one, interval=interval)):.2f} %" for interval in INTERVALS]
+        shares.append(f"{100 * share_of_training(replace(one, **MEMORY)):.2f} %")
         rows.append((f"{nodes:,}", f"{nodes * case.rate:.2g}", f"{days_until_given_up(one):.2g} days", *shares))
     return rows
 
@@ -134,13 +140,15 @@ def main() -> None:
     for row in table(case):
         print("  ".join(f"{cell:>12}" for cell in row))
     for nodes in NODES:
-        for interval in INTERVALS:
-            one = replace(case, nodes=nodes, interval=interval)
+        for one in (
+            *(replace(case, nodes=nodes, interval=each) for each in INTERVALS),
+            replace(case, nodes=nodes, **MEMORY),
+        ):
             found = simulate(one, days)
             end = ", given up" if found.given_up else ""
             model = share_of_training(one)
             print(
-                f"{nodes:>6,} nodes, every {interval:.0f} s: model {model:.2%}, simulated {found.share:.2%} "
+                f"{nodes:>6,} nodes, every {one.interval:.0f} s: model {model:.2%}, simulated {found.share:.2%} "
                 f"over {found.failures} failures{end}"
             )
 

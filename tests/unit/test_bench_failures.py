@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from failures import INTERVALS, NODES, Case, days_until_given_up, share_of_training, simulate, table
+from failures import INTERVALS, MEMORY, NODES, Case, days_until_given_up, share_of_training, simulate, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +20,12 @@ def test_the_simulation_agrees_with_the_model_and_no_job_is_given_up(nodes: int,
     found = simulate(case, days=200, seed=30)
     assert not found.given_up
     assert found.share == pytest.approx(share_of_training(case), abs=0.005)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_it_agrees_with_snapshots_in_memory_too(nodes: int) -> None:
+    case = Case(nodes, **MEMORY)
+    assert simulate(case, days=200, seed=30).share == pytest.approx(share_of_training(case), abs=0.005)
 
 
 def test_a_job_whose_failures_come_faster_than_it_starts_again_is_given_up() -> None:
