@@ -4,8 +4,8 @@
 
 The script is what people write: DDP on a GPT of the size of `slipway gpt --preset tiny`, on two processes, that saves with
 torch.save every 10 s and goes on from there. torchrun and `slipway run` start the same file. Kills come at the same moments on
-all sides, which run one after the other. Steps that were done again count once. A side's share of training is what it got on in
-that time, beside what it does undisturbed. Our workload gets as many steps as keep it busy so long, and its last snapshot is
+all sides, which run one after the other. Steps that were done again count once. The pace without kills is that of our workload and
+of the script under torchrun, which both of its sides are compared with. Our workload gets as many steps as keep it busy so long, and its last snapshot is
 compared with that of an undisturbed run.
 """
 
@@ -135,10 +135,17 @@ def read_script(folder: Path) -> tuple[int, list[int]]:
 def read_workload(folder: Path) -> tuple[int, list[int]]:
     """The same of our workload, from its heartbeats."""
     beats = []
-    for file in folder.glob("runs/*/node-0/heartbeat/rank-*.json"):
+    for file in sorted(folder.glob("runs/*/node-0/heartbeat/rank-*.json")):
         with suppress(OSError, ValueError):
             beats.append(json.loads(file.read_text()))
     return max((beat["step"] for beat in beats), default=0), [beat["pid"] for beat in beats]
+
+
+def is_worker(pid: int) -> bool:
+    """Whether a process runs that may be a rank: what was killed left its number behind."""
+    with suppress(OSError):
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 SIDES = {
@@ -179,8 +186,10 @@ def follow(side: Side, folder: Path, seconds: float, kills: Kills) -> Course:
                 steps.append(reached)
             if done < kills.most and passed >= (done + 1) * kills.every:
                 victim = order.randrange(2)
-                with suppress(ProcessLookupError, IndexError):
-                    os.kill(pids[victim], signal.SIGKILL)
+                while len(pids) < 2 or not is_worker(pids[victim]):  # it is just being started
+                    time.sleep(LOOK)
+                    step, pids = side.read(folder)
+                os.kill(pids[victim], signal.SIGKILL)
                 done += 1
             time.sleep(LOOK)
         ended = job.poll()
@@ -243,7 +252,7 @@ def main() -> int:
     ]
     report.table(
         f"{harmed.seconds:.0f} s, a kill every {kills.every:g} s",
-        ["", "kills", "steps done", "steps/s", "of its undisturbed pace"],
+        ["", "kills", "steps done", "steps/s", "of the pace without kills"],
         rows,
     )
     trained = booked["training"] / sum(booked.values())

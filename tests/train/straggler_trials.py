@@ -44,13 +44,14 @@ GPT = (
     "--workers",
     0,
 )
+FOLDER = tempfile.TemporaryDirectory(prefix="straggler-trials-")
 SHARE = 0.2  # by which the slow rank is slower
 KINDS = ("part", "data")
 
 
 def train(ranks: int, slower: Sequence[object] = (-1, "", 0)) -> Run:
-    """Train in a folder that goes at the end of this program."""
-    folder = Path(tempfile.mkdtemp(prefix="trial-"))
+    """Train in a folder of its own below the one that goes at the end of this program."""
+    folder = Path(tempfile.mkdtemp(dir=FOLDER.name))
     job = Job([folder])
     words = ("--steps", STEPS + 2, "--log-every", 1, "--eval-samples", 12, *GPT)
     job.start("gpt", words, ranks, "none", {"slower": list(slower)})
@@ -62,7 +63,7 @@ def train(ranks: int, slower: Sequence[object] = (-1, "", 0)) -> Run:
 
 def named(run: Run) -> set[int]:
     """Whom the lines up to the last of these steps name."""
-    return {int(row["slow_rank"]) for row in run.metrics if "slow_rank" in row and row["step"] <= STEPS + 1}
+    return {int(row["slow_rank"]) for row in run.metrics if "slow_rank" in row and row["step"] <= STEPS}
 
 
 def own_time(run: Run, ranks: int) -> float:
@@ -70,7 +71,7 @@ def own_time(run: Run, ranks: int) -> float:
     beats: list[dict[str, Any]] = [
         json.loads((run.folder / f"node-0/heartbeat/rank-{rank}.json").read_text()) for rank in range(ranks)
     ]
-    return statistics.median(beat["own"] for beat in beats)
+    return statistics.median(beat["own"] for beat in beats if beat["own"])
 
 
 @contextmanager

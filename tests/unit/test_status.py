@@ -120,7 +120,10 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
         status = read_status(run)
     lines = status_lines(status)
     assert "  slow        rank 1 makes all others wait: it is 22% slower than they are" in lines
-    assert "  replicas    differed at step 6, node 1 (n1): rank 1 differs from the others in w" in lines
+    assert (
+        "  replicas    differed at step 6, 1970-01-01 00:16:40 UTC, node 1 (n1): rank 1 differs from the others in w"
+        in lines
+    )
     table = [line.split() for line in lines[-3:]]
     assert table[0] == ["rank", "phase", "step", "own", "ms/step", "last", "heartbeat"]
     assert [row[:4] for row in table[1:]] == [["0", "train", "7/20", "50.0"], ["1", "train", "7/20", "61.2"]]
@@ -132,15 +135,16 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
     assert status.beats[0].again == 0.5
 
 
-@pytest.mark.parametrize("odd", ["x", [1], ["a", 2], [1, "b"], {"rank": 1}, 7])
+@pytest.mark.parametrize("odd", ["x", [1], ["a", 2], [1, "b"], [-1, 0.5], [1, -0.5], [10**20, 1], {"rank": 1}, 7])
 def test_a_slow_rank_that_makes_no_sense_is_none(odd: object) -> None:
     run = make()
     write_json(
-        heartbeat_file(run / "node-0", 0), {"phase": "train", "step": 7, "monotonic": 1.0, "slow": odd, "own": "x"}
+        heartbeat_file(run / "node-0", 0),
+        {"phase": "train", "step": 7, "monotonic": 1.0, "slow": odd, "own": -1, "waited": {"3": -1}, "again": "x"},
     )
     with held(run):
         [beat] = read_status(run).beats
-    assert (beat.slow, beat.own, beat.waited) == (None, None, {})
+    assert (beat.slow, beat.own, beat.waited, beat.again) == (None, None, {}, 0.0)
 
 
 def test_a_heartbeat_that_goes_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

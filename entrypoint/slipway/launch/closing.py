@@ -16,7 +16,6 @@ from slipway.launch.resolve.folders import mount_point
 from slipway.launch.resolve.host import CHECKPOINTS
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
-from slipway.launch.run_directory.records import replica_differences
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.block import block, outcome_json, termination_message
@@ -26,6 +25,7 @@ from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_run_text, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
+from slipway.protocol.replicas import read_differences
 
 SHOWN = 3  # times that the replicas differed, the newest
 LACKING = "image's name"  # in the table of advice
@@ -41,15 +41,15 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if run and is_newest(run.path, course.number):
         with suppress(OSError):
             earlier = earlier_attempts(run.path, course.tries[0].number)
-            differences = [difference._asdict() for difference in replica_differences(run.path)]
+            differences = [difference._asdict() for difference in read_differences(run.path)]
             write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     process = job.plan.topology.process
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(line)
-        for difference in replica_differences(run.path)[-SHOWN:]:
-            say(f"the replicas differed at {difference}; training went back to a snapshot")
+        for difference in read_differences(run.path)[-SHOWN:]:
+            say(f"the replicas differed at {difference}")
     for line in block(verdict, course, process.rank if process else None):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one

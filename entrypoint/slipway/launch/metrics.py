@@ -15,10 +15,11 @@ from slipway import __version__
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.ledger_file import last_ledger
-from slipway.launch.run_directory.records import newest_numbers, replica_differences
+from slipway.launch.run_directory.records import newest_numbers
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import KINDS, WORK
 from slipway.protocol.files import newest_step
+from slipway.protocol.replicas import read_differences
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -107,9 +108,9 @@ class Metrics:
         with suppress(OSError):  # a disk that is away
             if (saved := newest_step(self._run.path)) is not None:
                 yield GaugeMetricFamily("slipway_snapshot_step", "The step of the newest snapshot.", value=saved)
-        yield from self._time(self._run.path, topology.node_rank)
         if 0 in topology.ranks:
             yield from self._numbers(self._run.path)
+            yield from self._time(self._run.path, topology.node_rank)
 
     def _ranks(self, node_dir: Path) -> Iterator[Metric]:
         """Where each rank of this node says that it stands."""
@@ -137,21 +138,19 @@ class Metrics:
 
     def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and what of it was not lost."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
+        found = len(read_differences(run))
+        yield GaugeMetricFamily("slipway_replica_differences", "Times that the replicas differed.", value=found)
         ledger = last_ledger(run, node_rank)
         if ledger is None or not ledger.wall:
             return
-        seconds = CounterMetricFamily(
-            "slipway_seconds", "What the time of the job went into, by kind.", labels=["kind"]
-        )
+        seconds = GaugeMetricFamily("slipway_seconds", "What the time of the job went into, by kind.", labels=["kind"])
         for kind in KINDS:
             seconds.add_metric([kind.value], ledger[kind])
         yield seconds
         share = sum(ledger[kind] for kind in WORK) / ledger.wall
         yield GaugeMetricFamily("slipway_goodput", "Share of the job's time that was training.", value=share)
-        found = len(replica_differences(run))
-        yield CounterMetricFamily("slipway_replica_differences", "Times that the replicas differed.", value=found)
 
     def _numbers(self, run: Path) -> Iterator[Metric]:
         """The newest numbers of the training."""

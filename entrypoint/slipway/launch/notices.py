@@ -18,12 +18,12 @@ from typing import Any, Self
 
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.redact import make_redactor, redact_json, secret_arguments, secret_values
-from slipway.launch.run_directory.records import replica_differences
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
+from slipway.protocol.replicas import ReplicaDifference, read_differences
 
 PAUSE = 60.0  # s between two messages
 EVERY = 5.0  # s between two looks at what the training wrote down
@@ -47,7 +47,8 @@ class Notices:
         self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
         self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._over, self._complained = threading.Event(), False
-        self._begun = self._looked = time.time()  # differences of before are no news
+        self._looked = time.monotonic()
+        self._known: set[ReplicaDifference] | None = None  # None before the first look: what is there then is no news
         self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
 
     def __enter__(self) -> Self:
@@ -72,15 +73,15 @@ class Notices:
 
     def look(self, run: Run) -> None:
         """An attempt goes on: have its replicas been found to differ?"""
-        if self._url and time.time() - self._looked >= EVERY:
-            self._looked = time.time()
+        if self._url and (self._known is None or time.monotonic() - self._looked >= EVERY):
+            self._looked = time.monotonic()
             self._find_drift(run)
 
     def _find_drift(self, run: Run) -> None:
-        news = [difference for difference in replica_differences(run.path) if difference.time > self._begun]
-        self._begun = max([self._begun, *(difference.time for difference in news)])
-        for difference in news:
-            self._tell(run, "drift", f"the replicas differed at {difference}; training goes back to a snapshot")
+        found = read_differences(run.path)
+        known, self._known = self._known, {*found}
+        for difference in () if known is None else (each for each in found if each not in known):
+            self._tell(run, "drift", f"the replicas differed at {difference}")
 
     def restart(self, run: Run, verdict: Verdict) -> None:
         """An attempt ended, and another follows."""

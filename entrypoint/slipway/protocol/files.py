@@ -68,7 +68,12 @@ def rank_log(rank: int | str) -> str:
 def number_in(name: str, before: str) -> int | None:
     """The number in a name, behind NODE, RANK or STEP; None where the name is another one."""
     digits = name.removeprefix(before)
-    return int(digits) if digits != name and re.fullmatch("[0-9]{1,15}", digits) else None
+    return whole_number(digits) if digits != name else None
+
+
+def whole_number(digits: str) -> int | None:
+    """The number that a text is, of at most fifteen ASCII digits; None where it is none."""
+    return int(digits) if re.fullmatch("[0-9]{1,15}", digits) else None
 
 
 def snapshot_name(step: int) -> str:

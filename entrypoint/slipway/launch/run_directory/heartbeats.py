@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from slipway.launch.verdict.ledger import LARGEST, RANKS
 from slipway.protocol.files import (
     HEARTBEATS,
     NODE,
@@ -19,6 +20,7 @@ from slipway.protocol.files import (
     number_in,
     rank_file,
     read_json,
+    whole_number,
 )
 from slipway.protocol.phases import PHASES, Phase
 
@@ -70,15 +72,7 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
         return None
     steps, pid = (value if isinstance(value, int) else None for value in (record.get("steps"), record.get("pid")))
     beats, first = (value if isinstance(value, int) else 0 for value in (record.get("beats"), record.get("first")))
-    known = {PHASES[name]: value for name, value in _numbers(record.get("spent")).items() if name in PHASES}
-    waited = {
-        other: value
-        for name, value in _numbers(record.get("waited")).items()
-        if (other := number_in(f"{RANK}{name}", RANK)) is not None
-    }
-    again, own = (
-        float(value) if isinstance(value, int | float) else None for value in (record.get("again"), record.get("own"))
-    )
+    waited = {whole_number(name): value for name, value in _seconds(record.get("waited")).items()}
     return Beat(
         rank,
         phase,
@@ -88,24 +82,24 @@ def _read_beat(rank: int, record: Mapping[str, object]) -> Beat | None:
         pid,
         beats,
         first,
-        known,
-        again or 0.0,
-        own,
-        _slow(record.get("slow")),
-        waited,
+        spent={PHASES[name]: value for name, value in _seconds(record.get("spent")).items() if name in PHASES},
+        again=_seconds(record).get("again", 0.0),
+        own=_seconds(record).get("own"),
+        slow=_slow(record.get("slow")),
+        waited={rank: value for rank, value in waited.items() if rank is not None},
     )
 
 
-def _numbers(record: object) -> dict[str, float]:
-    """The numbers of an object; what makes no sense is left out."""
+def _seconds(record: object) -> dict[str, float]:
+    """The numbers of an object that may be seconds; what makes no sense is left out."""
     rows = record.items() if isinstance(record, dict) else ()
-    return {str(name): float(value) for name, value in rows if isinstance(value, int | float)}
+    return {str(name): float(value) for name, value in rows if isinstance(value, int | float) and 0 <= value <= LARGEST}
 
 
 def _slow(record: object) -> tuple[int, float] | None:
     """A rank and a share; None for anything else."""
     match record:
-        case [int() as rank, int() | float() as share]:
+        case [int() as rank, int() | float() as share] if 0 <= rank < RANKS and 0 <= share <= LARGEST:
             return rank, float(share)
     return None
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.launch.run_directory.ledger_file import last_ledger, read_failures
-from slipway.launch.run_directory.records import Difference, replica_differences
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
@@ -33,6 +32,7 @@ from slipway.protocol.files import (
     number_in,
     read_json,
 )
+from slipway.protocol.replicas import ReplicaDifference, read_differences
 
 SHOWN = 5  # attempts that failed, the newest
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
@@ -72,7 +72,7 @@ class Status:
     workers: tuple[Worker, ...] = ()  # of a script
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
-    differences: Sequence[Difference] = ()  # of the model's replicas, oldest first
+    differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
 
     @property
     def alive(self) -> bool:
@@ -145,7 +145,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
         last_ledger(path),
         read_failures(node_folder(path, 0)),
-        replica_differences(path),
+        read_differences(path),
     )
 
 

@@ -38,6 +38,7 @@ COSTS = KINDS[KINDS.index(Kind.REPEATING) :]  # of restarts
 WORK = (Kind.TRAINING, Kind.RUNNING)  # what a job is for
 TOLD = 0.01  # of all seconds: what is less is not worth a word in a line
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+RANKS = 2**26  # more than any job has
 MOST_WAITED = 8  # ranks that are written down, those that were waited for most
 LARGEST = 1e11  # s, more than any job takes
 KIND_OF = {
@@ -63,7 +64,7 @@ class Waited:
 
     def __post_init__(self) -> None:
         """Keep what others say possible."""
-        if self.rank < 0 or not 0 <= self.seconds <= LARGEST:
+        if not 0 <= self.rank < RANKS or not 0 <= self.seconds <= LARGEST:
             raise ValueError("impossible wait")
 
 
@@ -119,7 +120,7 @@ class Ledger:
         known = {each.rank: each.seconds for each in self.waited}
         whole = {rank: known.get(rank, 0.0) + waited.get(rank, 0.0) for rank in known.keys() | waited}
         most = sorted(whole.items(), key=lambda item: (-item[1], item[0]))[:MOST_WAITED]
-        return replace(self, waited=tuple(Waited(rank, min(seconds, LARGEST)) for rank, seconds in most))
+        return replace(self, waited=tuple(Waited(rank, min(max(seconds, 0.0), LARGEST)) for rank, seconds in most))
 
 
 NOTHING = Ledger()  # is booked yet
@@ -201,7 +202,7 @@ def ledger_line(ledger: Ledger) -> str:
 
 def waiting_texts(ledger: Ledger) -> list[str]:
     """Whom the others waited for, and for which share of all seconds: `waiting for rank 3: 6.1 %`."""
-    told = [each for each in ledger.waited if each.seconds >= TOLD * ledger.wall]
+    told = [each for each in ledger.waited if each.seconds >= TOLD * ledger.wall > 0]
     return [f"waiting for rank {each.rank}: {100 * each.seconds / ledger.wall:.1f} %" for each in told]
 
 
@@ -242,8 +243,11 @@ def ledger_of(record: object) -> Ledger | None:
         record.get("until"),
         *(kinds.get(kind.value, 0.0) for kind in KINDS),
     )
-    waits = record.get("waited", {})
-    with suppress(ValueError, TypeError, OverflowError, AttributeError):
-        waited = tuple(Waited(int(rank), float(each)) for rank, each in waits.items())
-        return Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0), waited)
+    waits, waited = record.get("waited"), list[Waited]()
+    for rank, each in waits.items() if isinstance(waits, dict) else ():
+        with suppress(ValueError, TypeError, OverflowError):
+            waited.append(Waited(int(rank), float(each)))
+    with suppress(ValueError, TypeError, OverflowError):
+        ledger = Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0))
+        return replace(ledger, waited=tuple(waited[:MOST_WAITED]))
     return None

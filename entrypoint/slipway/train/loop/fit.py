@@ -111,7 +111,7 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
     if word is None:
         context.beat(phase)
         training.parallel.warm_up_ddp(training.loader.example)
-        training.stragglers.own_time.settle()
+        training.stragglers.own_time.settle(all_of_them=options.find_unused_parameters)
         context.begin_stop_exchange(late=not training.loader.ready())
     while training.step < training.total and word is None:
         word = next_word(training)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from slipway.protocol.files import REPLICAS_FILE, read_json, write_json
+from slipway.protocol.replicas import ReplicaDifference, read_differences, write_differences
 from slipway.train.loop.nonfinite import NonFiniteError
 from slipway.train.loop.saving import resume, wait_for_writers
 from slipway.train.loop.training import Training
@@ -18,7 +16,6 @@ from slipway.train.worker.outcome import PeerError, UnhealthyError
 
 DAY = 86_400.0  # seconds within which a second wrong replica of one node is no chance any more
 UNKNOWN = "nobody knows which node"  # where no majority tells, and there are several
-REMEMBERED = 100  # differences
 
 
 def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gone_back: bool) -> None:
@@ -50,12 +47,11 @@ def note(context: Context, difference: Difference) -> None:
     nodes = blamed(context, difference)
     again: list[str] = []
     if context.place.rank == 0:
-        file, now = context.place.run_dir / REPLICAS_FILE, time.time()
-        earlier = read_differences(read_json(file))
-        recent = {node for row in earlier if 0 <= now - row["time"] < DAY for node in row["nodes"]}
+        now, earlier = time.time(), read_differences(context.place.run_dir)
+        recent = {node for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
         again = [node for node in nodes if node in recent]
-        row = {"time": now, "step": context.outcome.step, "nodes": nodes, "text": str(difference)}
-        write_json(file, {"differences": [*earlier, row][-REMEMBERED:]})
+        new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference))
+        write_differences(context.place.run_dir, [*earlier, new])
     again = json.loads(context.share_text(json.dumps(again)))
     if UNKNOWN in again:
         text = f"{difference}, for the second time within a day; `slipway check` on each node alone may tell which"
@@ -78,13 +74,3 @@ def blamed(context: Context, difference: Difference) -> list[str]:
 def own_name(context: Context) -> str:
     """This node, as files and messages call it."""
     return f"node {context.place.node_rank} ({socket.gethostname()})"
-
-
-def read_differences(content: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    """What was written down before; what is damaged is left out."""
-    rows = content.get("differences")
-    return [
-        row
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and isinstance(row.get("time"), int | float) and isinstance(row.get("nodes"), list)
-    ]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from statistics import mean, median
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from slipway.protocol.cgroups import cgroup_folders, count_cpus, read_kernel_file
 
@@ -60,36 +61,52 @@ class DeviceClock:
         return float(earlier.elapsed_time(later)) / 1e3  # type: ignore[no-untyped-call]
 
 
+class Step(NamedTuple):
+    """Moments of a step, the end of the one before among them; `data`: seconds that it waited for its data before it began."""
+
+    before: Any
+    begun: Any
+    ready: Any
+    back: Any
+    ended: Any
+    data: float
+
+
 class OwnTime:
-    """The own time of each step of one rank, from `begin` to `end`, without what lies between the last gradient and `go_on`."""
+    """The own time of each step of one rank, from `begin` to `end`, without what lies between the last gradient and `go_on`.
+
+    What it waited for data before the step is its own, too, as far as its device had nothing to do meanwhile.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-        """Until `settle` the order in which gradients come is learnt."""
+        """Until `settle` the order in which gradients come is learnt. Without parameters nothing is timed."""
         self._clock: Clock = DeviceClock() if device.type == "cuda" else HostClock()
-        self._last: nn.Parameter | None = None
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._learn)  # type: ignore[no-untyped-call]
-            for parameter in parameters
-            if parameter.requires_grad
-        ]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._last: torch.Tensor | None = None
+        self._hooks = self._watch(self._parameters, self._learn)
+        self._before: Any = None
         self._begun: Any = None
         self._ready: Any = None
         self._back: Any = None
-        self._steps: list[tuple[Any, Any, Any, Any]] = []
-        self.data = 0.0  # s that it waited for its data since `take`
+        self._data = 0.0
+        self._steps: list[Step] = []
+        self.data = 0.0  # s that it waited for its data since the last step began
 
-    def settle(self) -> None:
-        """From here on only the gradient that came last is looked at."""
+    def settle(self, *, all_of_them: bool) -> None:
+        """From here on only the gradient that came last is looked at, or `all_of_them` where that is not always the same."""
         for hook in self._hooks:
             hook.remove()
-        last = [self._last] if self._last is not None else []
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
-            for parameter in last
+        last = [each for each in self._parameters if all_of_them or each is self._last]
+        self._hooks = self._watch(last, self._note)
+
+    @staticmethod
+    def _watch(parameters: Iterable[nn.Parameter], call: Callable[[torch.Tensor], None]) -> list[RemovableHandle]:
+        return [
+            parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+            for parameter in parameters
         ]
 
     def _learn(self, parameter: torch.Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
         self._last = parameter
 
     def _note(self, _: torch.Tensor) -> None:
@@ -97,61 +114,96 @@ class OwnTime:
 
     def begin(self) -> None:
         """A step begins."""
-        self._begun, self._ready = self._clock.now(), None
+        if self._hooks:
+            self._begun, self._ready = self._clock.now(), None
+            self._data, self.data = self.data, 0.0
+
+    def begin_last_part(self) -> None:
+        """What follows is exchanged; the gradients before it were not."""
+        self._ready = None
 
     def go_on(self) -> None:
         """All gradients of all ranks are here."""
-        self._back = self._clock.now()
+        if self._hooks:
+            self._back = self._clock.now()
 
     def end(self) -> None:
         """The step is done. It counts where its last gradient was seen."""
-        if self._ready is not None:
-            self._steps.append((self._begun, self._ready, self._back, self._clock.now()))
+        if not self._hooks:
+            return
+        ended = self._clock.now()
+        if self._ready is not None and self._before is not None:
+            self._steps.append(Step(self._before, self._begun, self._ready, self._back, ended, self._data))
+        self._before = ended
 
-    def take(self) -> float:
-        """Seconds per step: the median of the steps since the last call, and what it waited for data; NaN without any. The newest
-        step is left for the next call: a GPU may be at it still, and is not waited for.
+    def take(self) -> tuple[float, float]:
+        """Seconds per step since the last call: the median of what was its own, and of it the mean that it waited for data; NaN
+        without any. The newest step is left for the next call: a GPU may be at it still, and is not waited for.
         """
-        done, newest = self._steps[:-1], self._steps[-1:]
-        each = [
-            self._clock.seconds(begun, ready) + self._clock.seconds(back, ended) for begun, ready, back, ended in done
+        done, self._steps = self._steps[:-1], self._steps[-1:]
+        seconds = self._clock.seconds
+        waits = [min(step.data, seconds(step.before, step.begun)) for step in done]
+        own = [
+            seconds(step.begun, step.ready) + seconds(step.back, step.ended) + wait
+            for step, wait in zip(done, waits, strict=True)
         ]
-        found = median(each) + self.data / len(each) if each else math.nan
-        self._steps, self.data = newest, 0.0
-        return found
+        return (median(own), mean(waits)) if done else (math.nan, 0.0)
 
     def drop(self) -> None:
         """Leave the steps so far out."""
-        self._steps, self.data = [], 0.0
+        self._steps, self._before, self.data = [], None, 0.0
+
+
+class Look(NamedTuple):
+    """What a process knew at a moment, in seconds: the time, how long it waited for a processor so far, and for its data since
+    the look before; and how many periods of its quota there were, and in how many of them it was held back.
+    """
+
+    time: float
+    waited: float
+    data: float
+    periods: int
+    throttled: int
 
 
 class Causes:
-    """What this process can see of why it is slow."""
+    """What this process can see of why it is slow. Nothing fails where the kernel tells it in another way."""
 
     def __init__(self, device: torch.device, kept: int) -> None:
         """Look back over so many looks."""
         self._device = device
-        self._looks: deque[tuple[float, float, float]] = deque(maxlen=kept)
-        self._data = deque[float](maxlen=kept)
-        self._quota = next(iter(cgroup_folders(Path("/"), "cpu")), Path("/")) / "cpu.stat"
+        self._looks: deque[Look] = deque(maxlen=kept)
+        self._folders = cgroup_folders(Path("/"), "cpu")
 
     def look(self, data: float) -> None:
         """Take what there is to see now; `data`: seconds that it waited for its data since the last look."""
         waited = read_kernel_file(Path("/proc/self/schedstat")).split()
-        stat = dict(line.split() for line in read_kernel_file(self._quota).splitlines())
-        throttled = int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9  # of v2, of v1
-        self._looks.append((time.monotonic(), int(waited[1]) / 1e9 if len(waited) > 1 else 0.0, throttled))
-        self._data.append(data)
+        held = max((self._quota(folder) for folder in self._folders), key=lambda each: each[1], default=(0, 0))
+        seconds = int(waited[1]) / 1e9 if len(waited) > 1 and waited[1].isdigit() else 0.0
+        self._looks.append(Look(time.monotonic(), seconds, data, *held))
+
+    def forget(self) -> None:
+        """What was seen so far has nothing to do with what follows."""
+        self._looks.clear()
+
+    @staticmethod
+    def _quota(folder: Path) -> tuple[int, int]:
+        """Periods of a cgroup's quota, and those in which it was used up."""
+        rows = dict(row for line in read_kernel_file(folder / "cpu.stat").splitlines() if len(row := line.split()) == 2)
+        periods, throttled = (rows.get(name, "") for name in ("nr_periods", "nr_throttled"))
+        return (int(periods), int(throttled)) if periods.isdigit() and throttled.isdigit() else (0, 0)
 
     def text(self) -> str:
         """What is known about the time between the first and the last look; empty where that is nothing."""
-        passed, waited, throttled = (
-            after - before for before, after in zip(self._looks[0], self._looks[-1], strict=True)
-        )
+        if len(self._looks) < 2:
+            return ""
+        first, last = self._looks[0], self._looks[-1]
+        passed = max(last.time - first.time, 1e-9)
         shares = {
-            "it waits for its data": sum(list(self._data)[1:]) / max(passed, 1e-9),
-            "it waits for a processor that others use": waited / max(passed, 1e-9),
-            f"its quota of {count_cpus():g} processors is used up": throttled / max(passed, 1e-9),
+            "it waits for its data": sum(look.data for look in list(self._looks)[1:]) / passed,
+            "it waits for a processor that others use": (last.waited - first.waited) / passed,
+            f"its quota of {count_cpus():g} processors is used up": (last.throttled - first.throttled)
+            / max(1, last.periods - first.periods),
         }
         told = [f"{share:.0%} of the time {what}" for what, share in shares.items() if share > TOLD]
         if self._device.type == "cuda":

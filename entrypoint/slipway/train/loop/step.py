@@ -42,6 +42,7 @@ def batch_parts(training: Training, phase: Phase) -> Iterator[Batch]:
     for number, batch in enumerate(training.loader.step(), start=1):
         training.context.beat(phase)
         if number == training.options.accumulate:
+            training.stragglers.own_time.begin_last_part()
             training.context.begin_stop_exchange(late=not training.loader.ready())
         yield batch
 

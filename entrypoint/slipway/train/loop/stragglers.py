@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -19,7 +20,10 @@ WINDOW = 8  # steps whose median is compared: one that something else disturbed 
 WINDOWS = 5  # that are looked at: who is slow once is no straggler
 MOST = 4  # of them in which it has to be the slower one
 MARGIN = 1.10  # times the median of the others: beyond that a rank is slow
+STAYS = 1.05  # the same for who was found before: nobody comes and goes
+WORTH = 0.02  # of a step: where all wait for less, nobody minds
 UNTIMED = 2  # steps at the beginning that are slower than those that follow
+SAID = 600.0  # s until the same rank says again what it knows
 
 
 class Straggler(NamedTuple):
@@ -34,10 +38,13 @@ class Straggler(NamedTuple):
         return f"rank {self.rank} is {self.slower:.0%} slower than the others"
 
 
-def find_straggler(windows: Sequence[Sequence[float]]) -> Straggler | None:
+def find_straggler(
+    windows: Sequence[Sequence[float]], step: float = 0.0, before: Straggler | None = None
+) -> Straggler | None:
     """Who is persistently slower than the median of the others; None where nobody is, or too little is known.
 
-    `windows`: of each the own seconds per step of every rank, in the order of the ranks.
+    `windows`: of each the own seconds per step of every rank, in the order of the ranks; `step`: seconds of a whole step;
+    `before`: who was found last.
     """
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
@@ -45,33 +52,37 @@ def find_straggler(windows: Sequence[Sequence[float]]) -> Straggler | None:
     rank = max(range(len(typical)), key=typical.__getitem__)
     others = [median(row[:rank] + row[rank + 1 :]) for row in map(list, windows)]
     ratios = [row[rank] / max(other, 1e-9) for row, other in zip(windows, others, strict=True)]
-    if sum(ratio > MARGIN for ratio in ratios) < MOST or median(ratios) <= MARGIN:
+    margin = STAYS if before and before.rank == rank else MARGIN
+    more = typical[rank] - median(others)
+    if sum(ratio > margin for ratio in ratios) < MOST or median(ratios) <= margin or more <= WORTH * step:
         return None
-    return Straggler(rank, median(ratios) - 1, max(0.0, typical[rank] - median(others)))
+    return Straggler(rank, median(ratios) - 1, more)
 
 
 class Stragglers:
     """Compares the ranks of one training. Nothing waits: what is exchanged after a step is looked at after the next."""
 
-    def __init__(self, context: Context, own_time: OwnTime, *, wanted: bool) -> None:
-        """By all ranks. Not `wanted` where they do different things, and of no use to a process alone."""
-        self._context, self.own_time = context, own_time
-        self._active = wanted and context.side is not None
+    def __init__(self, context: Context, group: dist.ProcessGroup | None, own_time: OwnTime) -> None:
+        """By all ranks of `group`, a gloo group; None where there is nothing to compare."""
+        self._context, self._group, self.own_time = context, group, own_time
         self._causes = Causes(context.device, WINDOWS + 1)
         self._windows: deque[list[float]] = deque(maxlen=WINDOWS)
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
         self._steps = -UNTIMED  # since the last exchange
+        self._since = 0.0  # when that was
+        self._said: dict[int, float] = {}  # when a rank was told of last
         self.found: Straggler | None = None
 
     def look(self) -> None:
         """After each step, by every rank."""
-        if not self._active:
+        if self._group is None:
             return
         if self._under_way is not None:
             self._judge()
         self._steps += 1
         if self._steps == 0:
             self.own_time.drop()
+            self._since = time.perf_counter()
         elif self._steps == WINDOW:
             self._begin()
 
@@ -79,35 +90,51 @@ class Stragglers:
         """Training ends, or begins, perhaps elsewhere; by every rank."""
         if self._under_way is not None:
             self._under_way[1].wait()
-        self._under_way, self.found, self._steps = None, None, -UNTIMED
-        self._windows.clear()
+        self._under_way, self._steps = None, -UNTIMED
+        self._causes.forget()
         self.own_time.drop()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._windows.clear()
+        if self._group is not None:
+            self.found = None
+            self._context.note_own_time(None)
 
     def _begin(self) -> None:
-        self._steps = 0
-        self._causes.look(self.own_time.data)
-        own = torch.tensor([self.own_time.take()], dtype=torch.float64)
-        parts = [torch.empty_like(own) for _ in range(self._context.place.world_size)]
-        self._under_way = parts, dist.all_gather(parts, own, group=self._context.side, async_op=True)
+        now = time.perf_counter()
+        whole, self._since, self._steps = (now - self._since) / WINDOW, now, 0
+        own, data = self.own_time.take()
+        self._causes.look(data * WINDOW)
+        mine = torch.tensor([own, whole], dtype=torch.float64)
+        parts = [torch.empty_like(mine) for _ in range(self._context.place.world_size)]
+        self._under_way = parts, dist.all_gather(parts, mine, group=self._group, async_op=True)
 
     def _judge(self) -> None:
         assert self._under_way is not None
         parts, work = self._under_way
         work.wait()
         self._under_way = None
-        row = [float(part) for part in parts]
+        row, wholes = zip(*(part.tolist() for part in parts), strict=True)
         if any(map(math.isnan, row)):
+            self._start_anew()
             return
-        self._windows.append(row)
-        before, self.found = self.found, find_straggler(self._windows)
+        self._windows.append([*row])
+        found = self.found = find_straggler(self._windows, median(wholes), self.found)
         rank = self._context.place.rank
-        self._context.note_own_time(row[rank], self.found and (*self.found[:2], self.found.seconds * WINDOW))
-        if self.found and rank == self.found.rank and (before is None or before.rank != rank):
-            self._tell(self.found)
+        if found:
+            self._context.note_own_time(row[rank], found.rank, found.slower, found.seconds * WINDOW)
+            self._tell(found)
+        else:
+            self._context.note_own_time(row[rank])
 
     def _tell(self, found: Straggler) -> None:
-        """Say on the slow rank itself what is known."""
-        where = f"on node {self._context.place.node_rank} ({socket.gethostname()})"
+        """Say on the slow rank itself what is known, now and then."""
+        place, now = self._context.place, time.monotonic()
+        if found.rank != place.rank or now - self._said.get(found.rank, -SAID) < SAID:
+            return
+        self._said[found.rank] = now
+        where = f"on node {place.node_rank} ({socket.gethostname()})"
         known = self._causes.text() or "`slipway check` on its node may tell why"
         steps = WINDOW * WINDOWS
         self._context.warn(f"warning: all others wait: {found}, {where}, in the last {steps} steps; {known}")

@@ -108,8 +108,8 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         ),
         stragglers=Stragglers(
             context,
+            context.side if wrapped else None,
             OwnTime(task.model.parameters() if wrapped else (), context.device),
-            wanted=wrapped,
         ),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),

@@ -79,16 +79,18 @@ class Context:
         """Note how the work ended, for the outcome file."""
         self.outcome = replace(self.outcome, outcome=word, message=message)
 
-    def note_own_time(self, seconds: float, slow: tuple[int, float, float] | None) -> None:
-        """Tell the launcher how long this rank works on a step by itself, in seconds, and who makes all others wait: the rank, by
-        which share it is slower, and for how many seconds all waited since the last call; None where nobody does.
+    def note_own_time(
+        self, own: float | None, rank: int | None = None, slower: float = 0.0, waited: float = 0.0
+    ) -> None:
+        """Tell the launcher how long this rank works on a step by itself, in seconds, as far as that is known, and which `rank`
+        makes all others wait: by which share it is `slower`, and for how many seconds they `waited` since the last call.
         """
-        if slow:
-            self._waited[slow[0]] = self._waited.get(slow[0], 0.0) + slow[2]
+        if rank is not None:
+            self._waited[rank] = self._waited.get(rank, 0.0) + waited
         self._heartbeat.facts = {
-            "own": round(seconds, 6),
-            "slow": [slow[0], round(slow[1], 4)] if slow else None,
-            "waited": {str(rank): round(waited, 3) for rank, waited in self._waited.items()},
+            "own": None if own is None else round(own, 6),
+            "slow": None if rank is None else [rank, round(slower, 4)],
+            "waited": {str(each): round(seconds, 3) for each, seconds in self._waited.items()},
         }
 
     def beat(self, phase: Phase) -> None:

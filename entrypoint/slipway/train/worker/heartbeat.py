@@ -58,13 +58,14 @@ class Heartbeat:
         if self._phase is not None:
             passed = now - self._newest["monotonic"]
             self._spent[self._phase] = self._spent.get(self._phase, 0.0) + passed
-            self._again += passed if step < self._highest and self._phase in TRAINS else 0.0
+            again = min(step, self._newest["step"]) < self._highest and self._phase in TRAINS
+            self._again += passed if again else 0.0
         if self._first is None and phase not in (Phase.SETUP, Phase.PREPARE, Phase.LOAD):
             self._first = step
         self._highest = max(self._highest, step)
         place = {"phase": phase, "step": step, "steps": steps, "beats": self._beats, "first": self._first}
-        self._newest = {**place, "monotonic": now, "pid": os.getpid(), "spent": {**self._spent}, "again": self._again}
-        self._newest |= self.facts
+        spent = {"spent": {**self._spent}, "again": self._again}
+        self._newest = {**self.facts, **place, "monotonic": now, "pid": os.getpid(), **spent}
         changed, self._phase = phase != self._phase, phase
         if now - self._asked >= ASK:
             self._asked = now

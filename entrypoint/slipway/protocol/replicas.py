@@ -1,0 +1,48 @@
+"""When the replicas of a model were found to differ: what rank 0 writes into `replicas.json`, and whoever tells of it reads."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slipway.protocol.files import REPLICAS_FILE, read_json, write_json
+
+REMEMBERED = 100  # differences, the newest
+
+
+class ReplicaDifference(NamedTuple):
+    """When (Unix seconds) and after which step, on which nodes, and in what."""
+
+    time: float
+    step: int
+    nodes: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        """How people read it."""
+        when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"step {self.step}, {when}, {' and '.join(self.nodes)}: {self.text}"
+
+
+def read_differences(run: Path) -> list[ReplicaDifference]:
+    """All that were found in a run, oldest first; what makes no sense is left out."""
+    found = []
+    rows = read_json(run / REPLICAS_FILE).get("differences")
+    for row in rows if isinstance(rows, list) else ():
+        match row:
+            case {
+                "time": int() | float() as at,
+                "step": int() as step,
+                "nodes": list() as nodes,
+                "text": str() as text,
+            }:
+                if 0 <= at < 1e11 and all(isinstance(node, str) for node in nodes):
+                    found.append(ReplicaDifference(float(at), step, tuple(nodes), text))
+    return found
+
+
+def write_differences(run: Path, differences: Sequence[ReplicaDifference]) -> None:
+    """Keep them. Raises OSError."""
+    write_json(run / REPLICAS_FILE, {"differences": [each._asdict() for each in differences[-REMEMBERED:]]})
