@@ -5,8 +5,8 @@
 The script is what people write: DDP on a GPT of the size of `slipway gpt --preset tiny`, on two processes, that saves with
 torch.save every 10 s and goes on from there. torchrun and `slipway run` start the same file. Kills come at the same moments on
 all sides, which run one after the other. Steps that were done again count once. The pace without kills is that of our workload and
-of the script under torchrun, which both of its sides are compared with. Our workload gets as many steps as keep it busy so long, and its last snapshot is
-compared with that of an undisturbed run.
+of the script under torchrun, with which both of its sides are compared. Our workload gets as many steps as keep it busy so long,
+and its last snapshot is compared with that of an undisturbed run.
 """
 
 import hashlib
@@ -170,7 +170,7 @@ def follow(side: Side, folder: Path, seconds: float, kills: Kills) -> Course:
 
     Raises RuntimeError with its last lines where it ends in any other way than well.
     """
-    order = random.Random(7)
+    victims = random.Random(7).choices((0, 1), k=1000)
     with side.start(folder) as job:
         begun = time.monotonic()
         while not (reached := side.step(folder)) and job.poll() is None:
@@ -185,12 +185,12 @@ def follow(side: Side, folder: Path, seconds: float, kills: Kills) -> Course:
             if passed >= len(steps) * 60:
                 steps.append(reached)
             if done < kills.most and passed >= (done + 1) * kills.every:
-                victim = order.randrange(2)
-                while len(pids) < 2 or not is_worker(pids[victim]):  # it is just being started
-                    time.sleep(LOOK)
-                    step, pids = side.read(folder)
-                os.kill(pids[victim], signal.SIGKILL)
-                done += 1
+                victim = victims[done % len(victims)]
+                if len(pids) == 2 and is_worker(
+                    pids[victim]
+                ):  # else it is just being started, and killed at the next look
+                    os.kill(pids[victim], signal.SIGKILL)
+                    done += 1
             time.sleep(LOOK)
         ended = job.poll()
     if ended:

@@ -70,6 +70,7 @@ class Stragglers:
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
         self._steps = -UNTIMED  # since the last exchange
         self._since = 0.0  # when that was
+        self._own: float | None = None  # s of a step, as far as that is known
         self._said: dict[int, float] = {}  # when a rank was told of last
         self.found: Straggler | None = None
 
@@ -99,7 +100,7 @@ class Stragglers:
         self._windows.clear()
         if self._group is not None:
             self.found = None
-            self._context.note_own_time(None)
+            self._context.note_own_time(self._own)
 
     def _begin(self) -> None:
         now = time.perf_counter()
@@ -116,17 +117,18 @@ class Stragglers:
         work.wait()
         self._under_way = None
         row, wholes = zip(*(part.tolist() for part in parts), strict=True)
+        rank = self._context.place.rank
+        self._own = None if math.isnan(row[rank]) else row[rank]
         if any(map(math.isnan, row)):
             self._start_anew()
             return
         self._windows.append([*row])
         found = self.found = find_straggler(self._windows, median(wholes), self.found)
-        rank = self._context.place.rank
         if found:
-            self._context.note_own_time(row[rank], found.rank, found.slower, found.seconds * WINDOW)
+            self._context.note_own_time(self._own, found.rank, found.slower, found.seconds * WINDOW)
             self._tell(found)
         else:
-            self._context.note_own_time(row[rank])
+            self._context.note_own_time(self._own)
 
     def _tell(self, found: Straggler) -> None:
         """Say on the slow rank itself what is known, now and then."""
