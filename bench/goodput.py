@@ -4,9 +4,9 @@
 
 The script is what people write: DDP on a GPT of the size of `slipway gpt --preset tiny`, on two processes, that saves with
 torch.save every 10 s and goes on from there. torchrun and `slipway run` start the same file. Kills come at the same moments on
-all sides, which run one after the other. Steps that were done again count once. The pace without kills is that of our workload and
-of the script under torchrun, with which both of its sides are compared. Our workload gets as many steps as keep it busy so long,
-and its last snapshot is compared with that of an undisturbed run.
+all sides, which run one after the other. Steps that were done again count once. The pace without kills is that of our workload,
+and of the script under torchrun, with which both of its sides are compared. Our workload gets as many steps as keep it busy so
+long, and its last snapshot is compared with that of an undisturbed run.
 """
 
 import hashlib
