@@ -62,13 +62,11 @@ def test_steps_that_are_made_again_after_going_back_are_told_apart(
     ):
         beats.beat(phase, step, 20)
         now += 1.0
-    assert json.loads((tmp_path / "rank-0.json").read_text())["again"] == 2.0, (
-        "not the loading, and not the save"
-    )  # to 7, to 8
+    assert json.loads((tmp_path / "rank-0.json").read_text())["again"] == 3.0, "to step 7, to 8, and until the save"
     beats.facts = {"own": 0.25}
     beats.beat("save", 10, 20)
     record = json.loads((tmp_path / "rank-0.json").read_text())
-    assert (record["again"], record["own"]) == (2.0, 0.25)
+    assert (record["again"], record["own"]) == (3.0, 0.25)
 
 
 def test_the_last_beat_is_written_though_no_other_follows(tmp_path: Path) -> None:
