@@ -102,7 +102,10 @@ def launched(run: Run, attempts: Sequence[tuple[str, str]] = (("finished", "20 s
     (run.folder / "run.json").write_text(json.dumps(record | {"processes_per_node": 4, "version": "1.2"} | more))
     last = tries[-1]["outcome"]
     verdict = {"word": last["word"], "code": 0, "first": last, "attempt": len(tries), "attempts": tries}  # type: ignore[index]
-    verdict["ledger"] = {"seconds": {"training": 75.0, "starting": 25.0}, "attempts": len(tries), "until": 1.7e9}
+    seconds = {"training": 75.0, "starting": 25.0}
+    verdict["ledger"] = {"seconds": seconds, "attempts": len(tries), "until": 1.7e9, "waited": {"3": 6.1, "5": 0.2}}
+    differences = [{"time": 1.7e9, "step": 4, "nodes": ["node 1 (gpu08)"], "text": f"rank 7 differs in {EVIL}"}]
+    (run.folder / "replicas.json").write_text(json.dumps({"differences": differences}))
     (run.folder / "outcome.json").write_text(json.dumps(verdict))
 
 
@@ -121,6 +124,10 @@ def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tm
     assert about["topology"] == ["2 nodes × 4 = 8 processes"]
     assert (about["state"], about["verdict"], about["attempts"]) == (["finished"], ["10 steps"], ["2"])
     assert about["where"] == ["node 0 (gpu07), rank 3"]
+    assert about["lost time"] == ["waiting for rank 3: 6.1 %"]
+    assert about["replicas"][0].startswith(
+        "differed at step 4, 2023-11-14 22:13:20 UTC, node 1 (gpu08): rank 7 differs"
+    )
     tries = page.sections["attempts"][1:]
     assert [row[0] for row in tries] == ["1", "2"]
     assert [row[2] for row in tries] == ["a peer was lost, or workers hang: lost node 1", "finished: 10 steps"]

@@ -123,8 +123,9 @@ def describe_ending(status: Status) -> RunEnding:
     tried = attempts if isinstance(attempts, list) else []
     tries = tuple(_tried(attempt) for attempt in tried if isinstance(attempt, dict))
     seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
-    seen = [("lost time", text) for text in waiting_texts(status.ledger)] if status.ledger else []
-    seen += [("replicas", f"differed at {difference}") for difference in status.differences]
+    lost = waiting_texts(status.ledger) if status.ledger else []
+    differed = [f"differed at {difference}" for difference in status.differences]
+    seen = [(label, "; ".join(texts)) for label, texts in (("lost time", lost), ("replicas", differed)) if texts]
     if status.alive:
         running = [("running", holder.text) for holder in status.holders[:1]]
         return RunEnding("running", facts=(*running, *seen), seconds=seconds)
