@@ -20,6 +20,7 @@ from slipway.train.loop.nonfinite import Numbers
 from slipway.train.loop.precision import Precision, read_precision
 from slipway.train.loop.sampler import Sampler
 from slipway.train.loop.task import Task
+from slipway.train.loop.tracing import Tracing
 from slipway.train.loop.verification import Verification
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
@@ -48,6 +49,7 @@ class Training:
     rhythm: Rhythm  # of those
     numbers: Numbers
     verification: Verification
+    tracing: Tracing
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     parameters: Mapping[str, nn.Parameter]  # of the task's model
     buffers: Sequence[torch.Tensor]
@@ -103,6 +105,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         verification=Verification(
             context, lambda: replicated(task.model, task.optimizer), 0 if task.split else options.verify_every
         ),
+        tracing=Tracing(context),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip
