@@ -8,6 +8,7 @@ flip            [rank, step, number, times]: before that step one bit of weights
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
+profiler        rank: torch's profiler does not start there
 stuck           true: letting go of the other ranks takes for ever
 """
 
@@ -76,6 +77,10 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
     step.poison = infect
 
 
+def fail_to_profile(**_: object) -> None:
+    raise RuntimeError("no profiler today")
+
+
 def flip(tensors: Mapping[str, torch.Tensor], number: int) -> str:
     """Change one bit, which the number says; the tensor's name."""
     names = [name for name, tensor in tensors.items() if tensor.numel() > 1]
@@ -117,6 +122,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
         saving.set_random_states = lambda *_: None
     break_steps(faults, int(environment["RANK"]))
     break_the_disk(faults)
+    if faults.get("profiler") == int(environment["RANK"]):
+        torch.profiler.profile = fail_to_profile  # type: ignore[misc,assignment]
     if faults.get("stuck"):
         dist.destroy_process_group = lambda: time.sleep(600)  # type: ignore[assignment]
     if "patience" in faults:
