@@ -138,8 +138,11 @@ def why_gone(path: Path, attempt: int, token: str) -> str:
     node = node_folder(path, 0)
     if newest_attempt(path) != attempt:
         return "the attempt ended, and another one began; ask again"
-    if read_json(node / TRACE_FILE).get("id") != token and read_json(node / TRACE_WANTED).get("id") != token:
-        return "another request came in between; ask again"
+    wanted = read_json(node / TRACE_WANTED).get("id")  # before the answer, which is written before this is gone
+    if wanted != token and read_json(node / TRACE_FILE).get("id") != token:
+        return (
+            "another request came in between; ask again" if wanted else "rank 0 took the request and does not answer it"
+        )
     if not (node / TRACEABLE).exists() or not read_status(path).alive:
         return "training ended before" if read_json(node / TRACE_FILE).get("state") != "done" else ""
     return ""

@@ -113,7 +113,7 @@ class Tracing:
     def close(self) -> None:
         """Stop whatever is under way, by any rank alone."""
         recording, self._recording = self._recording, None
-        if recording is not None:
+        if recording is not None and self._context.device.type == "cpu":  # else it may wait for a device that hangs
             recording.stop()
         if self._request:
             self._tell("failed", why="training ended before")
