@@ -1,16 +1,17 @@
 """The traces of all ranks as one: ranks as processes, and all times by rank 0's clock."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.trace.events import Trace, is_in_flight, packed, read_trace
+from slipway.launch.trace.events import STEP, Trace, is_in_flight, packed, read_trace
 from slipway.launch.trace.summary import RankSummary, summarise
 from slipway.protocol.durable import write_whole
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import CLOCKS_FILE, MERGED_FILE, held_folder, rank_trace, read_json, why_unreadable
 
+EARLIER = 60_000_000_000  # nanoseconds; by so much other ranks may have begun before the first, and times stay positive
 LANES = 1_000_000_000  # a thread's number from which collectives in flight are drawn
 LINKED = ("s", "t", "f", "b", "n", "e")  # events that others are found by an id
 
@@ -50,7 +51,12 @@ def merge(folder: Path) -> Merged:
     if not sources:
         why = why_unreadable(folder / CLOCKS_FILE) or "tells of no rank"
         raise LaunchError(f"{folder / CLOCKS_FILE} {why}: {folder} holds no trace.")
-    work = Merging(folder, sources)
+    numbers = {
+        name: clocks[name] if type(clocks.get(name)) is int else 0
+        for name in ("first", "steps", "wanted", "world_size")
+    }
+    # The profiler stops behind the last step, when the next one's name has begun.
+    work = Merging(folder, sources, unfinished=f"{STEP}{numbers['first'] + numbers['steps'] + 1}")
     head: dict[str, Any] = {"displayTimeUnit": "ms", "schemaVersion": 1}
     try:
         content = packed(head, work.events())
@@ -60,10 +66,6 @@ def merge(folder: Path) -> Merged:
             write_whole(held / MERGED_FILE, content)
     except OSError as error:
         raise LaunchError(f"The merged trace cannot be written: {error}", code_of(error)) from None
-    numbers = {
-        name: clocks[name] if type(clocks.get(name)) is int else 0
-        for name in ("first", "steps", "wanted", "world_size")
-    }
     beyond = numbers["world_size"] - len(sources)
     missing = [*work.missing, *([f"of the last {beyond} ranks nothing is kept"] if beyond > 0 else [])]
     return Merged(
@@ -94,6 +96,7 @@ class Merging:
 
     folder: Path
     sources: Sequence[Source]
+    unfinished: str  # the name of what is left out
     summaries: list[RankSummary] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     origin: int | None = (
@@ -112,6 +115,8 @@ class Merging:
             except (OSError, ValueError) as error:
                 self.missing.append(f"rank {source.rank}: its trace cannot be read: {error}")
                 continue
+            kept = tuple(event for event in trace.events if event["name"] != self.unfinished)
+            trace = replace(trace, events=kept)
             self.summaries.append(summarise(source.rank, trace.events))
             yield from self.of_rank(source, trace)
 
@@ -119,7 +124,7 @@ class Merging:
         """A rank's events, in the time of rank 0, with processes and threads of their own."""
         if self.origin is None:
             begins = [event["ts"] for event in trace.events if event["ph"] != "M"]
-            self.origin = trace.base - source.offset + int(min(begins, default=0) * 1000) - 1_000_000
+            self.origin = trace.base - source.offset + int(min(begins, default=0) * 1000) - EARLIER
         shift = (trace.base - source.offset - self.origin) / 1000
         numbers = Numbers(self.pids)
         used = {event.get("pid", 0) for event in trace.events if event["ph"] != "M"}
@@ -167,7 +172,7 @@ def names(source: Source, numbers: "Numbers", lanes: "Lanes") -> Iterator[dict[s
         )
 
 
-def metadata(name: str, pid: int, tid: int, **arguments: Any) -> dict[str, Any]:
+def metadata(name: str, pid: int, tid: int, /, **arguments: Any) -> dict[str, Any]:
     """An event that names something."""
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments}
 
