@@ -46,7 +46,9 @@ def gradients(events: list[Event], rank: int) -> list[Event]:
         if event["name"] == "process_name" and event["args"]["name"].startswith(f"rank {rank} (node 0, ")
     }
     found = [event for event in events if event["name"] == "gloo:all_reduce" and event["pid"] == pid]
-    return sorted((one for one in found if "float" in one["args"]["Input type"]), key=lambda one: one["ts"])
+    return sorted(
+        (one for one in found if "float" in one["args"].get("Input type", ["float"])), key=lambda one: one["ts"]
+    )
 
 
 def same_tensors(one: Run, other: Run) -> bool:

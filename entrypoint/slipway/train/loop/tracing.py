@@ -61,7 +61,7 @@ class Tracing:
             self._request, self._seen = request, request.get("id")
             self._tell("taken")  # before the request is gone, so that whoever asked finds the one or the other
         self._remove(TRACE_WANTED)
-        return steps if taken else 0
+        return int(steps) if taken and steps else 0
 
     def begin(self, step: int) -> None:
         """Before each step, by every rank: begin to record where that was agreed on."""

@@ -61,7 +61,7 @@ class Recording:
         if self._profile is None:
             return
         self._mark = torch.profiler.record_function(f"step {self.first + self.steps + 1}")
-        self._mark.__enter__()
+        self._mark.__enter__()  # type: ignore[no-untyped-call]
 
     def _close(self) -> None:
         mark, self._mark = self._mark, None
@@ -244,7 +244,8 @@ def trace(folder: Path | str, group: dist.ProcessGroup | None = None) -> Iterato
             ranks = None if group is None else dist.get_process_group_ranks(group)
             side = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
             dist.barrier(group=side)
-    recording = Recording(0, torch.cuda.is_available() and torch.cuda.is_initialized(), rank < MOST_RANKS)
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    recording = Recording(0, on_gpu, rank < MOST_RANKS)
     try:
         yield recording
     except BaseException:
