@@ -94,7 +94,7 @@ class Recording:
             return b""
         try:
             with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "trace.json"
+                file = Path(folder) / "recorded.json"
                 profile.export_chrome_trace(str(file))
                 return gzip.compress(file.read_bytes(), LEVEL)
         except Exception as error:
