@@ -88,11 +88,6 @@ class Course:
         """Steps in all, each counted once."""
         return self.steps[-1] - self.steps[0]
 
-    def rates(self) -> list[float]:
-        """Steps a second, of each whole minute, or of all where there is none."""
-        whole = [(after - before) / 60 for before, after in zip(self.steps, self.steps[1:-1], strict=False)]
-        return whole or [self.done / self.seconds]
-
 
 @dataclass(frozen=True)
 class Side:
@@ -257,9 +252,8 @@ def main() -> int:
     )
     trained = booked["training"] / sum(booked.values())
     report.target("slipway gpt, of all its seconds by its ledger: training", Spread.of([trained]), 0.8, "")
-    pairs = zip(harmed.rates(), others["torchrun"].rates(), strict=False)
-    gained = Spread.of([own / max(their, 1e-9) for own, their in pairs])
-    report.target("slipway gpt, steps against torchrun's script, by the minute", gained, 2.0)
+    gained = Spread.of([harmed.done / max(1, others["torchrun"].done)])
+    report.target("slipway gpt, steps against torchrun's script", gained, 2.0)
     report.target("slipway gpt, last snapshot equal to an undisturbed one's", Spread.of([float(equal)]), 1.0, "")
     return report.close()
 

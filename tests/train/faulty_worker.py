@@ -10,6 +10,7 @@ slower          [rank, "part" | "data", seconds]: on that rank each of these tak
 untimed         true: nobody looks how long a rank works by itself
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
+profiler        rank: torch's profiler does not start there
 stuck           true: letting go of the other ranks takes for ever
 """
 
@@ -87,6 +88,10 @@ def slower(faults: Mapping[str, Any], own: int, what: str) -> float:
     return float(seconds) if (rank, slow) == (own, what) else 0.0
 
 
+def fail_to_profile(**_: object) -> None:
+    raise RuntimeError("no profiler today")
+
+
 def flip(tensors: Mapping[str, torch.Tensor], number: int) -> str:
     """Change one bit, which the number says; the tensor's name."""
     names = [name for name, tensor in tensors.items() if tensor.numel() > 1]
@@ -131,6 +136,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
     if faults.get("untimed"):
         training.OwnTime = lambda _, device: OwnTime((), device)  # type: ignore[misc, assignment]
         wrap(Stragglers, "look", lambda own: setattr(own, "_group", None))
+    if faults.get("profiler") == int(environment["RANK"]):
+        torch.profiler.profile = fail_to_profile  # type: ignore[misc,assignment]
     if faults.get("stuck"):
         dist.destroy_process_group = lambda: time.sleep(600)  # type: ignore[assignment]
     if "patience" in faults:

@@ -188,6 +188,7 @@ def test_errors_in_a_held_folder_tell_its_name(tmp_path: Path) -> None:
         ("/r/a", "/r/a", ()),
         ("/r/a/node-3/logs", "/r/a", ("node-3", "logs")),
         ("/r/a/snapshots/step-00000003", "/r/a", ("snapshots", "step-00000003")),
+        ("/r/a/traces/step-00000003", "/r/a", ("traces", "step-00000003")),
         ("/r/node-1/snapshots", "/r/node-1", ("snapshots",)),
         ("node-1", ".", ("node-1",)),
         ("/scratch/node-12/me/runs/gpt-1", "/scratch/node-12/me/runs/gpt-1", ()),

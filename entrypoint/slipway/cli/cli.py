@@ -43,6 +43,7 @@ BESIDE = {
     "stacks": "slipway.cli.stacks:stacks",
     "status": "slipway.cli.runs:status",
     "stop": "slipway.cli.runs:stop_run",
+    "trace": "slipway.cli.trace:trace",
     "workloads": "slipway.cli.reports:workloads",
 }
 TRAINS = "Workloads: " + "; ".join(f"{name}, {workload.summary}" for name, workload in WORKLOADS.items()) + "."
@@ -212,7 +213,20 @@ def main() -> None:
 
 
 # What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
-SILENT = {"stacks", "status", "stop", "logs", "report", "plan", "render", "workloads", "sample", "eval", "completion"}
+SILENT = {
+    "stacks",
+    "status",
+    "stop",
+    "trace",
+    "logs",
+    "report",
+    "plan",
+    "render",
+    "workloads",
+    "sample",
+    "eval",
+    "completion",
+}
 
 
 def _tell_pod(code: int, said: str) -> None:

@@ -23,13 +23,17 @@ OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's o
 # Results of `allreduce`, `linear --compare` and `check`:
 ALLREDUCE_FILE, COMPARISON_FILE, CHECK_FILE = "allreduce.json", "comparison.json", "check.json"
 REPLICAS_FILE = "replicas.json"  # when the replicas of a model were found to differ
-SNAPSHOTS, CHARTS = "snapshots", "tensorboard"  # folders
+SNAPSHOTS, CHARTS, TRACES = "snapshots", "tensorboard", "traces"  # folders
+# In each trace's folder: its steps and the ranks' clocks; the ranks' files in one.
+CLOCKS_FILE, MERGED_FILE = "clocks.json", "trace.json.gz"
 MANIFEST = "manifest.json"  # in each snapshot's folder
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
 WAITING_FILE = "waiting.json"  # between two attempts
 STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
+# Whether steps are traced where somebody asks; who asks, and what has become of it:
+TRACEABLE, TRACE_WANTED, TRACE_FILE = "traceable", "trace-wanted", "trace.json"
 LEDGER_FILE = "ledger.json"  # what each second of the job went into, so far
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
 RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
@@ -63,6 +67,11 @@ def error_file(rank: int | str) -> str:
 def rank_log(rank: int | str) -> str:
     """The name of a rank's log; `*` makes a pattern."""
     return f"{RANK}{rank}.log"
+
+
+def rank_trace(rank: int) -> str:
+    """The name of what a rank's profiler recorded, in a trace's folder."""
+    return f"{RANK}{rank}.json.gz"
 
 
 def number_in(name: str, before: str) -> int | None:
@@ -123,8 +132,8 @@ def newest_attempt(run: Path) -> int:
 def levels_below_run(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """The run directory that a folder lies in, or is, and the names from there, by what folders of a run are called."""
     above, name = ("", "", *folder.parts)[-2:]
-    depth = int(name in (SNAPSHOTS, CHARTS) or number_in(name, NODE) is not None)
-    if above == SNAPSHOTS or (number_in(above, NODE) is not None and name in (LOGS, OUTCOMES, HEARTBEATS)):
+    depth = int(name in (SNAPSHOTS, CHARTS, TRACES) or number_in(name, NODE) is not None)
+    if above in (SNAPSHOTS, TRACES) or (number_in(above, NODE) is not None and name in (LOGS, OUTCOMES, HEARTBEATS)):
         depth = 2
     return Path(*folder.parts[: len(folder.parts) - depth]), folder.parts[len(folder.parts) - depth :]
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same again for editors and type checkers, which do not 
     from slipway.train.loop.task import Validation as Validation
     from slipway.train.parallel.replicas import ReplicasDifferError as ReplicasDifferError
     from slipway.train.parallel.replicas import verify_replicas as verify_replicas
+    from slipway.train.parallel.traces import trace as trace
     from slipway.train.snapshots.snapshot import Snapshot as Snapshot
     from slipway.train.snapshots.snapshot import SnapshotError as SnapshotError
     from slipway.train.snapshots.snapshot import load_newest as load_newest
@@ -41,6 +42,7 @@ PUBLIC = {
     "train.loop.sampler": ("Sampler",),
     "train.loop.task": ("Batch", "Task", "Validation"),
     "train.parallel.replicas": ("ReplicasDifferError", "verify_replicas"),
+    "train.parallel.traces": ("trace",),
     "train.snapshots.snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
     "train.worker.context": ("Context", "open_context"),
     "train.worker.prepared": ("cache_folder", "make_together"),

@@ -28,6 +28,9 @@ from slipway.protocol.files import (
     STACKS_WANTED,
     STEP,
     STOP_FILE,
+    TRACE_WANTED,
+    TRACEABLE,
+    TRACES,
     WAITING_FILE,
     attempt_in,
     held_folder,
@@ -218,7 +221,13 @@ def refuse_links(run: Path, node_rank: int) -> None:
     would be deleted with ours. On the way to the run directory links are followed. Raises LaunchError (78).
     """
     node = node_folder(run, node_rank)
-    for folder in (run / SNAPSHOTS, run / CHARTS, node, *(node / name for name in (LOGS, OUTCOMES, HEARTBEATS))):
+    for folder in (
+        run / SNAPSHOTS,
+        run / CHARTS,
+        run / TRACES,
+        node,
+        *(node / name for name in (LOGS, OUTCOMES, HEARTBEATS)),
+    ):
         if folder.is_symlink():
             raise LaunchError(
                 f"{folder} is a link, and within a run directory links are not followed. Put a folder in its place, or keep the "
@@ -273,6 +282,6 @@ def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
     shared = (
         []
         if process and process.local_rank
-        else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, RANKS_FILE, STACKS_WANTED]
+        else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, RANKS_FILE, STACKS_WANTED, TRACEABLE, TRACE_WANTED]
     )
     return [*mine, *(node / name for name in shared)]

@@ -60,6 +60,7 @@ def fit(task: Task, options: Common, context: Context) -> Result:
         note_outcome(training, outcome)
         return Result(outcome, training.step, training.evaluation, training.sample)
     finally:
+        training.tracing.close()
         training.loader.close()
         training.memory.close()
         if training.writer.wait(0):
@@ -74,6 +75,7 @@ def train_through(training: Training) -> str:
         try:
             return train_from_here(training, phase)
         except (NonFiniteError, ReplicasDifferError) as error:
+            training.tracing.finish("training went back to a snapshot")
             go_back(training, error, gone_back)
             phase, gone_back = Phase.TRAIN, gone_back or isinstance(error, NonFiniteError)
 
@@ -117,6 +119,7 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
         word = next_word(training)
         if word is not None:
             break
+        training.tracing.begin(training.step)
         rate = take_step(training, phase)
         phase = Phase.TRAIN
         context.beat(phase)
@@ -128,6 +131,8 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report_step(training, rate, metrics, progress, ended_epoch)
+        if training.tracing.look(ends_trace(training)):
+            progress.restart(training.step)
         if is_save_due(training):
             enforce_budget(training, int(training.numbers.in_row))
             context.beat(Phase.SAVE)
@@ -141,9 +146,17 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
             context.beat(Phase.TRAIN)
             progress.restart(training.step)
     training.stragglers.forget()
+    training.tracing.finish("training was stopped")
     save(training, live=True)
     wait_for_writers(training)
     return word or Word.FINISHED
+
+
+def ends_trace(training: Training) -> str:
+    """What follows behind this step and belongs to no step's trace; empty where the next step does."""
+    if training.step == training.total:
+        return "it was the last step"
+    return "a snapshot follows" if is_save_due(training) else "an evaluation follows" if is_due(training) else ""
 
 
 def next_word(training: Training) -> str | None:

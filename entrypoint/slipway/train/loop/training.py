@@ -22,6 +22,7 @@ from slipway.train.loop.precision import Precision, read_precision
 from slipway.train.loop.sampler import Sampler
 from slipway.train.loop.stragglers import Stragglers
 from slipway.train.loop.task import Task
+from slipway.train.loop.tracing import Tracing
 from slipway.train.loop.verification import Verification
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
@@ -51,6 +52,7 @@ class Training:
     numbers: Numbers
     verification: Verification
     stragglers: Stragglers
+    tracing: Tracing
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
     parameters: Mapping[str, nn.Parameter]  # of the task's model
     buffers: Sequence[torch.Tensor]
@@ -111,6 +113,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
             context.side if wrapped else None,
             OwnTime(task.model.parameters() if wrapped else (), context.device),
         ),
+        tracing=Tracing(context),
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip

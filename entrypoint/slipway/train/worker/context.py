@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +109,14 @@ class Context:
         """The same at once: returns when every rank is here."""
         self._flag.begin_stop_exchange(late)
         return self._flag.finish_stop_exchange()
+
+    def trace_where(self, wanted: Callable[[], int]) -> None:
+        """Have `wanted` asked, before each exchange of the stop flag, how many steps all ranks are to trace. On rank 0."""
+        self._flag.wanted = wanted
+
+    def take_steps_to_trace(self) -> int:
+        """How many steps the ranks agreed to trace since this was asked last: the same on all of them."""
+        return self._flag.take_steps_to_trace()
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The CPU tensors of all ranks, which must have the same shape and type, on every rank."""

@@ -1,0 +1,163 @@
+"""`slipway trace`: steps of a running training as torch's profiler sees them on all ranks, and where their time went."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slipway.cli.runs import RUNS, complete_run, mention, named_run
+from slipway.launch.attempt.worker_output import short_path
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.run_directory.status import Status, read_status
+from slipway.options.numbers import Whole
+from slipway.protocol.errors import FAILED, LaunchError, code_of
+from slipway.protocol.files import (
+    CLOCKS_FILE,
+    TRACE_FILE,
+    TRACE_WANTED,
+    TRACEABLE,
+    TRACES,
+    held_folder,
+    newest_attempt,
+    node_folder,
+    read_json,
+    write_json,
+)
+from slipway.protocol.printable import printable
+
+if TYPE_CHECKING:
+    from slipway.launch.trace.merge import Merged
+
+GLANCE, LOOK = 0.1, 2.0  # s between two looks at the answer, and at whether the run goes on
+SAID = {
+    "": "asked; it begins with a step, once this one is done",
+    "taken": "all ranks begin behind the next step",
+    "tracing": "recording {steps} behind step {step}",
+    "collecting": "recorded; rank 0 gathers what the ranks have",
+}
+
+
+@click.command(epilog="\b\nExample: slipway trace gpt-20260101-120000 --steps 5")
+@click.argument("run", default="", shell_complete=complete_run)
+@click.option("--steps", type=Whole(1, 100), default=3, show_default=True, metavar="N", help="So many steps.")
+@RUNS
+def trace(run: str, steps: int, runs: str | None) -> None:
+    """Record steps of a running RUN with torch's profiler on all ranks, without a restart.
+
+    Makes one file for https://ui.perfetto.dev of it, and shows which operators took most time, and for how much of the
+    communication training waited. RUN is a path or a name in the folder of runs, by default the newest; or a folder of traces,
+    which is put together again.
+    """
+    path = Path(run) if run and (Path(run) / CLOCKS_FILE).is_file() else recorded(named_run(run, runs), steps)
+    from slipway.launch.trace.merge import merge
+
+    for line in tell(merge(path)):
+        click.echo(printable(line))
+
+
+def recorded(path: Path, steps: int) -> Path:
+    """Have a run record steps; the folder with the traces. Raises LaunchError."""
+    found = read_status(path)
+    require_traceable(found)
+    node = node_folder(path, 0)
+    attempt, token = newest_attempt(path), secrets.token_hex(8)
+    answer = read_json(node / TRACE_FILE)
+    busy = answer.get("attempt") == attempt and answer.get("state") in ("taken", "tracing", "collecting")
+    if busy or (node / TRACE_WANTED).exists():
+        raise LaunchError(f"Steps of {path} are being traced already. Try again in a moment.", FAILED)
+    try:
+        write_json(node / TRACE_WANTED, {"id": token, "steps": steps, "attempt": attempt})
+    except OSError as error:
+        raise LaunchError(f"The request cannot be written: {error}", code_of(error)) from None
+    try:
+        return wait_for_traces(path, attempt, token)
+    finally:  # whatever ended the waiting, Ctrl-C too: nobody waits for a trace that was not begun
+        if read_json(node / TRACE_WANTED).get("id") == token:
+            with suppress(OSError), held_folder(node) as folder:
+                (folder / TRACE_WANTED).unlink(missing_ok=True)
+
+
+def require_traceable(found: Status) -> None:
+    """Raise LaunchError unless a training of ours runs, whose rank 0 reads this folder."""
+    path = shlex.quote(str(found.path))
+    if not found.alive:
+        raise LaunchError(f"{found.path} is not running. `slipway status {path}` tells how it ended.")
+    if 0 not in found.nodes and not node_folder(found.path, 0).is_dir():
+        holder = found.holders[0].text
+        raise LaunchError(
+            f"Rank 0 of {found.path} runs on another node with a disk of its own; here is {holder}. Type this on node 0."
+        )
+    if (node_folder(found.path, 0) / TRACEABLE).exists():
+        return
+    workload = found.record.get("workload")
+    if workload in WORKLOADS:
+        raise LaunchError(
+            f"{found.path} is not training, or not yet: `slipway status {path}` tells. Try again when it is.", FAILED
+        )
+    raise LaunchError(
+        f"{found.path} is a script with a loop of its own, which nobody can trace from outside. In the script "
+        "`from slipway.train import trace` does it: docs/tracing.md."
+    )
+
+
+def wait_for_traces(path: Path, attempt: int, token: str) -> Path:
+    """Return the folder with the traces once all is in it. Raises LaunchError where nothing will come any more."""
+    node, said, looked = node_folder(path, 0), None, time.monotonic()
+    while True:
+        answer = read_json(node / TRACE_FILE)
+        state = str(answer.get("state")) if answer.get("id") == token else ""
+        if state == "done":
+            return path / TRACES / Path(str(answer.get("folder"))).name
+        if state == "failed":
+            raise LaunchError(f"There is no trace: {answer.get('why')}.", FAILED)
+        if state != said:
+            mention([SAID[state].format(**described(answer))] if state in SAID else [])
+            said = state
+        if time.monotonic() - looked > LOOK:
+            if gone := why_gone(path, attempt, token):
+                raise LaunchError(f"There is no trace: {gone}.", FAILED)
+            looked = time.monotonic()
+        time.sleep(GLANCE)
+
+
+def described(answer: dict[str, Any]) -> dict[str, str]:
+    """An answer's numbers in words."""
+    steps = answer.get("steps")
+    return {"steps": "1 step" if steps == 1 else f"{steps} steps", "step": str(answer.get("step"))}
+
+
+def why_gone(path: Path, attempt: int, token: str) -> str:
+    """Why nobody will answer a request any more; empty where somebody may."""
+    node = node_folder(path, 0)
+    if newest_attempt(path) != attempt:
+        return "the attempt ended, and another one began; ask again"
+    wanted = read_json(node / TRACE_WANTED).get("id")  # before the answer, which is written before this is gone
+    if wanted != token and read_json(node / TRACE_FILE).get("id") != token:
+        return (
+            "another request came in between; ask again" if wanted else "rank 0 took the request and does not answer it"
+        )
+    if not (node / TRACEABLE).exists() or not read_status(path).alive:
+        return "training ended before" if read_json(node / TRACE_FILE).get("state") != "done" else ""
+    return ""
+
+
+def tell(merged: Merged) -> Iterator[str]:
+    """A merged trace in words: what it holds, where the time went, and where it is."""
+    from slipway.launch.trace.summary import table
+
+    ranks, steps = len(merged.summaries), merged.steps
+    span = f"step {merged.first + 1}" if steps == 1 else f"steps {merged.first + 1} to {merged.first + steps}"
+    early = f" instead of {merged.wanted}, since {merged.why}" if merged.why else ""
+    who = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    clocks = f", whose clocks were compared to within {merged.spread / 1e6:.3f} ms" if ranks > 1 else ""
+    yield f"{span} of {who}{clocks}" if not early else f"{span}{early}, of {who}{clocks}"
+    yield from table(merged.summaries)
+    yield from (f"  left out    {line}" for line in merged.missing)
+    yield f"{short_path(merged.path.absolute())}  {merged.path.stat().st_size:,} bytes; open it at https://ui.perfetto.dev"
