@@ -227,8 +227,8 @@ def fabric_saves_for_ever():
     one.barrier()
 
 
-def lightning(samples=None, skip=None, **hooks):
-    """A Trainer of Lightning's, ready to go; `skip`: the batch that rank 1 leaves out; `hooks` are the module's own."""
+def lightning(samples=None, **hooks):
+    """A Trainer of Lightning's that has trained; `hooks` are the module's own."""
     from lightning import LightningModule, Trainer
 
     class Module(LightningModule):
@@ -237,7 +237,7 @@ def lightning(samples=None, skip=None, **hooks):
             self.model = Model()
 
         def training_step(self, batch, number):
-            return None if RANK == 1 and number == skip else self.model(**batch)["loss"]
+            return self.model(**batch)["loss"]
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
@@ -273,19 +273,23 @@ def lightning_logs_on_one_rank():
 
 
 @case(1)
-def lightning_batch_left_out():
+def lightning_gathers_on_one_rank():
     def end(module):
-        if RANK == 1:
-            time.sleep(FOREVER)  # lightning_batch_left_out
+        if RANK == 0:
+            module.all_gather(torch.ones(1))
+        else:
+            time.sleep(FOREVER)  # lightning_gathers_on_one_rank
 
-    lightning(skip=3, on_train_end=end)
+    lightning(on_train_end=end)
 
 
 @case(0)
 def lightning_saves_for_ever():
-    if RANK == 0:
-        os.mkfifo("model.ckpt")
-    lightning().save_checkpoint("model.ckpt")  # here
+    def save(module, checkpoint):
+        if RANK == 0:
+            time.sleep(FOREVER)  # lightning_saves_for_ever
+
+    lightning(on_save_checkpoint=save).save_checkpoint("model.ckpt")
 
 
 if __name__ == "__main__":
