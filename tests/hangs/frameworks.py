@@ -1,4 +1,5 @@
-"""Programs on frameworks that hang: Hugging Face's Trainer, accelerate, and Lightning's Fabric. As gallery.py has those without.
+"""Programs on frameworks that hang: Hugging Face's Trainer, accelerate, Lightning's Trainer and Fabric. As gallery.py has those
+without.
 
 They run where `make bench-smoke` has made .venv/bench, which has the frameworks.
 """
@@ -224,6 +225,71 @@ def fabric_saves_for_ever():
         os.mkfifo("model.pt")
         open("model.pt", "wb")  # here
     one.barrier()
+
+
+def lightning(samples=None, **hooks):
+    """A Trainer of Lightning's that has trained; `hooks` are the module's own."""
+    from lightning import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch, number):
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    one = Trainer(accelerator="cpu", devices=devices, strategy="ddp", max_epochs=2, **quiet)
+    one.fit(type("Own", (Module,), hooks)(), DataLoader(samples or Samples(), batch_size=2))
+    return one
+
+
+@case(1)
+def lightning_data_set_is_stuck():
+    lightning(Samples(stuck=5))
+
+
+@case(0)
+def lightning_reports_for_ever():
+    def report(module, outputs, batch, number):
+        if RANK == 0 and number == 3:
+            time.sleep(FOREVER)  # lightning_reports_for_ever
+
+    lightning(on_train_batch_end=report)
+
+
+@case(None)
+def lightning_logs_on_one_rank():
+    def log(module, outputs, batch, number):
+        if RANK == 0 and number == 3:
+            module.log("loss", 1.0, sync_dist=True)
+
+    lightning(on_train_batch_end=log)
+
+
+@case(1)
+def lightning_gathers_on_one_rank():
+    def end(module):
+        if RANK == 0:
+            module.all_gather(torch.ones(1))
+        else:
+            time.sleep(FOREVER)  # lightning_gathers_on_one_rank
+
+    lightning(on_train_end=end)
+
+
+@case(0)
+def lightning_saves_for_ever():
+    def save(module, checkpoint):
+        if RANK == 0:
+            time.sleep(FOREVER)  # lightning_saves_for_ever
+
+    lightning(on_save_checkpoint=save).save_checkpoint("model.ckpt")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
+from slipway.launch.run_directory.run_lock import beside, process_of
 from slipway.launch.run_directory.status import read_status
 from slipway.launch.watch.standing import Standing, read_standing
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError, code_of
-from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, node_folder, read_json, touch_run_file
+from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, read_json, touch_run_file
 from slipway.protocol.printable import printable
 
 PATIENCE, GLANCE = (
@@ -37,39 +38,44 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
     found = read_status(path)
     if not found.alive:
         raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` tells how it ended.")
-    answers = ask(path, found.nodes)
-    missing = [node for node in found.nodes if node not in answers]
-    silent = f"did not answer within {PATIENCE:.0f} s; none does with SLIPWAY_WATCH=0, nor one that was started once per process"
+    answers = ask(found.locks)
+    missing = [lock for lock in found.locks if lock not in answers]
+    silent = f"did not answer within {PATIENCE:.0f} s; none does with SLIPWAY_WATCH=0"
     if not answers:
         raise LaunchError(f"The launcher of {path} {silent}.")
-    rows = {int(rank): (node, row) for node, ranks in answers.items() for rank, row in ranks.items()}
+    nodes = dict(zip(found.locks, found.nodes, strict=True))
+    rows = {int(one): (nodes[lock], row) for lock, ranks in answers.items() for one, row in ranks.items()}
     if rank is not None and rank not in rows and not missing:
         raise LaunchError(f"There is no rank {rank} here; there are {', '.join(map(str, sorted(rows)))}.")
     for number in sorted(rows) if rank is None else [rank] if rank in rows else []:
         node, row = rows[number]
         for line in describe(number, node, row, whole=rank is not None):
             click.echo(printable(line))
-    for node in missing:
-        click.echo(f"node {node}: its launcher {silent}", err=True)
+    for lock in missing:
+        process = process_of(lock)
+        who = f"node {nodes[lock]}" if process is None else f"rank {process}"
+        click.echo(f"{who}: its launcher {silent}", err=True)
 
 
-def ask(path: Path, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """What the launchers of these nodes answer, by node and rank. Raises LaunchError where they cannot be asked."""
-    folders = {node: node_folder(path, node) for node in nodes}
-    before = {node: read_json(folder / STACKS_FILE).get("time") for node, folder in folders.items()}
+def ask(locks: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
+    """What launchers answer, by rank, of each by the file in which it says that it holds its folder. Raises LaunchError where
+    they cannot be asked.
+    """
+    files = {lock: beside(lock, STACKS_FILE) for lock in locks}
+    before = {lock: read_json(file).get("time") for lock, file in files.items()}
     try:
-        for folder in folders.values():
-            touch_run_file(folder / STACKS_WANTED)
+        for lock in locks:
+            touch_run_file(beside(lock, STACKS_WANTED))
     except OSError as error:
         raise LaunchError(f"The request cannot be written: {error}", code_of(error)) from None
-    answers: dict[int, Mapping[str, Any]] = {}
+    answers: dict[Path, Mapping[str, Any]] = {}
     until = time.monotonic() + PATIENCE
-    while len(answers) < len(folders) and time.monotonic() < until:
+    while len(answers) < len(files) and time.monotonic() < until:
         time.sleep(GLANCE)
-        for node, folder in folders.items():
-            content = read_json(folder / STACKS_FILE)
-            if content.get("time") not in (None, before[node]) and isinstance(content.get("ranks"), dict):
-                answers[node] = content["ranks"]
+        for lock, file in files.items():
+            content = read_json(file)
+            if content.get("time") not in (None, before[lock]) and isinstance(content.get("ranks"), dict):
+                answers[lock] = content["ranks"]
     return answers
 
 

@@ -45,12 +45,11 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
             write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
-    process = job.plan.topology.process
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(line)
         for difference in read_differences(run.path)[-SHOWN:]:
             say(f"the replicas differed at {difference}")
-    for line in block(verdict, course, process.rank if process else None):
+    for line in block(verdict, course, job.plan.topology.process_rank):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)

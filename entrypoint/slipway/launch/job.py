@@ -51,7 +51,8 @@ def run_job(job: Job) -> int:
     with Stops() as stops, ExitStack() as stack:
         if job.single:
             try:
-                return make_attempts(job, enter_alone(job, stops), SingleNode(), stops, stack)
+                node = enter_alone(job, stops)
+                return make_attempts(job, node, alone(job, node), stops, stack)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
@@ -59,6 +60,15 @@ def run_job(job: Job) -> int:
 
         node = enter(job)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
+
+
+def alone(job: Job, node: Node) -> SingleNode:
+    """What a launcher that waits for nobody knows of others."""
+    if not job.plan.topology.process:
+        return SingleNode()
+    from slipway.launch.several_processes import SeveralProcesses  # the muster's messages, which others do without
+
+    return SeveralProcesses(job.plan.topology, node.run.path)
 
 
 def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
@@ -132,7 +142,15 @@ def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
 def hang_report(job: Job, run: Run, hears: Callable[[str], None]) -> HangReport:
     """What tells of a hang in the next attempt, `hears` too."""
     end = job.sources.value("SLIPWAY_ON_HANG") == "end"
-    return HangReport(run.node(job.plan.topology.node_rank), job.patience or math.inf, say, end=end, hears=hears)
+    topology = job.plan.topology
+    return HangReport(
+        run.node(topology.node_rank),
+        job.patience or math.inf,
+        say,
+        end=end,
+        hears=hears,
+        process=topology.process_rank,
+    )
 
 
 def was_stopped(stops: Stops) -> bool:

@@ -1,4 +1,4 @@
-"""The launcher of a single node, or one of as many as there are processes: it agrees with itself at once."""
+"""The launcher of a single node: it agrees with itself at once."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

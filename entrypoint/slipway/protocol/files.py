@@ -36,6 +36,7 @@ STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for whe
 TRACEABLE, TRACE_WANTED, TRACE_FILE = "traceable", "trace-wanted", "trace.json"
 LEDGER_FILE = "ledger.json"  # what each second of the job went into, so far
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
+LAUNCHER_FILE = "launcher.json"  # who holds the folder
 RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
 HONOURS_STOP = "honours-stop"  # its workers look at the flag
 LOGS = "logs"  # a folder with a file per rank, and torchrun's
@@ -52,6 +53,17 @@ LINK = "is a link, which is not followed within a run directory"
 def node_folder(run: Path, node_rank: int) -> Path:
     """The folder with what belongs to one node: logs, outcomes, the stop flag."""
     return run / f"{NODE}{node_rank}"
+
+
+def own_file(node: Path, name: str, process: int | None) -> Path:
+    """A file of a launcher's in its node's folder; where there is one for each process, that of this one."""
+    stem, dot, kind = name.partition(".")
+    return node / (name if process is None else f"{stem}-{process}{dot}{kind}")
+
+
+def process_file(rank: int) -> str:
+    """The name of what the launcher of one process tells those of the others, in node 0's folder."""
+    return f"process-{rank}.json"
 
 
 def rank_file(node: Path, folder: str, rank: int) -> Path:

@@ -40,7 +40,7 @@ def attempt(
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `lost` says what elsewhere ended it; `compare` exchanges with other nodes where the ranks stand, which goes to the `report`;
+    `lost` says what elsewhere ended it; `compare` exchanges with others where the ranks stand, which goes to the `report`;
     `previous`: what ended the attempt before, which the workers are told; `reached`: the highest step that any before reached;
     `lasting`: what goes on beyond this attempt.
     """
@@ -57,10 +57,6 @@ def attempt(
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
     watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
-    if watched and job.plan.topology.process:  # it knows where its own rank stands, and not whom that waits for
-        watched = None
-        if not job.plan.workload.own and job.plan.topology.rank == 0:
-            say("with one launcher per process nobody tells of a script that hangs; one launcher per node does")
     under_way = Attempt(
         job.plan,
         run,

@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.watch.culprit import Hang, find_hang, stacks_of
 from slipway.launch.watch.standing import Standing
-from slipway.protocol.files import HANG_FILE, write_passing_json
+from slipway.protocol.files import HANG_FILE, own_file, write_passing_json
 from slipway.protocol.outcomes import Word
 
 BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
@@ -16,7 +16,7 @@ ADVICE = "its stack was told when the hang was noticed, and is in outcome.json"
 
 
 class HangReport:
-    """Of one attempt, on the node that judges for all. All moments are monotonic seconds."""
+    """Of one attempt, where it is judged for all. All moments are monotonic seconds."""
 
     def __init__(
         self,
@@ -26,9 +26,12 @@ class HangReport:
         *,
         end: bool,
         hears: Callable[[str], None] = lambda hang: None,
+        process: int | None = None,
     ) -> None:
-        """`limit`: the seconds after which what stands still is a hang; `end`: whether one is ended; `hears` is told of one."""
-        self._file, self._limit, self._say, self.end = node_dir / HANG_FILE, limit, say, end
+        """`limit`: the seconds after which what stands still is a hang; `end`: whether one is ended; `hears` is told of one;
+        `process`: the rank of the launcher's only one, where each has its own.
+        """
+        self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
         self._hears = hears
         self._since: float | None = None  # when all ranks were first known to stand still
         self._told = False

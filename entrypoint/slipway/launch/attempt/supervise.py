@@ -49,7 +49,8 @@ from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 
-# Tells where this node's ranks stand (None: they move), and returns where all ranks do once all stand still, on node 0.
+# Tells where this launcher's ranks stand (None: they move), and returns where all ranks do once all stand still, to the one
+# that judges.
 Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
@@ -117,9 +118,19 @@ class Attempt:
         limit = 0.0 if plan.workload.own else hang or math.inf
         self._watch = None
         if compare:
-            now, node_rank = time.monotonic(), topology.node_rank
-            self._gpu_use = GpuUse(dict(zip(self.ranks, place_gpus(topology.gpus, len(self.ranks)), strict=False)))
-            self._watch = Watch(self.ranks, node_rank, self.node_dir, limit, now, self._last_line, self._gpu_use)
+            gpus = place_gpus(topology.gpus, topology.processes_per_node)
+            gpus = gpus[topology.process.local_rank :] if topology.process else gpus
+            self._gpu_use = GpuUse(dict(zip(self.ranks, gpus, strict=False)))
+            self._watch = Watch(
+                self.ranks,
+                topology.node_rank,
+                self.node_dir,
+                limit,
+                time.monotonic(),
+                self._last_line,
+                self._gpu_use,
+                topology.process_rank,
+            )
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.codec import MalformedError, OtherProtocolError, encode
+from slipway.launch.muster.codec import MalformedError, OtherProtocolError, stands_line
 from slipway.launch.muster.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -266,12 +266,3 @@ class Client:
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""
         return Outcome(0, host or self._terms.address, Word.LOST, time.time() - silence, evidence=words)
-
-
-def stands_line(standing: Standing, *, first: bool) -> bytes:
-    """The message of where a rank stands, with as much of it as fits into a line."""
-    while True:
-        try:
-            return encode(wire.Stands(standing, first))
-        except ValueError:
-            standing = standing.shorter()

@@ -10,7 +10,8 @@ import math
 import types
 from typing import Any, get_args, get_origin
 
-from slipway.launch.muster.messages import KINDS
+from slipway.launch.muster.messages import KINDS, Stands
+from slipway.launch.watch.standing import Standing
 
 PROTOCOL = 2
 LINE_BYTES = 65_536
@@ -31,6 +32,15 @@ def encode(message: Any) -> bytes:
     if len(line) > LINE_BYTES:
         raise ValueError(f"a {fields['type']} message of {len(line)} bytes exceeds the limit of {LINE_BYTES}")
     return line
+
+
+def stands_line(standing: Standing, *, first: bool) -> bytes:
+    """The message of where a rank stands, with as much of it as fits into a line."""
+    while True:
+        try:
+            return encode(Stands(standing, first))
+        except ValueError:
+            standing = standing.shorter()
 
 
 def decode(line: bytes) -> Any:

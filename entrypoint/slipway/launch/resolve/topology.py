@@ -96,6 +96,11 @@ class Topology:
         return self.process.rank if self.process else self.node_rank
 
     @property
+    def process_rank(self) -> int | None:
+        """The rank of the process that this launcher is for; None where it is for all of its node."""
+        return self.process.rank if self.process else None
+
+    @property
     def world_size(self) -> int:
         """The number of processes of the whole job."""
         return self.process.world_size if self.process else self.nodes * self.processes_per_node

@@ -39,12 +39,15 @@ from slipway.protocol.files import (
     newest_step,
     node_folder,
     number_in,
+    own_file,
     rank_file,
     read_json,
     snapshot_attempt,
     write_json,
 )
 from slipway.protocol.outcomes import Word
+
+OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
 
 
 @dataclass(frozen=True)
@@ -274,14 +277,12 @@ def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
     neighbours may have written theirs already, or be writing them."""
     if process := plan.topology.process:
         mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
+        mine += [own_file(node, name, process.rank) for name in OF_LAUNCHER]
     else:
         mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
         mine += unfinished(node)
         if plan.topology.rank == 0 or not run.shared:
             mine += [*unfinished(run.path, RUN_FILE), *unfinished(run.path, OUTCOME_FILE)]
-    shared = (
-        []
-        if process and process.local_rank
-        else [STOP_FILE, HONOURS_STOP, WAITING_FILE, HANG_FILE, RANKS_FILE, STACKS_WANTED, TRACEABLE, TRACE_WANTED]
-    )
+    shared = [STOP_FILE, HONOURS_STOP, WAITING_FILE, TRACEABLE, TRACE_WANTED, *OF_LAUNCHER]
+    shared = [] if process and process.local_rank else shared
     return [*mine, *(node / name for name in shared)]

@@ -25,7 +25,7 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
 from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError
-from slipway.protocol.files import NODE, held_folder, open_run_file, read_json
+from slipway.protocol.files import LAUNCHER_FILE, NODE, held_folder, number_in, open_run_file, own_file, read_json
 
 if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
@@ -79,8 +79,17 @@ def read_holder(file: Path) -> Holder | None:
 
 def lock_file(run: Run, plan: Plan) -> Path:
     """The file in which a launcher says that it holds its node's folder; one per process where it was started so."""
-    process = plan.topology.process
-    return run.node(plan.topology.node_rank) / (f"launcher-{process.rank}.json" if process else "launcher.json")
+    return own_file(run.node(plan.topology.node_rank), LAUNCHER_FILE, plan.topology.process_rank)
+
+
+def process_of(file: Path) -> int | None:
+    """The rank of the process whose launcher says in this file that it holds its folder; None where it is for a node."""
+    return number_in(file.stem, "launcher-")
+
+
+def beside(file: Path, name: str) -> Path:
+    """Another file of the launcher that holds its folder by this one."""
+    return own_file(file.parent, name, process_of(file))
 
 
 def find_lock_files(run: Path) -> list[Path]:

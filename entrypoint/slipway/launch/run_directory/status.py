@@ -13,7 +13,7 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.launch.run_directory.ledger_file import last_ledger, read_failures
 from slipway.launch.run_directory.run import last_outcome, newest_run
-from slipway.launch.run_directory.run_lock import TOUCH, Holder, find_lock_files, is_alive, read_holder
+from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lock_files, is_alive, read_holder
 from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
@@ -55,8 +55,8 @@ class Worker(NamedTuple):
 class Status:
     """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed.
 
-    `nodes` are the node ranks of the `holders`. While launchers wait for others there are no ranks, and `waiting` says since
-    when (unix seconds), and for which attempt.
+    `nodes` are the node ranks of the `holders`, and `locks` the files in which these say that they are. While launchers wait for
+    others there are no ranks, and `waiting` says since when (unix seconds), and for which attempt.
     """
 
     path: Path
@@ -73,6 +73,7 @@ class Status:
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
+    locks: tuple[Path, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -141,11 +142,12 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         tuple(ages),
         newest_step(path),
         last_outcome(path),
-        next((record for file in living if (record := read_json(file.with_name(HANG_FILE)))), {}),
-        tuple(sorted(worker for file in living if not waits for worker in _read_workers(file.with_name(RANKS_FILE)))),
+        next((record for file in living if (record := read_json(beside(file, HANG_FILE)))), {}),
+        tuple(sorted(worker for file in living if not waits for worker in _read_workers(beside(file, RANKS_FILE)))),
         last_ledger(path),
         read_failures(node_folder(path, 0)),
         read_differences(path),
+        tuple(holders),
     )
 
 

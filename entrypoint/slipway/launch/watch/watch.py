@@ -1,4 +1,4 @@
-"""Watches the workers of this node, whatever program they run: since when nothing moves, and where each stands."""
+"""Watches the workers of a launcher, whatever program they run: since when nothing moves, and where each stands."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from slipway.launch.watch.listener import Listener, activity, cpu_seconds
 from slipway.launch.watch.progress import Sight, count_done, progress
 from slipway.launch.watch.standing import Standing, read_standing
 from slipway.launch.watch.stillness import Stillness
-from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, write_passing_json
+from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
 
@@ -31,12 +31,16 @@ class Watch:
         now: float,
         last_line: Callable[[int], str] = lambda rank: "",
         gpu_use: Callable[[int], int | None] = lambda rank: None,
+        process: int | None = None,
     ) -> None:
         """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output;
-        `gpu_use`: percent of the time in which a rank's GPU was in use.
+        `gpu_use`: percent of the time in which a rank's GPU was in use; `process`: the rank of the launcher's only one, where
+        each has its own.
         """
         self._ranks = tuple(ranks)
-        self._node_rank, self._node_dir, self._limit = node_rank, node_dir, limit
+        self._node_rank, self._limit = node_rank, limit
+        names = (RANKS_FILE, STACKS_WANTED, STACKS_FILE)
+        self._progress, self._request, self._answer = (own_file(node_dir, name, process) for name in names)
         self._last_line, self._gpu_use = last_line, gpu_use
         self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
@@ -110,17 +114,16 @@ class Watch:
             self._seen[rank] = Sight(now, done, cpu[pid], self._gpu_use(rank))
         with suppress(OSError):  # a disk that is full or away
             rows = progress(before, self._seen, self._last_line)
-            write_passing_json(self._node_dir / RANKS_FILE, {"time": time.time(), "ranks": rows})
+            write_passing_json(self._progress, {"time": time.time(), "ranks": rows})
 
     def _answer_request(self, listener: Listener, pids: Mapping[int, int], now: float) -> None:
         """`slipway stacks` asks with a file, and is answered with one."""
-        wanted = self._node_dir / STACKS_WANTED
-        if self._wanted is None and os.path.exists(wanted):  # noqa: PTH110  # Path.exists raises ESTALE
+        if self._wanted is None and os.path.exists(self._request):  # noqa: PTH110  # Path.exists raises ESTALE
             with suppress(OSError):
-                wanted.unlink()
+                self._request.unlink()
             self._wanted = Inquiry(listener, pids, now)
         if self._wanted and self._wanted.over(now):
             content = {str(rank): found._asdict() for rank, found in self._wanted.found().items()}
             with suppress(OSError):  # a disk that is full or away
-                write_passing_json(self._node_dir / STACKS_FILE, {"time": time.time(), "ranks": content})
+                write_passing_json(self._answer, {"time": time.time(), "ranks": content})
             self._wanted = None
