@@ -90,14 +90,16 @@ def main(folder: Path) -> int:
     runs = parser.parse_args().runs
     SERVER.set_forkserver_preload(["faulty_worker"])
     forkserver.ensure_running()
-    typical = {ranks: own_time(train(folder, ranks), ranks) for ranks in (2, 3)}
-    print("own time of a step:", {ranks: f"{1e3 * seconds:.1f} ms" for ranks, seconds in typical.items()})
     right = wrong = 0
     for number, (ranks, kind) in zip(range(runs), itertools.cycle(itertools.product((2, 3), KINDS)), strict=False):
         slow = random.randrange(ranks)
-        found = named(train(folder, ranks, (slow, kind, SHARE * typical[ranks])))
+        own = own_time(train(folder, ranks), ranks)  # right before: this machine is not always as fast
+        found = named(train(folder, ranks, (slow, kind, SHARE * own)))
         right += found == {slow}
-        print(f"run {number}: {ranks} ranks, {slow} slow ({kind}): named {sorted(found) or 'nobody'}", flush=True)
+        print(
+            f"run {number}: {ranks} ranks, {1e3 * own:.0f} ms a step, {slow} slow ({kind}): named {sorted(found) or 'nobody'}",
+            flush=True,
+        )
     with busy_cores():
         for number in range(runs):
             ranks = 2 + number % 2
