@@ -4,7 +4,6 @@ import asyncio
 import errno
 import socket
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from slipway.launch.resolve.connectivity import (
     is_loopback,
     listen,
     port_holder,
-    refuse_link_local,
+    without_link_local,
 )
 from slipway.launch.resolve.host import detect_runtime
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -66,20 +65,23 @@ def test_the_preferred_port_is_taken_only_where_it_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "refused"), [("fe80::1%eth0", True), ("fe80::1", True), ("fd00::1", False), ("169.254.7.7", False)]
+    ("addresses", "kept"),
+    [
+        (("fe80::1%eth0", "fd00::1"), ("fd00::1",)),
+        (("fe80::1", "10.0.0.1"), ("10.0.0.1",)),
+        (("169.254.7.7",), ("169.254.7.7",)),
+        ((), ()),
+    ],
 )
-def test_a_link_local_address_of_ipv6_is_refused_with_the_reason(peer: str, refused: bool) -> None:
-    with (
-        pytest.raises(LaunchError, match=r"MASTER_ADDR=n0 leads to .* a link-local address")
-        if refused
-        else nullcontext()
-    ):
-        refuse_link_local(peer, "n0")
+def test_link_local_addresses_of_ipv6_are_passed_over(addresses: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    assert without_link_local(addresses, "n0") == kept
 
 
-def test_a_connection_that_is_gone_before_its_peer_was_asked_for_is_tried_again() -> None:
-    with pytest.raises(ConnectionResetError):
-        refuse_link_local("an unknown address", "n0")
+@pytest.mark.parametrize("address", ["fe80::1%eth0", "fe80::1"])
+def test_a_name_with_link_local_addresses_alone_is_refused(address: str) -> None:
+    with pytest.raises(LaunchError, match=rf"MASTER_ADDR=n0 leads to {address}, a link-local address") as refused:
+        without_link_local((address,), "n0")
+    assert refused.value.code == CONFIGURATION
 
 
 @pytest.mark.parametrize(

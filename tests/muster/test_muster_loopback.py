@@ -213,6 +213,23 @@ def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
     assert crew[1].go.address == LOOPBACK
 
 
+@pytest.mark.parametrize(("more", "codes"), [((), [CONFIGURATION] * 2), ((LOOPBACK,), [0, 0])])
+def test_a_link_local_address_of_ipv6_behind_a_name_is_refused_with_the_reason_or_passed_over(
+    launcher: Make, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], codes: list[int]
+) -> None:
+    real = socket.getaddrinfo
+
+    def resolve(name: str, *words: Any, **others: Any) -> list[Any]:
+        names = ("fe80::1", *more) if name == "job.test" else (name,)
+        return [found for name in names for found in real(name, *words, **others)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    crew = [launcher(rank, 2, address="job.test", timeout=6.0) for rank in range(2)]
+    play(*crew)
+    assert [one.code for one in crew] == codes, crew[1].log
+    assert all(("job.test leads to fe80::1, a link-local address" in one.log) == (not more) for one in crew)
+
+
 def test_a_name_that_leads_elsewhere_at_first_is_resolved_again(
     launcher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from slipway.launch.muster.connection_errors import (
 from slipway.launch.muster.link import Link, connect, resolve, send_all
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
-from slipway.launch.resolve.connectivity import interface_towards, is_loopback, refuse_link_local
+from slipway.launch.resolve.connectivity import interface_towards, is_loopback, without_link_local
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.launch.watch.standing import Standing
@@ -128,11 +128,10 @@ class Client:
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
                 self._addresses = ()
-                self._addresses = await resolve(self._terms.address)
+                self._addresses = without_link_local(await resolve(self._terms.address), self._terms.address)
                 first = self._turn % len(self._addresses)
                 link = await connect(self._addresses[first:] + self._addresses[:first], self._terms.port)
                 try:
-                    refuse_link_local(link.peer, self._terms.address)
                     greeting = await link.receive()
                     greeted = True
                     welcome = await self._shake_hands(link, greeting, card, ring)

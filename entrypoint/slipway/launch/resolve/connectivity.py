@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,21 +37,21 @@ def is_loopback(address: str) -> bool:
         return address.lower() in LOOPBACK_NAMES
 
 
-def refuse_link_local(peer: str, address: str) -> None:
-    """LaunchError (78) where the address of a connection means something on one network interface only.
-
-    ConnectionResetError where it has none any more.
-    """
-    try:
-        found = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        raise ConnectionResetError("the connection was closed") from None
-    if found.version == 6 and found.is_link_local:
+def without_link_local(addresses: Sequence[str], name: str) -> tuple[str, ...]:
+    """Those of the addresses behind a name that do not depend on the network interface. LaunchError (78) where there are none."""
+    kept = tuple(address for address in addresses if not _is_link_local(address))
+    if addresses and not kept:
         raise LaunchError(
-            f"MASTER_ADDR={address} leads to {peer}, a link-local address: torch and NCCL cannot say which interface it is on. "
-            "Give an IPv4 address, or an IPv6 address of the network (fd.. or 2...).",
+            f"MASTER_ADDR={name} leads to {addresses[0]}, a link-local address: torch and NCCL cannot say which interface it is "
+            "on. Give an IPv4 address, or an IPv6 address of the network (fd.. or 2...).",
             CONFIGURATION,
         )
+    return kept
+
+
+def _is_link_local(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return found.version == 6 and found.is_link_local
 
 
 def free_port(preferred: int) -> int:
