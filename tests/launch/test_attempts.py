@@ -194,7 +194,7 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks_and_the_name_of_the_one_behind
 
 
 def test_a_torchrun_that_is_frozen_is_not_waited_for_when_all_is_done(start: Run, tmp_path: Path) -> None:
-    job = start(*TINY, "--steps", "40", NPROC_PER_NODE="1")
+    job = start(*SHORT, NPROC_PER_NODE="1")
     job.wait_for("step 3/")
     worker = beat(tmp_path, 0)["pid"]
     os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
