@@ -16,7 +16,8 @@ import torch.distributed as dist
 from slipway.train.loop.own_time import Causes, OwnTime
 from slipway.train.worker.context import Context
 
-WINDOW = 8  # steps whose median is compared: one that something else disturbed does not count
+WINDOW = 8  # steps whose median is compared, or more: one that something else disturbed does not count
+LEAST = 0.2  # s that they take together: short steps are compared less often, so that it costs next to nothing
 WINDOWS = 5  # that are looked at: who is slow once is no straggler
 MOST = 4  # of them in which it has to be the slower one
 MARGIN = 1.10  # times the median of the others: beyond that a rank is slow
@@ -68,7 +69,10 @@ class Stragglers:
         self._causes = Causes(context.device, WINDOWS + 1)
         self._windows: deque[list[float]] = deque(maxlen=WINDOWS)
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
-        self._steps = -UNTIMED  # since the last exchange
+        self._window, self._steps = (
+            WINDOW,
+            -UNTIMED,
+        )  # how many steps it has, and how many there were since the last exchange
         self._since = 0.0  # when that was
         self._own: float | None = None  # s of a step, as far as that is known
         self._said: dict[int, float] = {}  # when a rank was told of last
@@ -84,7 +88,7 @@ class Stragglers:
         if self._steps == 0:
             self.own_time.drop()
             self._since = time.perf_counter()
-        elif self._steps == WINDOW:
+        elif self._steps == self._window:
             self._begin()
 
     def forget(self) -> None:
@@ -104,9 +108,9 @@ class Stragglers:
 
     def _begin(self) -> None:
         now = time.perf_counter()
-        whole, self._since, self._steps = (now - self._since) / WINDOW, now, 0
+        whole, self._since, self._steps = (now - self._since) / self._window, now, 0
         own, data = self.own_time.take()
-        self._causes.look(data * WINDOW)
+        self._causes.look(data * self._window)
         mine = torch.tensor([own, whole], dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self._context.place.world_size)]
         self._under_way = parts, dist.all_gather(parts, mine, group=self._group, async_op=True)
@@ -117,6 +121,7 @@ class Stragglers:
         work.wait()
         self._under_way = None
         row, wholes = zip(*(part.tolist() for part in parts), strict=True)
+        passed, self._window = self._window, max(WINDOW, math.ceil(LEAST / max(median(wholes), 1e-4)))
         rank = self._context.place.rank
         self._own = None if math.isnan(row[rank]) else row[rank]
         if any(map(math.isnan, row)):
@@ -125,7 +130,7 @@ class Stragglers:
         self._windows.append([*row])
         found = self.found = find_straggler(self._windows, median(wholes), self.found)
         if found:
-            self._context.note_own_time(self._own, found.rank, found.slower, found.seconds * WINDOW)
+            self._context.note_own_time(self._own, found.rank, found.slower, found.seconds * passed)
             self._tell(found)
         else:
             self._context.note_own_time(self._own)
@@ -138,5 +143,5 @@ class Stragglers:
         self._said[found.rank] = now
         where = f"on node {place.node_rank} ({socket.gethostname()})"
         known = self._causes.text() or "`slipway check` on its node may tell why"
-        steps = WINDOW * WINDOWS
+        steps = self._window * WINDOWS
         self._context.warn(f"warning: all others wait: {found}, {where}, in the last {steps} steps; {known}")
