@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from training_jobs import Job, Run
 
 from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import PAGE, newest_in, read_header
+from slipway.train.loop import memory as keeping
 from slipway.train.loop.nonfinite import are_finite
 from slipway.train.snapshots import memory_buffers
 from slipway.train.snapshots.memory_buffers import LOADS, MemoryBuffers
@@ -264,11 +266,23 @@ def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
 
 
 def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None:
-    rhythm = Rhythm("auto", 0)
-    assert rhythm.measure(1, 0.0)[0] == 0
-    costs = [rhythm.measure(step, cost)[0] for step, cost in enumerate([0.01, 0.01, 0.9, 0.01], 2)]
-    assert costs == [0.01, 0.01, 0.01, 0.01]
+    rhythm, steps = Rhythm("auto", 0), []
+    for cost, pace in [(0.0, 0.02), (0.01, 0.02), (0.01, 0.02), (0.9, 5.0), (0.01, 0.02)]:
+        rhythm.go_on(10, cost, pace, kept=True)
+        steps.append(rhythm.due - 10)
+    assert steps == [1, 50, 50, 50, 50]
     assert Rhythm(0, 7).due == math.inf
+
+
+def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = {}, [[0.002, 0.003], [0.001, 0.5], [0.02, 0.02], [1.0, 0.0]]
+    monkeypatch.setattr(keeping, "gather_ranks", lambda training, *numbers: gathered)
+    rhythm = Rhythm("auto", 9)
+    parallel = SimpleNamespace(align=lambda: None)
+    training = SimpleNamespace(step=10, rhythm=rhythm, memory=MemoryBuffers([], print), parallel=parallel)
+    keeping.keep_in_memory(training)  # type: ignore[arg-type]
+    assert rhythm.due == 10 + 20, "4 ms, a hundredth of 20 steps of 20 ms"
+    assert 0 < rhythm.exchanging < 0.4
 
 
 def went_on_from(run: Run) -> int:

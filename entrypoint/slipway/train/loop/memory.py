@@ -12,18 +12,20 @@ from slipway.train.loop.training import Training
 def keep_in_memory(training: Training) -> None:
     """Take a snapshot of this step into memory where one is due. By all ranks; none waits for a GPU.
 
-    What decides on the next one travels with what the ranks exchange for it anyway.
+    What decides on the next one travels with what the ranks exchange for it anyway. It costs what the dearest rank's copying
+    takes, and the exchange of the rank that all others wait for there: in the next step they would have waited as long.
     """
     rhythm, memory = training.rhythm, training.memory
     if training.step < rhythm.due:
         return
     begun = time.perf_counter()
     memory.wait()
-    cost, pace = rhythm.measure(training.step, memory.seconds if memory.usable else 0.0)
-    ranks, [costs, paces, usable] = gather_ranks(training, cost, pace, float(memory.usable))
+    numbers = memory.seconds, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
+    ranks, [copying, exchanging, paces, usable] = gather_ranks(training, *numbers)
     training.parallel.align()
-    spent = time.perf_counter() - begun
+    rhythm.exchanging = time.perf_counter() - begun
     if memory.usable:
         tensors, values = training.parallel.collect()
-        memory.start(describe(training, tensors, values, ranks), are_finite, spent)
-    rhythm.go_on(training.step, max(costs), paces[0], any(usable))
+        memory.start(describe(training, tensors, values, ranks), are_finite)
+    cost = max(copying) + min(exchanging) if any(copying) else 0.0
+    rhythm.go_on(training.step, cost, paces[0], any(usable))

@@ -50,7 +50,7 @@ class MemoryBuffers:
         self._failure, self._closed = "", False
         self._making_room = self._keeping = Thread()
         self._next = 0  # the buffer that is written to next, never the one with the newest snapshot
-        self.seconds = 0.0  # that the last snapshot took of what training could have used
+        self.seconds = 0.0  # that copying the last snapshot took of what training could have used
         try:
             for path in paths:
                 self._buffers.append(Buffer(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
@@ -65,11 +65,10 @@ class MemoryBuffers:
         """Whether snapshots are kept here."""
         return bool(self._buffers)
 
-    def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool], spent: float = 0.0) -> bool:
+    def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool]) -> bool:
         """Begin to keep a snapshot: its tensors may change afterwards. It counts where those with fractions are `sound`.
 
-        While room is made for it, which may take seconds, it is left out: then False is returned. `spent`: seconds that it took
-        of training before.
+        While room is made for it, which may take seconds, it is left out: then False is returned.
         """
         self.wait()
         if self._making_room.is_alive():
@@ -88,7 +87,7 @@ class MemoryBuffers:
         begun = time.perf_counter()
         write_header(buffer.file, None)
         ready = copy_all(tensors, buffer.copies)
-        self.seconds = spent + time.perf_counter() - begun
+        self.seconds = time.perf_counter() - begun
         self._keeping = Thread(target=self._finish, args=(buffer, snapshot, ready, sound), daemon=True)
         self._keeping.start()
         return True
@@ -202,6 +201,7 @@ class MemoryBuffers:
 
     def _give_up(self, why: str) -> None:
         self._buffers.clear()
+        self.seconds = 0.0
         self._warn(f"no snapshots in memory, only those on the disk: {why}")
 
 

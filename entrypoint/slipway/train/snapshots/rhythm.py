@@ -17,26 +17,31 @@ class Rhythm:
     def __init__(self, every: str | int, step: int) -> None:
         """Begin at `step`. `every`: steps, 0 for none at all, or `auto`."""
         self.every = every
-        self._costs: deque[float] = deque(maxlen=LAST)  # s that one took of this rank's training
+        self.exchanging = 0.0  # s that this rank's last exchange took, with what it waited there for others
+        self._costs: deque[float] = deque(maxlen=LAST)  # s that one took of training
         self._paces: deque[float] = deque(maxlen=LAST)  # s of a step
         self._since = step, time.perf_counter()
         self.due: float = step + 1 if every == "auto" else math.inf if every == 0 else next_multiple(int(every), step)
 
-    def measure(self, step: int, cost: float) -> tuple[float, float]:
-        """What a snapshot costs and a step takes on this rank, at a step that is due; `cost` was the last one's, 0 before."""
-        if cost:
-            self._costs.append(cost)
+    def pace(self, step: int) -> float:
+        """The seconds of a step on this rank, of those since the last snapshot."""
         before, then = self._since
-        self._paces.append((time.perf_counter() - then) / max(1, step - before))
-        return (median(self._costs) if self._costs else 0.0), median(self._paces)
+        return (time.perf_counter() - then) / max(1, step - before)
 
     def go_on(self, step: int, cost: float, pace: float, kept: bool) -> None:
-        """Choose the next step, by the dearest rank's cost and rank 0's pace; none where no node has `kept` anything."""
+        """Choose the next step, by what the last snapshot cost and a step's pace; none where no node has `kept` anything.
+
+        The numbers are the same on all ranks; a cost of 0 is none that was measured.
+        """
         self._since = step, time.perf_counter()
+        if cost:
+            self._costs.append(cost)
+        self._paces.append(pace)
         if not kept:
             self.due = math.inf
         elif self.every == "auto":
-            self.due = step + max(1, math.ceil(cost / (SHARE * pace)))
+            cost = median(self._costs) if self._costs else 0.0
+            self.due = step + max(1, math.ceil(cost / (SHARE * median(self._paces))))
         else:
             self.due = next_multiple(int(self.every), step)
 
