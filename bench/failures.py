@@ -1,6 +1,6 @@
 """How much of a job's time is training, by how often nodes fail: a model, and a simulation with the launcher's own decisions.
 
-    python bench/failures.py [--rate 0.005] [--restart 1.1] [--replace 120] [--days 200]
+    python bench/failures.py [--rate 0.005] [--restart 0.8] [--replace 120] [--days 200]
 
 The model is Daly's (doi:10.1016/j.future.2004.11.016), for failures that strike at any moment, also while the job is started
 again: a snapshot every `interval` seconds, for which training stands still for `stall`. Nothing here is measured, and nothing
@@ -38,8 +38,8 @@ class Case:
     nodes: int
     rate: float = 0.005
     lost: float = 0.5
-    notice: float = 0.3
-    restart: float = 1.1
+    notice: float = 0.4
+    restart: float = 0.8
     replace: float = 120.0
     interval: float = 600.0
     stall: float = 0.05

@@ -7,6 +7,7 @@ flip            [rank, step, number, times]: before that step one bit of weights
                 in that many passes over it
 slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
+lasts           seconds for which a rank has to be slow before it warns
 untimed         true: nobody looks how long a rank works by itself
 full_disk       step: from its snapshot on the disk is full
 patience        seconds that one exchange among the ranks may take
@@ -32,10 +33,9 @@ import torch._dynamo  # which every optimizer loads
 import torch.distributed as dist
 
 from slipway.train.loop import fit as loop
-from slipway.train.loop import saving, step, training
+from slipway.train.loop import saving, step, stragglers, training
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.own_time import OwnTime
-from slipway.train.loop.stragglers import Stragglers
 from slipway.train.loop.training import Training
 from slipway.train.parallel.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
@@ -135,7 +135,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
     break_the_disk(faults)
     if faults.get("untimed"):
         training.OwnTime = lambda _, device: OwnTime((), device)  # type: ignore[misc, assignment]
-        wrap(Stragglers, "look", lambda own: setattr(own, "_group", None))
+        wrap(stragglers.Stragglers, "look", lambda own: setattr(own, "_group", None))
+    stragglers.LASTS = faults.get("lasts", stragglers.LASTS)
     if faults.get("profiler") == int(environment["RANK"]):
         torch.profiler.profile = fail_to_profile  # type: ignore[misc,assignment]
     if faults.get("stuck"):

@@ -225,7 +225,7 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
     ranks: int, slower: tuple[int, str], more: tuple[object, ...], known: str, job: Start
 ) -> None:
     rank, what = slower
-    run = job("linear", *OPTIONS, *more, processes=ranks, slow={what: PAUSE}, slower=[rank, what, PAUSE])
+    run = job("linear", *OPTIONS, *more, processes=ranks, slow={what: PAUSE}, slower=[rank, what, PAUSE], lasts=0.1)
     assert run.exit_code == 0, run.output
     assert f"warning: all others wait: rank {rank} is " in run.output
     assert run.output.count("warning: all others wait") == 1, "once in ten minutes"
@@ -237,6 +237,12 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
     beats = [beat(run, each) for each in range(ranks)]
     assert beats[0]["waited"][str(rank)] > 0
     assert [each["slow"] for each in beats] == [None] * ranks, "it is over"
+
+
+def test_a_short_while_is_worth_no_warning(job: Start) -> None:
+    run = job("linear", *OPTIONS, slow={"part": PAUSE}, slower=[1, "part", PAUSE])
+    assert any("slow_rank" in row for row in run.metrics)
+    assert "warning" not in run.output
 
 
 def test_it_changes_no_bit(job: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ MARGIN = 1.10  # times the median of the others: beyond that a rank is slow
 STAYS = 1.05  # the same for who was found before: nobody comes and goes
 WORTH = 0.02  # of a step: where all wait for less, nobody minds
 UNTIMED = 2  # steps at the beginning that are slower than those that follow
+LASTS = 30.0  # s for which all have to wait for the same rank before it warns: until then the lines with a loss name it
 SAID = 600.0  # s until the same rank says again what it knows
 
 
@@ -75,7 +76,8 @@ class Stragglers:
         )  # how many steps it has, and how many there were since the last exchange
         self._since = 0.0  # when that was
         self._own: float | None = None  # s of a step, as far as that is known
-        self._said: dict[int, float] = {}  # when a rank was told of last
+        self._named = -1, 0.0  # who was found, and since when it is the same
+        self._said = -SAID  # when this rank warned last
         self.found: Straggler | None = None
 
     def look(self) -> None:
@@ -103,7 +105,7 @@ class Stragglers:
     def _start_anew(self) -> None:
         self._windows.clear()
         if self._group is not None:
-            self.found = None
+            self.found, self._named = None, (-1, 0.0)
             self._context.note_own_time(self._own)
 
     def _begin(self) -> None:
@@ -133,14 +135,18 @@ class Stragglers:
             self._context.note_own_time(self._own, found.rank, found.slower, found.seconds * passed)
             self._tell(found)
         else:
+            self._named = -1, 0.0
             self._context.note_own_time(self._own)
 
     def _tell(self, found: Straggler) -> None:
-        """Say on the slow rank itself what is known, now and then."""
+        """Say on the slow rank itself what is known, once it lasts, and now and then."""
         place, now = self._context.place, time.monotonic()
-        if found.rank != place.rank or now - self._said.get(found.rank, -SAID) < SAID:
+        if found.rank != self._named[0]:
+            self._named = found.rank, now
+        lasts = now - self._named[1] >= LASTS
+        if found.rank != place.rank or not lasts or now - self._said < SAID:
             return
-        self._said[found.rank] = now
+        self._said = now
         where = f"on node {place.node_rank} ({socket.gethostname()})"
         known = self._causes.text() or "`slipway check` on its node may tell why"
         steps = self._window * WINDOWS
