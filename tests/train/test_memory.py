@@ -97,6 +97,20 @@ def test_what_comes_out_in_another_process_is_what_was_there_when_it_went_in(fil
     assert again.tensors["model"]["a"].eq(3).all()
 
 
+def test_what_lay_between_the_tensors_before_is_no_part_of_the_sum(files: Callable[[], list[int]]) -> None:
+    held = files()
+    for file in held:
+        os.pwrite(file, b"\xff" * (PAGE + 1000), 0)
+    odd = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.ones(5), "c": torch.empty(0), "d": torch.ones(8)}
+    snapshot = Snapshot(1, {}, {"model": odd, "optimizer": {}}, 1)
+    keep(MemoryBuffers(paths(held), lambda _: None), snapshot)
+    loaded = MemoryBuffers(paths(held), lambda _: None).load(ANY)
+    assert loaded is not None
+    assert loaded.tensors.keys() == {"model", "optimizer"}
+    for name, tensor in odd.items():
+        assert torch.equal(loaded.tensors["model"][name], tensor)
+
+
 def test_the_newest_goes_by_the_attempt_and_must_be_newer_than_the_disks(files: Callable[[], list[int]]) -> None:
     held = files()
     keep(MemoryBuffers(paths(held), unexpected), make_snapshot(20, attempt=1))

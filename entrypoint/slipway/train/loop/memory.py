@@ -20,12 +20,14 @@ def keep_in_memory(training: Training) -> None:
         return
     begun = time.perf_counter()
     memory.wait()
-    numbers = memory.seconds, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
+    numbers = rhythm.copying + memory.seconds, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
     ranks, [copying, exchanging, paces, usable] = gather_ranks(training, *numbers)
     training.parallel.align()
-    rhythm.exchanging = time.perf_counter() - begun
+    exchanged = time.perf_counter()
+    rhythm.exchanging = exchanged - begun
     if memory.usable:
         tensors, values = training.parallel.collect()
-        memory.start(describe(training, tensors, values, ranks), are_finite)
+        if memory.start(describe(training, tensors, values, ranks), are_finite):
+            rhythm.copying = time.perf_counter() - exchanged
     cost = max(copying) + min(exchanging) if any(copying) else 0.0
     rhythm.go_on(training.step, cost, paces[0], any(usable))

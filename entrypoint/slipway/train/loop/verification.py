@@ -19,7 +19,9 @@ from slipway.train.parallel.replicas import Exchange, ReplicasDifferError, are_e
 from slipway.train.worker.context import Context
 
 SHARE = 0.005  # of the time of training that comparing may take where the interval is ours to choose
-JITTER = 1.4  # times what it takes a rank by itself: all wait for the slowest (two CPU ranks: 4.8 ms where 3.3 were timed)
+JITTER = (
+    1.4  # times what it takes a rank by itself: all wait for the slowest (two CPU ranks: 4.8 ms where 3.3 were timed)
+)
 UNTIMED, TIMED = 3, 8  # steps that are left out, and those that are timed, before it is chosen
 
 

@@ -25,7 +25,7 @@ from slipway.protocol.memory import PAGE, Header, read_header, write_header
 from slipway.train.snapshots.bits import sum_of_bits
 from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
 from slipway.train.snapshots.tensor_files import DTYPES
-from slipway.train.snapshots.writer import Names, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
+from slipway.train.snapshots.writer import Names, aligned, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
 LOADS = 2  # attempts that may go on from one snapshot in memory; if both fail, it may be what they fail of
 PIECE = 2**26  # bytes that are read, and made, at once
@@ -33,11 +33,12 @@ PIECE = 2**26  # bytes that are read, and made, at once
 
 @dataclass
 class Buffer:
-    """An open file, and once this process writes into it the room in it for each tensor: `size` bytes behind the header."""
+    """An open file, and once this process writes into it the room in it for each tensor, in the words behind the header."""
 
     file: int
-    size: int = 0
+    words: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     copies: dict[Names, torch.Tensor] = field(default_factory=dict)
+    places: str = ""  # where they lie, as JSON
 
 
 class MemoryBuffers:
@@ -50,7 +51,7 @@ class MemoryBuffers:
         self._failure, self._closed = "", False
         self._making_room = self._keeping = Thread()
         self._next = 0  # the buffer that is written to next, never the one with the newest snapshot
-        self.seconds = 0.0  # that copying the last snapshot took of what training could have used
+        self.seconds = 0.0  # that the last snapshot took beside training of what that could have used
         try:
             for path in paths:
                 self._buffers.append(Buffer(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
@@ -81,13 +82,13 @@ class MemoryBuffers:
         if {names: form(tensor) for names, tensor in tensors.items()} != {
             names: form(copy) for names, copy in buffer.copies.items()
         }:
-            self._making_room = Thread(target=self._make_room, args=(buffer, tensors), daemon=True)
+            self._making_room = Thread(
+                target=self._make_room, args=(buffer, tensors, list(snapshot.tensors)), daemon=True
+            )
             self._making_room.start()
             return False
-        begun = time.perf_counter()
         write_header(buffer.file, None)
         ready = copy_all(tensors, buffer.copies)
-        self.seconds = time.perf_counter() - begun
         self._keeping = Thread(target=self._finish, args=(buffer, snapshot, ready, sound), daemon=True)
         self._keeping.start()
         return True
@@ -151,7 +152,7 @@ class MemoryBuffers:
             found += [(buffer, header)] if header else []
         return found
 
-    def _make_room(self, buffer: Buffer, tensors: Mapping[Names, torch.Tensor]) -> None:
+    def _make_room(self, buffer: Buffer, tensors: Mapping[Names, torch.Tensor], stems: Sequence[str]) -> None:
         be_humble()
         size = size_aside(tensors)
         try:
@@ -173,7 +174,12 @@ class MemoryBuffers:
             if any(tensor.is_cuda for tensor in tensors.values()):
                 pin(memory)
                 weakref.finalize(buffer, unpin, memory).atexit = False
-            buffer.copies, buffer.size = set_aside(tensors, memory), size
+            copies = set_aside(tensors, memory)
+            for copy in copies.values():  # so that the sum of all words is that of all tensors
+                end = offset(copy) - PAGE + copy.nbytes
+                memory[end : aligned(end)].zero_()
+            buffer.places = json.dumps(describe_copies(copies, stems))
+            buffer.words, buffer.copies = memory.view(torch.int64), copies
         except (OSError, ValueError) as error:
             self._failure = str(error)
 
@@ -188,16 +194,16 @@ class MemoryBuffers:
         waited = ready()
         copies = list(buffer.copies.values())
         if sound([copy for copy in copies if copy.is_floating_point()]):
-            described = json.dumps({"state": snapshot.state, "tensors": describe_copies(snapshot, buffer)}).encode()
+            described = f'{{"state": {json.dumps(snapshot.state)}, "tensors": {buffer.places}}}'.encode()
             with suppress(OSError):  # then the one before counts
-                os.pwrite(buffer.file, described, PAGE + buffer.size)
+                os.pwrite(buffer.file, described, PAGE + buffer.words.nbytes)
                 write_header(buffer.file, Header(
-                    snapshot.step, snapshot.attempt, 0, buffer.size, len(described),
-                    checksum(copies), zlib.crc32(described),
+                    snapshot.step, snapshot.attempt, 0, buffer.words.nbytes, len(described),
+                    checksum([buffer.words]), zlib.crc32(described),
                 ))  # fmt: skip
                 self._next = (self._next + 1) % 2
         on_gpu = any(tensor.is_cuda for tensors in snapshot.tensors.values() for tensor in tensors.values())
-        self.seconds += waited if on_gpu else time.thread_time()
+        self.seconds = waited if on_gpu else time.thread_time()
 
     def _give_up(self, why: str) -> None:
         self._buffers.clear()
@@ -215,13 +221,20 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def describe_copies(snapshot: Snapshot, buffer: Buffer) -> dict[str, list[tuple[str, list[int], str, int]]]:
+def describe_copies(
+    copies: Mapping[Names, torch.Tensor], stems: Iterable[str]
+) -> dict[str, list[tuple[str, list[int], str, int]]]:
     """Name, shape, type and place of each tensor in a buffer, by file, as JSON can carry them."""
-    described: dict[str, list[tuple[str, list[int], str, int]]] = {stem: [] for stem in snapshot.tensors}
-    for (stem, name), copy in buffer.copies.items():
+    described: dict[str, list[tuple[str, list[int], str, int]]] = {stem: [] for stem in stems}
+    for (stem, name), copy in copies.items():
         dtype = str(copy.dtype).removeprefix("torch.")
-        described[stem].append((name, list(copy.shape), dtype, int(copy.storage_offset()) * copy.itemsize))
+        described[stem].append((name, list(copy.shape), dtype, offset(copy)))
     return described
+
+
+def offset(copy: torch.Tensor) -> int:
+    """Where in a buffer's file it begins, in bytes."""
+    return int(copy.storage_offset()) * copy.itemsize
 
 
 def load_buffer(file: int, header: Header) -> Snapshot:

@@ -18,6 +18,7 @@ class Rhythm:
         """Begin at `step`. `every`: steps, 0 for none at all, or `auto`."""
         self.every = every
         self.exchanging = 0.0  # s that this rank's last exchange took, with what it waited there for others
+        self.copying = 0.0  # s for which its last snapshot held training up behind that
         self._costs: deque[float] = deque(maxlen=LAST)  # s that one took of training
         self._paces: deque[float] = deque(maxlen=LAST)  # s of a step
         self._since = step, time.perf_counter()
