@@ -20,8 +20,9 @@ def keep_in_memory(training: Training) -> None:
         return
     begun = time.perf_counter()
     memory.wait()
-    numbers = rhythm.copying + memory.seconds, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
-    ranks, [copying, exchanging, paces, usable] = gather_ranks(training, *numbers)
+    copying = rhythm.copying + memory.seconds if memory.usable else 0.0
+    numbers = copying, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
+    ranks, [copies, exchanges, paces, usable] = gather_ranks(training, *numbers)
     training.parallel.align()
     exchanged = time.perf_counter()
     rhythm.exchanging = exchanged - begun
@@ -29,5 +30,5 @@ def keep_in_memory(training: Training) -> None:
         tensors, values = training.parallel.collect()
         if memory.start(describe(training, tensors, values, ranks), are_finite):
             rhythm.copying = time.perf_counter() - exchanged
-    cost = max(copying) + min(exchanging) if any(copying) else 0.0
+    cost = max(copies) + min(exchanges) if any(copies) else 0.0
     rhythm.go_on(training.step, cost, paces[0], any(usable))

@@ -19,9 +19,7 @@ from slipway.train.parallel.replicas import Exchange, ReplicasDifferError, are_e
 from slipway.train.worker.context import Context
 
 SHARE = 0.005  # of the time of training that comparing may take where the interval is ours to choose
-JITTER = (
-    1.4  # times what it takes a rank by itself: all wait for the slowest (two CPU ranks: 4.8 ms where 3.3 were timed)
-)
+JITTER = 1.4  # times what it takes one rank: all wait for the slowest (two CPU ranks: 4.8 ms where 3.3 were timed)
 UNTIMED, TIMED = 3, 8  # steps that are left out, and those that are timed, before it is chosen
 
 
@@ -108,10 +106,9 @@ class Verification:
         self._take()
         if self._taken is not None:
             self._taken.synchronize()
-        taken, began = time.monotonic() - began, time.thread_time()  # what is waited for others is no cost
-        self._begin()
-        self._judge()
-        chosen = torch.tensor([interval(taken + time.thread_time() - began, per_step)])
+        taken = time.monotonic() - began
+        self._begin()  # it is judged after the next step, like any other
+        chosen = torch.tensor([interval(taken, per_step)])
         self._every = int(self._context.share(chosen))
 
 

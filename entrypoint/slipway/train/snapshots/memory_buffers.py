@@ -207,7 +207,6 @@ class MemoryBuffers:
 
     def _give_up(self, why: str) -> None:
         self._buffers.clear()
-        self.seconds = 0.0
         self._warn(f"no snapshots in memory, only those on the disk: {why}")
 
 
