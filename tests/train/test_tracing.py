@@ -23,6 +23,7 @@ from slipway.train.parallel.traces import clock_offsets
 from slipway.train.worker.stop import StopFlag
 
 Start = Callable[..., Run]
+BUSY = 20_000  # µs by which the clocks are misjudged where other tests keep the threads that look at them waiting
 OPTIONS = ("--dataset-size", 200, "--batch-size", 12, "--steps", 20, "--save-every", 0, "--memory-every", 0)
 
 
@@ -72,11 +73,9 @@ def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(job: 
     check_format(events)
     first, second = gradients(events, 0), gradients(events, 1)
     assert len(first) == len(second) >= 3
-    for one, other in zip(
-        first, second, strict=True
-    ):  # nobody is through before the other has begun; 1 ms for the clocks
+    for one, other in zip(first, second, strict=True):  # nobody is through before the other has begun
         begin, end = max(one["ts"], other["ts"]), min(one["ts"] + one["dur"], other["ts"] + other["dur"])
-        assert begin < end + 1000
+        assert begin < end + BUSY
     steps = sorted({event["name"] for event in events if event["name"].startswith("step ")})
     assert steps == sorted(f"step {merged.first + number}" for number in (1, 2, 3))
     for summary in merged.summaries:
