@@ -34,6 +34,8 @@ def test_no_option_of_ours_is_led_away_where_it_is_there() -> None:
         ("gpt --epoch 3 --data 'file:my text'", "slipway gpt --epochs 3 --data ''\"'\"'file:my' 'text'\"'\"''"),
         ("run --machine_rank 1 -m pkg --machine_rank 2", "slipway run --node-rank 1 -m pkg --machine_rank 2"),
         ("allreduce --steps 7", "slipway allreduce --iterations 7"),
+        ("gpt --lerning-rate 1", "slipway gpt --lr 1"),
+        ("gpt --stpes 1", ""),  # one of ours, misspelt, is told of without
         ("allreduce --fp16", "slipway allreduce --dtype fp16"),
         ("linear --optimizer adam", ""),
         ("allreduce --lr 1", ""),

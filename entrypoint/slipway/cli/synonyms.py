@@ -6,6 +6,7 @@ Whoever types one is told the option and the whole line with it; nothing is gues
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 
 import click
 
@@ -71,6 +72,7 @@ DOCKERS = (
     *("--env", "--gpus", "--ipc", "--name", "--net", "--network", "--rm", "--shm-size", "--stop-timeout", "--ulimit"),
     *("--user", "--volume", "-e", "-i", "-it", "-t", "-u", "-v"),
 )
+NEAR = 0.85  # how much of two names is equal where one may be the other, misspelt
 VALUES = {"--nproc-per-node": {"all": "auto"}}  # of docker's --gpus
 
 
@@ -88,6 +90,8 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     if command and command.name in WORKLOADS:
         known |= {name for option in launcher_options() for name in option.opts}
     ours = meant(error.option_name, known)
+    if not ours and not error.possibilities:  # theirs, misspelt; click has told of ours
+        ours = next((meant(near, known) for near in get_close_matches(error.option_name, SYNONYMS, 1, NEAR)), "")
     if not ours:
         return error
     line = _replaced(words, error.option_name, ours)
