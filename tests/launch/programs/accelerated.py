@@ -31,5 +31,4 @@ with torch.no_grad():
 accelerator.wait_for_everyone()
 numbers = {"count": len(gathered), "sum": gathered.sum().item(), "processes": accelerator.num_processes}
 shown.keep(accelerator.unwrap_model(model), loss=loss.item(), type=str(accelerator.distributed_type), **numbers)
-model, optimizer, schedule, batches = accelerator.free_memory(model, optimizer, schedule, batches)
-accelerator.end_training()  # a DDP model that lives longer aborts some processes at their end
+accelerator.end_training()

@@ -115,5 +115,4 @@ for iter_num in range(max_iters + 1):
     optimizer.zero_grad(set_to_none=True)
 shown.keep(raw_model, loss=loss.item(), val=losses["val"] if master_process else None)
 if ddp:
-    del model, loss  # a DDP model that lives longer aborts some processes at their end
     destroy_process_group()
