@@ -1,13 +1,15 @@
 """From SIGKILL to the next step, and where the time goes: on one node, on two, and where a container is replaced.
 
-    .venv/bench/bin/python bench/recovery.py [--rounds 40]
+    .venv/bench/bin/python bench/recovery.py [--rounds 40] [--gpus 8]
 
 A kill hits a random rank that has made steps for a second since the last snapshot on the disk, so that there is no pause
 between the attempts. A container is killed whole, and another takes its place at once; beside it stands what both take from
 `docker run` to their job's first step, in the same round. The script's row is from the kill to its first line. What is made
-again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before.
+again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before. With --gpus
+there is one row: one node with so many GPUs and a rank on each.
 """
 
+import argparse
 import itertools
 import json
 import os
@@ -56,6 +58,8 @@ PARTS = (
 )
 STEP = re.compile(r"step (\d+)/1000000")
 PATIENCE = 120.0  # s
+KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 CORES = sorted(os.sched_getaffinity(0))
 PER_JOB = 4  # containers that are replaced in one job
 
@@ -66,7 +70,7 @@ class Node:
     def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str], container: str = "") -> None:
         """Start it in a folder; as a `container`, its name, where one is given."""
         self.container, self.lines = container, list[tuple[float, str]]()
-        environ = {name: os.environ[name] for name in ("PATH", "HOME")} | {"CUDA_VISIBLE_DEVICES": "", **variables}
+        environ = {name: os.environ[name] for name in KEPT if name in os.environ} | variables
         self.process = subprocess.Popen(
             words,
             cwd=folder,
@@ -95,8 +99,8 @@ class Node:
 class Job:
     """A job of one or several nodes, with all its files in one folder; the last of `nodes` is the newest of its rank."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.nodes = folder, list[Node]()
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks, self.nodes = folder, ranks, list[Node]()
 
     def wait_for(self, ask: Callable[[], Any]) -> Any:
         """What is answered first that is not None or False. RuntimeError with its last lines where the job ends before."""
@@ -140,7 +144,7 @@ class Job:
         for passed in ((), ("setup",), ("setup", "prepare", "load", "first-step", "data")):
 
             def reached(passed: tuple[str, ...] = passed) -> bool:
-                beats = [self.beat(rank, later) for rank in (0, 1)]
+                beats = [self.beat(rank, later) for rank in range(self.ranks)]
                 return all(beat and beat["phase"] not in passed for beat in beats)
 
             self.wait_for(reached)
@@ -158,11 +162,11 @@ class Job:
 
 
 @contextmanager
-def job() -> Iterator[Job]:
-    """A job in a folder of its own; its nodes are killed at the end."""
+def job(ranks: int = 2) -> Iterator[Job]:
+    """A job of so many ranks in a folder of its own; its nodes are killed at the end."""
     folder = Path(tempfile.mkdtemp())
     (folder / "own.py").write_text(SCRIPT)
-    under_way = Job(folder)
+    under_way = Job(folder, ranks)
     try:
         yield under_way
     finally:
@@ -173,14 +177,15 @@ def job() -> Iterator[Job]:
 
 
 @contextmanager
-def launched(*words: str, nodes: int = 1, **variables: str) -> Iterator[Job]:
-    """A job of two processes on one node or on two, which are launchers of this machine."""
+def launched(*words: str, nodes: int = 1, gpus: int = 0, **variables: str) -> Iterator[Job]:
+    """A job of two processes on one node or on two, which are launchers of this machine; of one on each of its `gpus`, if any."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    with job() as under_way:
+    with job(gpus or 2) as under_way:
         for rank in range(nodes):
             several = {"RANK": str(rank), "WORLD_SIZE": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            told = variables | {"NPROC_PER_NODE": str(2 // nodes)} | (several if nodes > 1 else {})
+            told = variables | {"NPROC_PER_NODE": str((gpus or 2) // nodes)} | (several if nodes > 1 else {})
+            told |= {} if gpus else WITHOUT_GPU
             command = ["taskset", "--cpu-list", share_of_cores(rank, nodes), sys.executable, "-m", "slipway", *words]
             under_way.nodes.append(Node(command, under_way.folder, told))
         yield under_way
@@ -211,7 +216,7 @@ def kill_ranks(under_way: Job, rounds: int) -> Course:
     for _ in range(rounds):
         under_way.trains_on()
         killed = time.time()
-        os.kill(under_way.beat(random.randrange(2))["pid"], signal.SIGKILL)
+        os.kill(under_way.beat(random.randrange(under_way.ranks))["pid"], signal.SIGKILL)
         found.append(under_way.recovery(killed, "the workload failed"))
     return Course(*(list(column) for column in zip(*found, strict=True)))
 
@@ -230,7 +235,7 @@ def replace_containers(rounds: int) -> tuple[Course, list[float]]:
                 place = ["--network", name, "--user", user(), "--volume", f"{under_way.folder}/runs:{INSIDE}"]
                 place += ["--cpuset-cpus", share_of_cores(rank, 2)]
                 words = ["docker", "run", "--rm", "--name", container, *place, *given, IMAGE, *TINY]
-                return Node([*words, "--nproc-per-node", "1"], under_way.folder, {}, container)
+                return Node([*words, "--nproc-per-node", "1"], under_way.folder, WITHOUT_GPU, container)
 
             (under_way.folder / "runs").mkdir()
             began = time.time()
@@ -273,10 +278,25 @@ def tell(report: Report, what: str, course: Course) -> Spread:
     return Spread.of(course.whole)
 
 
+def recover_gpus(options: argparse.Namespace) -> int:
+    """The table of one node with GPUs."""
+    report = Report("Recovery on GPUs", f"SIGKILL of one rank, each on one of {options.gpus} GPUs.", options)
+    with launched(*TINY, gpus=options.gpus) as under_way:
+        course = kill_ranks(under_way, options.rounds)
+    tell(report, f"gpt --preset tiny on one node, {options.gpus} GPUs", course)
+    report.target("training made again", Spread.of(course.again), 1.0, "s", at_most=True)
+    return report.close()
+
+
 def main() -> int:
     """Print the tables; 1 where a target is missed for no known reason."""
-    report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", read_options(options_parser(__doc__)))
-    rounds = report.options.rounds
+    parser = options_parser(__doc__)
+    parser.add_argument("--gpus", type=int, default=0, help="one node with so many GPUs")
+    options = read_options(parser)
+    rounds = options.rounds
+    if options.gpus:
+        return recover_gpus(options)
+    report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", options)
     again = []
     for nodes, limit, worst in ((1, 2.0, 4.0), (2, 2.5, None)):
         where = "one node" if nodes == 1 else "two nodes"

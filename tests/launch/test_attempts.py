@@ -42,6 +42,14 @@ def beat(folder: Path, rank: int, attempt: int = 1) -> dict[str, Any]:
     raise AssertionError(f"rank {rank} never came to train in attempt {attempt}")
 
 
+def wait_for_snapshot(folder: Path, step: int) -> None:
+    """A disk may take longer than a step."""
+    until = time.monotonic() + 60
+    while not list(folder.glob(f"runs/*/snapshots/step-{step:08}")):
+        assert time.monotonic() < until, f"no snapshot of step {step}"
+        time.sleep(0.02)
+
+
 @pytest.mark.core
 def test_a_rank_that_is_killed_costs_an_attempt_and_the_run_goes_on_from_its_snapshot(
     start: Run, tmp_path: Path
@@ -76,6 +84,7 @@ def test_a_job_that_advances_outlives_more_kills_than_it_may_restart_without_pro
     job = start("run", "--max-restarts", "1", *SHORT, NPROC_PER_NODE="1")
     for attempt, step in enumerate((6, 12), 1):
         job.wait_for(f"step {step}/")
+        wait_for_snapshot(tmp_path, step // 5 * 5)
         os.kill(beat(tmp_path, 0, attempt)["pid"], signal.SIGKILL)
         job.wait_for(f": attempt {attempt + 1}")
     assert job.end() == 0, job.text

@@ -68,7 +68,8 @@ def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: O
     assert run, shown.text
     try:
         assert screen.wrapped == [], "no line is longer than the screen"
-        assert len(screen.rows) < 40, "\n".join(screen.rows)
+        named = shown.text.count("slower than the others")  # a busy machine's rank, which needs a second row of a line
+        assert len(screen.rows) - named < 40, "\n".join(screen.rows)
         assert not any(re.search(r"\d% \|", row) for row in screen.rows), "of the bar nothing is left"
         losses = [row for row in screen.rows if re.search(r"step \d+/60  loss", row)]
         assert 4 <= len(losses) <= 6, "a few of the step lines stay on the screen"

@@ -65,7 +65,7 @@ def test_a_worker_that_is_killed_is_named_and_nobody_stays_behind(start: Run, tm
     os.kill(pids[1], signal.SIGKILL)
     assert job.end() == 1, job.text
     assert any("rank 1" in line and "SIGKILL: somebody killed it" in line for line in job.closing), job.closing
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_until_gone(pids)
 
 
 def test_a_worker_that_fails_says_why(slipway: Run) -> None:
@@ -84,6 +84,10 @@ def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, tmp_
         time.sleep(0.05)
     job.signal(signal.SIGKILL)
     job.end()
+    wait_until_gone(pids)
+
+
+def wait_until_gone(pids: list[int]) -> None:
     until = time.monotonic() + 10
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < until, pids
