@@ -1,0 +1,94 @@
+"""Python runs this at its start where PYTHONPATH leads here: a training leaves parts of what watches over it out, in turn.
+
+Some dozen steps go with PARTS (names, each in a line) switched on or off, then the next dozen in another way; all ways come
+once, in an order by chance, before any comes again. Rank 0 writes the file SWITCHED at the end: of each dozen the names of what
+was on, and the seconds that a step took. Lengths differ, or what happens every so many steps would always come in the same way.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SHORTEST, LONGEST = 9, 15  # steps that go one way
+WARM = 80  # steps before the first: intervals are chosen, compilers have done their work
+MEMORY, WATCHING = "snapshots in memory", "comparing replicas and ranks"
+
+Switch = Callable[[], None]
+
+
+class Switches:
+    """What is on, step by step, of one training."""
+
+    def __init__(self, keep_in_memory: Callable[[Any], None]) -> None:
+        """`keep_in_memory`: the loop's own, after each step."""
+        self._keep = keep_in_memory
+        self._chance = random.Random(0)  # the same on all ranks
+        self._ways = self._draw(os.environ["PARTS"].splitlines())
+        self._on, self._length = frozenset({MEMORY, WATCHING}), WARM
+        self._steps, self._begun = 0, 0.0
+        self._put_back: Switch = lambda: None
+        self.found: list[tuple[list[str], float]] = []
+
+    def _draw(self, parts: list[str]) -> Iterator[frozenset[str]]:
+        ways = [
+            frozenset(itertools.compress(parts, chosen)) for chosen in itertools.product((True, False), repeat=len(parts))
+        ]
+        while True:
+            yield from self._chance.sample(ways, len(ways))
+
+    def step(self, training: Any) -> None:
+        """After each step, by all ranks."""
+        if MEMORY in self._on:
+            self._keep(training)
+        else:
+            training.rhythm.due += 1  # as far from the next as when it was switched off
+        self._steps += 1
+        if self._steps == self._length:
+            self._switch(training)
+
+    def _switch(self, training: Any) -> None:
+        now = time.perf_counter()
+        if self._length != WARM:
+            self.found.append((sorted(self._on), (now - self._begun) / self._length))
+        self._put_back()
+        self._on, self._length, self._steps = next(self._ways), self._chance.randint(SHORTEST, LONGEST), 0
+        self._put_back = (lambda: None) if WATCHING in self._on else leave_out_watching(training)
+        self._begun = time.perf_counter()
+
+    def write(self) -> None:
+        """At the end."""
+        if os.environ["RANK"] == "0":
+            Path(os.environ["SWITCHED"]).write_text(json.dumps(self.found))
+
+
+def leave_out_watching(training: Any) -> Switch:
+    """Compare neither replicas nor ranks' own times until what is returned is called."""
+    verification, stragglers = training.verification, training.stragglers
+    own_time = stragglers.own_time
+    for hook in own_time._hooks:
+        hook.remove()
+    own_time._hooks = []
+    verification.look = lambda step: None
+    stragglers.look = lambda: None
+
+    def put_back() -> None:
+        del verification.look, stragglers.look
+        own_time.settle(all_of_them=False)
+        own_time.drop()
+        stragglers._since = time.perf_counter()
+
+    return put_back
+
+
+if "LOCAL_RANK" in os.environ and "SWITCHED" in os.environ:
+    import slipway.train.loop.fit as loop
+
+    switches = Switches(loop.keep_in_memory)
+    loop.keep_in_memory = switches.step
+    atexit.register(switches.write)
