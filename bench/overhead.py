@@ -81,11 +81,11 @@ def main() -> int:
     """Print the table; 1 where a target is missed for no known reason."""
     parser = options_parser(__doc__)
     parser.add_argument("--gpu", action="store_true", help="on a GPU")
-    parser.add_argument("--steps", type=int, default=3000, help="of each job (3000)")
+    parser.add_argument("--steps", type=int, default=1500, help="of each job (1500)")
     options = read_options(parser)
     about = "One training, parts of which are switched on and off every dozen steps."
     report = Report("What watching over a job costs", about, options)
-    steps = 400 if options.smoke else options.steps
+    steps = 240 if options.smoke else options.steps
     sides = {"gpt --preset tiny, two ranks on CPUs": (("--preset", "tiny", "--nproc-per-node", "2"), BOTH)}
     if options.gpu:
         size = ("--batch-size", "16", "--accumulate", "1", "--no-compile")

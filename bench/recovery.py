@@ -280,10 +280,10 @@ def tell(report: Report, what: str, course: Course) -> Spread:
 
 def recover_gpus(options: argparse.Namespace) -> int:
     """The table of one node with GPUs."""
-    report = Report("Recovery on GPUs", f"SIGKILL of one rank, each on one of {options.gpus} GPUs.", options)
+    report = Report("Recovery on GPUs", "SIGKILL of one rank; each has a GPU.", options)
     with launched(*TINY, gpus=options.gpus) as under_way:
         course = kill_ranks(under_way, options.rounds)
-    tell(report, f"gpt --preset tiny on one node, {options.gpus} GPUs", course)
+    tell(report, f"gpt --preset tiny on one node, {options.gpus} GPU{'s' * (options.gpus > 1)}", course)
     report.target("training made again", Spread.of(course.again), 1.0, "s", at_most=True)
     return report.close()
 

@@ -4,7 +4,9 @@
 
 Runs the core of each section, the tests marked `core`; FULL=1 runs all of it, and arguments of pytest's pick among all. A section
 whose needs (needs.py) this machine lacks is skipped; with STRICT=1 that is a failure if a Debian machine with root could have
-them. A section that fails does not hide the others. Ends with 0 where everything that ran passed, else with 1.
+them. A section that fails does not hide the others. Whole jobs that share two cores can be late by chance: where no more than
+AGAIN tests of a section failed, they run once more by themselves, and the table names those that pass only then. Ends with 0 where
+everything that ran passed, else with 1.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -26,19 +28,26 @@ from sections import ROOT, SECTIONS, TURNS, Section
 
 FULL, STRICT = bool(os.environ.get("FULL")), bool(os.environ.get("STRICT"))
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
+AGAIN = 3  # tests of a section; where more fail, it is no chance
+WITHIN = {
+    "skipped": "skipped within the sections",
+    "again": "failed beside others, and passed at the second try, by itself",
+    "failed": "failed within the sections",
+}
 NOTHING_PICKED = 5  # pytest's exit code where its arguments left no test
 INTERRUPTED = 130
 
 
 @dataclass
 class Result:
-    """How a section ended, or why it was skipped: its tests counted by their ends, the failed ones by name, the reasons of
-    those skipped, and its seconds."""
+    """How a section ended, or why it was skipped: its tests counted by their ends, the failed ones by name, those that passed
+    only at the second try, the reasons of those skipped, and its seconds."""
 
     word: str
     why: str = ""
     tests: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
@@ -73,20 +82,37 @@ class Run:
         if not held:
             print(title, flush=True)
         begun = time.monotonic()
-        file = self._folder / f"{section.name}.xml"
-        done = subprocess.run(
-            section.command(sys.executable, self._arguments, FULL, file), cwd=ROOT, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if held else None, stderr=subprocess.STDOUT if held else None, check=False,
-        )  # fmt: skip
-        self.results[section.name] = result = read_result(done.returncode, file)
+        result, printed = self._call(section, held)
+        if result.word == FAILED and 0 < len(result.failed) <= AGAIN:
+            second, more = self._call(section, held, again=True)
+            result, printed = take_second(result, second), printed + more
+        self.results[section.name] = result
         result.seconds = time.monotonic() - begun
         if section.name == "build" and result.word == FAILED:
             os.environ[needs.NO_IMAGE] = "1"
             needs.find_missing.cache_clear()
         with self._printing:
             if held:
-                print(title, done.stdout.decode(errors="replace"), sep="\n", end="")
+                print(title, printed, sep="\n", end="")
             print(f"== {section.name}: {result.word}, {result.seconds:.0f} s", flush=True)
+
+    def _call(self, section: Section, held: bool, again: bool = False) -> tuple[Result, str]:
+        """How a section ends, or what of it failed when it is tried `again`; and what it printed, where that is `held` back."""
+        file, cache = self._folder / f"{section.name}-{again:d}.xml", self._folder / f"{section.name}.cache"
+        done = subprocess.run(
+            section.command(sys.executable, self._arguments, FULL, file, cache, again), cwd=ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if held else None, stderr=subprocess.STDOUT if held else None, check=False,
+        )  # fmt: skip
+        return read_result(done.returncode, file), done.stdout.decode(errors="replace") if held else ""
+
+
+def take_second(first: Result, second: Result) -> Result:
+    """How a section ended whose failed tests ran once more."""
+    word = PASSED if second.word == PASSED and second.tests["passed"] == len(first.failed) else FAILED
+    left = second.failed if second.tests.total() == len(first.failed) else first.failed
+    again = [name for name in first.failed if name not in left]
+    tests = first.tests + Counter({"passed": len(again)}) - Counter({"failed": len(again)})
+    return replace(first, word=word, tests=tests, failed=left, again=again)
 
 
 def obstacle(section: Section, picked: bool) -> Result | None:
@@ -122,10 +148,10 @@ def summary(results: dict[str, Result]) -> list[str]:
         ran = result.tests["passed"] + result.tests["failed"]
         seconds = f"{result.seconds:.0f}" if result.seconds else "–"
         lines.append(f"{name:<13}{result.word:<9}{ran or '–':>6}{seconds:>9}  {result.why}".rstrip())
-    for word in ("skipped", "failed"):
+    for word, told in WITHIN.items():
         rows = [(name, *row) for name, result in results.items() for row in list_within(result, word)]
         if rows:
-            lines += ["", f"{word} within the sections"]
+            lines += ["", told]
             lines += [f"{name:<13}{text}{f'  ({count} tests)' if count > 1 else ''}" for name, text, count in rows]
     sums = sum((result.tests for result in results.values()), Counter[str]())
     # A section without tests of its own (lint) counts as one.
@@ -135,8 +161,10 @@ def summary(results: dict[str, Result]) -> list[str]:
 
 
 def list_within(result: Result, word: str) -> list[tuple[str, int]]:
-    """What was skipped or failed in a section, each with its number of tests."""
-    return list(result.reasons.items()) if word == "skipped" else [(name, 1) for name in result.failed]
+    """What is told of a section under a word of WITHIN, each with its number of tests."""
+    if word == "skipped":
+        return list(result.reasons.items())
+    return [(name, 1) for name in (result.failed if word == "failed" else result.again)]
 
 
 def read_words(words: list[str]) -> tuple[list[str], list[str]]:

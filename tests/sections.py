@@ -25,12 +25,19 @@ class Section:
     at_once: int = 1
     spread: tuple[str, ...] = ("--dist", "worksteal")
 
-    def command(self, python: str, arguments: list[str], full: bool, results: Path) -> list[str]:
-        """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest's pick for themselves."""
+    def command(
+        self, python: str, arguments: list[str], full: bool, results: Path, cache: Path, again: bool = False
+    ) -> list[str]:
+        """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest's pick for themselves.
+
+        `again`: only what failed the last time, by the same `cache`, one after the other.
+        """
         if self.goal:
             return ["make", "--no-print-directory", self.goal, "ARGS="]  # pytest's are no business of it
-        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}"]
-        if self.at_once > 1:
+        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}", "-o", f"cache_dir={cache}"]
+        if again:
+            words += ["--last-failed", "--last-failed-no-failures", "none"]
+        elif self.at_once > 1:
             words += ["--numprocesses", str(self.at_once), *self.spread]
         if self.core == "marked" and not full and not arguments:
             words += ["-m", "core"]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from training_jobs import Run
 
-from slipway.train.loop import own_time
-from slipway.train.loop.own_time import Causes, OwnTime
-from slipway.train.loop.stragglers import MARGIN, STAYS, WINDOWS, WORTH, Straggler, find_straggler
+from slipway.train.loop import own_time, stragglers
+from slipway.train.loop.own_time import Causes, HostClock, OwnTime
+from slipway.train.loop.stragglers import MARGIN, STAYS, WINDOWS, WORTH, Straggler, Stragglers, find_straggler, level
+from slipway.train.worker.context import Context
 
 Start = Callable[..., Run]
 CPU = torch.device("cpu")
@@ -140,13 +143,15 @@ def test_what_lies_between_the_last_gradient_and_the_others_is_not_ones_own(
 ) -> None:
     for waited in (10.0, 100.0, 1000.0, 10_000.0):
         step(watch, net, clock, waited, parts=2)
-    assert watch.take() == (2 + 4, 0.0)
-    assert math.isnan(watch.take()[0]), "each step counts once, and the newest not yet"
+    taken = watch.take()
+    assert (taken.own, taken.data) == (2 + 4, 0.0)
+    assert taken.steady == pytest.approx(2 + 4, abs=0.1), "nothing of it was spent on a processor"
+    assert math.isnan(watch.take().own), "each step counts once, and the newest not yet"
     step(watch, net, clock, 10.0)
     watch.drop()
     step(watch, net, clock, 10.0)
     step(watch, net, clock, 10.0)
-    assert math.isnan(watch.take()[0]), "the first behind a drop has no step before it"
+    assert math.isnan(watch.take().own), "the first behind a drop has no step before it"
 
 
 def test_waiting_for_data_is_ones_own_as_far_as_there_was_nothing_else_to_do(
@@ -156,9 +161,9 @@ def test_waiting_for_data_is_ones_own_as_far_as_there_was_nothing_else_to_do(
         clock.time += gap
         watch.data = 3.0
         step(watch, net, clock, 50.0)
-    own, data = watch.take()
-    assert own == 1 + 4 + 3
-    assert data == pytest.approx((3 + 3 + 0) / 3)
+    taken = watch.take()
+    assert taken.own == 1 + 4 + 3
+    assert taken.data == pytest.approx((3 + 3 + 0) / 3)
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
@@ -170,7 +175,7 @@ def test_a_step_whose_last_gradient_was_not_seen_does_not_count(
     watch.settle(all_of_them=all_of_them)
     for _ in range(3):
         step(watch, net[1], clock, 10.0)  # the first layer is not used
-    assert math.isnan(watch.take()[0]) != all_of_them
+    assert math.isnan(watch.take().own) != all_of_them
 
 
 def test_without_parameters_nothing_is_timed(net: nn.Module, clock: Clock) -> None:
@@ -178,7 +183,51 @@ def test_without_parameters_nothing_is_timed(net: nn.Module, clock: Clock) -> No
     watch.settle(all_of_them=True)
     for _ in range(3):
         step(watch, net, clock, 5.0)
-    assert math.isnan(watch.take()[0])
+    assert math.isnan(watch.take().own)
+
+
+def test_time_on_a_processor_and_waiting_for_one_is_not_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HostClock()
+    begun = clock.now()
+    sum(range(3_000_000))
+    worked = clock.now()
+    time.sleep(0.05)
+    slept = clock.now()
+    assert clock.steady(begun, worked) < 0.5 * clock.seconds(begun, worked)
+    assert clock.steady(worked, slept) == pytest.approx(0.05, rel=0.3)
+    assert clock.steady(begun, begun._replace(time=begun.time + 3, ran=begun.ran + 1, waited=begun.waited + 2)) == 0
+    monkeypatch.setattr(own_time.os, "open", raise_missing)
+    assert HostClock().now().waited == 0, "a kernel that does not tell"
+
+
+def raise_missing(*_: object) -> None:
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("own", "steady", "rank"),
+    [
+        ([1.0, 1.2], [0.0, 0.2], 1),  # it sleeps
+        ([1.3, 1.0, 1.0], [0.0, 0.0, 0.0], None),  # its processor is slow
+        ([1.3, 1.2, 1.0], [0.0, 0.2, 0.0], 1),  # the others' processors differ, too
+        ([1.0, 1.2], [1.0, 1.2], 1),  # a GPU
+    ],
+)
+def test_how_fast_processors_are_is_levelled(own: list[float], steady: list[float], rank: int | None) -> None:
+    found = find_straggler([level(own, steady)] * WINDOWS)
+    assert (found.rank if found else None) == rank
+
+
+def test_a_slow_processor_counts_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stragglers.time, "monotonic", lambda: now[0])
+    watch = Stragglers(cast(Context, SimpleNamespace(device=CPU)), None, OwnTime([], CPU))
+    slow, equal = ([1.0, 1.3], [0.0, 0.0]), ([1.0, 1.0], [0.0, 0.0])
+    for seconds, window, rank in ((0, slow, None), (29, slow, None), (31, slow, 1), (32, equal, None), (70, slow, None)):
+        now[0] = seconds
+        watch._windows.extend([window] * WINDOWS)
+        found = watch._find(1.3)
+        assert (found.rank if found else None) == rank, seconds
 
 
 def test_causes_are_told_by_their_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,40 @@ def test_a_section_that_fails_hides_no_other_and_is_named(make: Make) -> None:
     assert printed.rstrip().endswith("2 passed, 1 failed, 0 skipped")
 
 
+LATE = """import pathlib
+FILE = pathlib.Path(__file__).with_name("tried")
+def test_late():
+    tried = FILE.exists()
+    FILE.touch()
+    assert tried
+"""
+
+
+def test_what_passes_at_the_second_try_by_itself_is_named_and_fails_nothing(make: Make) -> None:
+    code, printed = make({"first": LATE + SOUND}, full=True)
+    assert code == 0
+    assert row(printed, "first").split()[:2] == ["passed", "3"]
+    assert "tests/first/test_first.py::test_late" in printed.partition("passed at the second try")[2]
+    assert "failed within the sections" not in printed
+    assert printed.rstrip().endswith("3 passed, 0 failed, 0 skipped")
+
+
+def test_of_several_that_are_tried_again_only_those_that_fail_twice_fail(make: Make) -> None:
+    code, printed = make({"first": LATE + BROKEN}, full=True)
+    assert code == 1
+    assert "test_late" not in printed.partition("failed within the sections")[2]
+    assert "test_broken" in printed.partition("failed within the sections")[2]
+    assert printed.rstrip().endswith("1 passed, 1 failed, 0 skipped")
+
+
+def test_where_many_fail_none_is_tried_again(make: Make) -> None:
+    more = "".join(f"def test_{number}(): assert False\n" for number in range(runner.AGAIN))
+    code, printed = make({"first": LATE + more}, full=True)
+    assert code == 1
+    assert "second try" not in printed
+    assert printed.rstrip().endswith(f"0 passed, {runner.AGAIN + 1} failed, 0 skipped")
+
+
 def test_the_core_is_what_is_marked_and_arguments_pick_from_all(make: Make) -> None:
     assert make({"first": SOUND})[1].rstrip().endswith("1 passed, 0 failed, 0 skipped")
     assert make({"second": SOUND}, "--", "-k", "detail")[1].rstrip().endswith("1 passed, 0 failed, 0 skipped")

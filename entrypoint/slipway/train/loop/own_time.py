@@ -7,7 +7,10 @@ seen without changing a bit: the last gradient is there, and the backward pass r
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,29 +28,56 @@ TOLD = 0.05  # of the time: less is no cause
 
 
 class Clock(Protocol):
-    """Moments, and the seconds between two of them."""
+    """Moments, and the seconds between two of them, the later of which may be waited for."""
 
     def now(self) -> Any:
         """This moment. Waits for no GPU."""
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """What lies between two, the later of which may be waited for."""
+        """What lies between them."""
+
+    def steady(self, earlier: Any, later: Any) -> float:
+        """The part of it that does not depend on what else the machine does."""
+
+
+class Moment(NamedTuple):
+    """In seconds: the time, and for how long this thread was on a processor so far and waited for one that others used."""
+
+    time: float
+    ran: float
+    waited: float
 
 
 class HostClock:
-    """The time of the host."""
+    """The time of the host. Steady is what the thread that made this spends off the processors, without waiting for one: asleep, or
+    for a disk. How fast a processor is changes from moment to moment on a machine that others use, too.
+    """
 
-    def now(self) -> float:
-        """See Clock."""
-        return time.perf_counter()
+    def __init__(self) -> None:
+        """A kernel that does not tell how long a thread waits for a processor leaves that out."""
+        self._ran = time.pthread_getcpuclockid(threading.get_ident())
+        self._schedule = -1
+        with suppress(OSError):
+            self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._schedule)
 
-    def seconds(self, earlier: float, later: float) -> float:
+    def now(self) -> Moment:
         """See Clock."""
-        return later - earlier
+        told = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
+        waited = int(told[1]) / 1e9 if len(told) > 1 else 0.0
+        return Moment(time.perf_counter(), time.clock_gettime(self._ran), waited)
+
+    def seconds(self, earlier: Moment, later: Moment) -> float:
+        """See Clock."""
+        return later.time - earlier.time
+
+    def steady(self, earlier: Moment, later: Moment) -> float:
+        """See Clock."""
+        return max(0.0, later.time - earlier.time - (later.ran - earlier.ran) - (later.waited - earlier.waited))
 
 
 class DeviceClock:
-    """The time of a GPU: a moment is when it has done all that it was told to do before."""
+    """The time of a GPU, all of it steady: a moment is when it has done all that it was told to do before."""
 
     def now(self) -> torch.cuda.Event:
         """See Clock."""
@@ -60,6 +90,10 @@ class DeviceClock:
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1e3  # type: ignore[no-untyped-call]
 
+    def steady(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        """See Clock."""
+        return self.seconds(earlier, later)
+
 
 class Step(NamedTuple):
     """Moments of a step, the end of the one before among them; `data`: seconds that it waited for its data before it began."""
@@ -69,6 +103,14 @@ class Step(NamedTuple):
     ready: Any
     back: Any
     ended: Any
+    data: float
+
+
+class Taken(NamedTuple):
+    """Seconds per step: the median of what was a rank's own, the same of its steady part, and the mean that it waited for data."""
+
+    own: float
+    steady: float
     data: float
 
 
@@ -136,18 +178,23 @@ class OwnTime:
             self._steps.append(Step(self._before, self._begun, self._ready, self._back, ended, self._data))
         self._before = ended
 
-    def take(self) -> tuple[float, float]:
-        """Seconds per step since the last call: the median of what was its own, and of it the mean that it waited for data; NaN
-        without any. The newest step is left for the next call: a GPU may be at it still, and is not waited for.
+    def take(self) -> Taken:
+        """Seconds per step since the last call; NaN without any. The newest step is left for the next call: a GPU may be at it
+        still, and is not waited for.
         """
         done, self._steps = self._steps[:-1], self._steps[-1:]
-        seconds = self._clock.seconds
+        if not done:
+            return Taken(math.nan, math.nan, 0.0)
+        seconds, steady = self._clock.seconds, self._clock.steady
         waits = [min(step.data, seconds(step.before, step.begun)) for step in done]
-        own = [
-            seconds(step.begun, step.ready) + seconds(step.back, step.ended) + wait
-            for step, wait in zip(done, waits, strict=True)
-        ]
-        return (median(own), mean(waits)) if done else (math.nan, 0.0)
+        own, off = (
+            median(
+                measure(step.begun, step.ready) + measure(step.back, step.ended) + wait
+                for step, wait in zip(done, waits, strict=True)
+            )
+            for measure in (seconds, steady)
+        )
+        return Taken(own, off, mean(waits))
 
     def drop(self) -> None:
         """Leave the steps so far out."""

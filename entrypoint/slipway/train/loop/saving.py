@@ -54,12 +54,16 @@ def gather_ranks(training: Training, *numbers: float) -> tuple[dict[str, torch.T
     """What differs from rank to rank, of all ranks, as it is stored; and of each of the numbers every rank's. By all ranks."""
     context = training.context
     own = {**random_states(context.device), "more": torch.tensor(numbers, dtype=torch.float64)}
-    sums = context.gather_on_device(training.numbers.state())
-    rows = context.gather_named(own)
+    state = training.numbers.state()
+    if state.is_cuda:  # where the host would have to wait for them
+        rows = [
+            {**row, "numbers": part}
+            for row, part in zip(context.gather_named(own), context.gather_on_device(state), strict=True)
+        ]
+    else:
+        rows = context.gather_named({**own, "numbers": state})
     more = torch.stack([row.pop("more") for row in rows])
-    ranks = {f"{rank}.{name}": row[name] for name in own if name != "more" for rank, row in enumerate(rows)}
-    ranks |= {f"{rank}.numbers": part for rank, part in enumerate(sums)}
-    return ranks, more.T.tolist()
+    return {f"{rank}.{name}": part for rank, row in enumerate(rows) for name, part in row.items()}, more.T.tolist()
 
 
 def describe(

@@ -20,11 +20,11 @@ WINDOW = 8  # steps whose median is compared, or more: one that something else d
 LEAST = 0.2  # s that they take together: short steps are compared less often, so that it costs next to nothing
 WINDOWS = 5  # that are looked at: who is slow once is no straggler
 MOST = 4  # of them in which it has to be the slower one
-MARGIN = 1.10  # times the median of the others: beyond that a rank is slow
+MARGIN = 1.08  # times the median of the others: beyond that a rank is slow, so that one that takes a tenth more surely is
 STAYS = 1.05  # the same for who was found before: nobody comes and goes
 WORTH = 0.02  # of a step: where all wait for less, nobody minds
 UNTIMED = 2  # steps at the beginning that are slower than those that follow
-LASTS = 30.0  # s for which all have to wait for the same rank before it warns: until then the lines with a loss name it
+LASTS = 30.0  # s for which all have to wait for the same rank before it warns, and before a slow processor counts
 SAID = 600.0  # s until the same rank says again what it knows
 
 
@@ -61,6 +61,12 @@ def find_straggler(
     return Straggler(rank, median(ratios) - 1, more)
 
 
+def level(own: Sequence[float], steady: Sequence[float]) -> list[float]:
+    """Seconds per step of each rank as if the processors of all were as fast, and as free, as the median."""
+    processors = median(whole - part for whole, part in zip(own, steady, strict=True))
+    return [part + processors for part in steady]
+
+
 class Stragglers:
     """Compares the ranks of one training. Nothing waits: what is exchanged after a step is looked at after the next."""
 
@@ -68,7 +74,7 @@ class Stragglers:
         """By all ranks of `group`, a gloo group; None where there is nothing to compare."""
         self._context, self._group, self.own_time = context, group, own_time
         self._causes = Causes(context.device, WINDOWS + 1)
-        self._windows: deque[list[float]] = deque(maxlen=WINDOWS)
+        self._windows: deque[tuple[list[float], list[float]]] = deque(maxlen=WINDOWS)  # of each `own` and `steady`
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
         self._window, self._steps = (
             WINDOW,
@@ -76,7 +82,7 @@ class Stragglers:
         )  # how many steps it has, and how many there were since the last exchange
         self._since = 0.0  # when that was
         self._own: float | None = None  # s of a step, as far as that is known
-        self._named = -1, 0.0  # who was found, and since when it is the same
+        self._named = -1, 0.0  # who was slowest, and since when it is the same
         self._said = -SAID  # when this rank warned last
         self.found: Straggler | None = None
 
@@ -111,9 +117,9 @@ class Stragglers:
     def _begin(self) -> None:
         now = time.perf_counter()
         whole, self._since, self._steps = (now - self._since) / self._window, now, 0
-        own, data = self.own_time.take()
-        self._causes.look(data * self._window)
-        mine = torch.tensor([own, whole], dtype=torch.float64)
+        taken = self.own_time.take()
+        self._causes.look(taken.data * self._window)
+        mine = torch.tensor([taken.own, taken.steady, whole], dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self._context.place.world_size)]
         self._under_way = parts, dist.all_gather(parts, mine, group=self._group, async_op=True)
 
@@ -122,29 +128,40 @@ class Stragglers:
         parts, work = self._under_way
         work.wait()
         self._under_way = None
-        row, wholes = zip(*(part.tolist() for part in parts), strict=True)
+        own, steady, wholes = map(list, zip(*(part.tolist() for part in parts), strict=True))
         passed, self._window = self._window, max(WINDOW, math.ceil(LEAST / max(median(wholes), 1e-4)))
         rank = self._context.place.rank
-        self._own = None if math.isnan(row[rank]) else row[rank]
-        if any(map(math.isnan, row)):
+        self._own = None if math.isnan(own[rank]) else own[rank]
+        if any(map(math.isnan, own)):
             self._start_anew()
             return
-        self._windows.append([*row])
-        found = self.found = find_straggler(self._windows, median(wholes), self.found)
-        if found:
-            self._context.note_own_time(self._own, found.rank, found.slower, found.seconds * passed)
-            self._tell(found)
+        self._windows.append((own, steady))
+        self.found = self._find(median(wholes))
+        if self.found:
+            slow = self.found
+            self._context.note_own_time(self._own, slow.rank, slow.slower, slow.seconds * passed)
+            self._tell(slow)
         else:
-            self._named = -1, 0.0
             self._context.note_own_time(self._own)
+
+    def _find(self, step: float) -> Straggler | None:
+        """Who is slow whatever its processor does, or has been for a while."""
+        sure = find_straggler([level(*window) for window in self._windows], step, self.found)
+        seen = sure or find_straggler([own for own, _ in self._windows], step, self.found)
+        if seen is None:
+            self._named = -1, 0.0
+        elif seen.rank != self._named[0]:
+            self._named = seen.rank, time.monotonic()
+        return sure or (seen if seen and self._lasts() else None)
+
+    def _lasts(self) -> bool:
+        """Whether it is the same rank for a while."""
+        return time.monotonic() - self._named[1] >= LASTS
 
     def _tell(self, found: Straggler) -> None:
         """Say on the slow rank itself what is known, once it lasts, and now and then."""
         place, now = self._context.place, time.monotonic()
-        if found.rank != self._named[0]:
-            self._named = found.rank, now
-        lasts = now - self._named[1] >= LASTS
-        if found.rank != place.rank or not lasts or now - self._said < SAID:
+        if found.rank != place.rank or not self._lasts() or now - self._said < SAID:
             return
         self._said = now
         where = f"on node {place.node_rank} ({socket.gethostname()})"
