@@ -44,7 +44,19 @@ class Page:
 CPU = Page(
     FOLDER / "RESULTS.md",
     "make bench",
-    ("launch", "gpt", "vision_data", "vision", "ddp", "scaling", "snapshot", "overhead", "recovery", "goodput", "container"),
+    (
+        "launch",
+        "gpt",
+        "vision_data",
+        "vision",
+        "ddp",
+        "scaling",
+        "snapshot",
+        "overhead",
+        "recovery",
+        "goodput",
+        "container",
+    ),
     ("torch", "torchvision", "accelerate", "lightning-fabric", "safetensors", "click"),
 )
 GPU = Page(

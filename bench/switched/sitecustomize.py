@@ -37,7 +37,8 @@ class Switches:
 
     def _draw(self, parts: list[str]) -> Iterator[frozenset[str]]:
         ways = [
-            frozenset(itertools.compress(parts, chosen)) for chosen in itertools.product((True, False), repeat=len(parts))
+            frozenset(itertools.compress(parts, chosen))
+            for chosen in itertools.product((True, False), repeat=len(parts))
         ]
         while True:
             yield from self._chance.sample(ways, len(ways))

@@ -223,7 +223,13 @@ def test_a_slow_processor_counts_once_it_lasts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(stragglers.time, "monotonic", lambda: now[0])
     watch = Stragglers(cast(Context, SimpleNamespace(device=CPU)), None, OwnTime([], CPU))
     slow, equal = ([1.0, 1.3], [0.0, 0.0]), ([1.0, 1.0], [0.0, 0.0])
-    for seconds, window, rank in ((0, slow, None), (29, slow, None), (31, slow, 1), (32, equal, None), (70, slow, None)):
+    for seconds, window, rank in (
+        (0, slow, None),
+        (29, slow, None),
+        (31, slow, 1),
+        (32, equal, None),
+        (70, slow, None),
+    ):
         now[0] = seconds
         watch._windows.extend([window] * WINDOWS)
         found = watch._find(1.3)

@@ -49,8 +49,8 @@ class Moment(NamedTuple):
 
 
 class HostClock:
-    """The time of the host. Steady is what the thread that made this spends off the processors, without waiting for one: asleep, or
-    for a disk. How fast a processor is changes from moment to moment on a machine that others use, too.
+    """The time of the host. Steady is what the thread that made this spends off the processors without waiting for one: asleep,
+    or for a disk. How fast a processor is changes from moment to moment on a machine that others use, too.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Step(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Seconds per step: the median of what was a rank's own, the same of its steady part, and the mean that it waited for data."""
+    """Seconds per step: the median of what was a rank's own, that of its steady part, and the mean that it waited for data."""
 
     own: float
     steady: float
