@@ -27,6 +27,7 @@ GUIDES = {
     "changelog.md": "CHANGELOG.md",
     "vulnerabilities.md": "SECURITY.md",
     "results.md": "bench/RESULTS.md",
+    "results-gpu.md": "bench/RESULTS-GPU.md",
 }
 PAGES = {file: page for page, file in GUIDES.items()}
 LINK = re.compile(r"\[([^][]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
