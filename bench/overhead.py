@@ -102,10 +102,12 @@ def main() -> int:
         for part in parts:
             rounds = [compare(switched, part, 2 ** len(parts)) for switched in found]
             every = [*itertools.chain(*rounds)]
-            what = f"{side}: {part}: without / with"
-            report.target(what, Spread.of([statistics.mean(ratios) for ratios in rounds]), LIMIT)
+            what = f"{side}, without {part}"
+            report.target(what, Spread.of([statistics.mean(ratios) for ratios in rounds]), LIMIT, "of a step")
             error = statistics.stdev(every) / len(every) ** 0.5
-            report.note(f"  {len(every)} comparisons: mean {statistics.mean(every):.4f} ± {error:.4f} (standard error)")
+            report.note(
+                f"Without {part}: {len(every)} comparisons, mean {statistics.mean(every):.4f} ± {error:.4f} (standard error)."
+            )
     return report.close()
 
 
