@@ -64,7 +64,7 @@ class HostClock:
     def now(self) -> Moment:
         """See Clock."""
         told = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
-        waited = int(told[1]) / 1e9 if len(told) > 1 else 0.0
+        waited = int(told[1]) / 1e9 if len(told) > 1 and told[1].isdigit() else 0.0
         return Moment(time.perf_counter(), time.clock_gettime(self._ran), waited)
 
     def seconds(self, earlier: Moment, later: Moment) -> float:
@@ -187,14 +187,14 @@ class OwnTime:
             return Taken(math.nan, math.nan, 0.0)
         seconds, steady = self._clock.seconds, self._clock.steady
         waits = [min(step.data, seconds(step.before, step.begun)) for step in done]
-        own, off = (
+        own, part = (
             median(
                 measure(step.begun, step.ready) + measure(step.back, step.ended) + wait
                 for step, wait in zip(done, waits, strict=True)
             )
             for measure in (seconds, steady)
         )
-        return Taken(own, off, mean(waits))
+        return Taken(own, part, mean(waits))
 
     def drop(self) -> None:
         """Leave the steps so far out."""
