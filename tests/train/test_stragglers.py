@@ -194,8 +194,8 @@ def test_time_on_a_processor_and_waiting_for_one_is_not_steady(monkeypatch: pyte
     time.sleep(0.05)
     slept = clock.now()
     assert clock.steady(begun, worked) < 0.5 * clock.seconds(begun, worked)
-    assert clock.steady(worked, slept) == pytest.approx(0.05, rel=0.3)
-    assert clock.steady(begun, begun._replace(time=begun.time + 3, ran=begun.ran + 1, waited=begun.waited + 2)) == 0
+    assert 0.04 < clock.steady(worked, slept) < 0.5
+    assert clock.steady(begun, begun._replace(time=begun.time + 3, ran=begun.ran + 1, waited=begun.waited + 2)) < 1e-6
     monkeypatch.setattr(own_time.os, "pread", lambda *_: b"a b c")
     assert HostClock().now().waited == 0, "a kernel that tells something else"
     monkeypatch.setattr(own_time.os, "open", raise_missing)
