@@ -33,6 +33,7 @@ def undo() -> Iterator[ExitStack]:
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of tests."""
     config.addinivalue_line("markers", "core: part of what `make test` runs without FULL=1")
+    config.addinivalue_line("markers", "pull: part of CI of a change, not of `make test`")
     config.addinivalue_line("markers", "needs(*names): what the machine must have for it, of tests/needs.py")
 
 
