@@ -28,8 +28,16 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: .venv/.dev .venv/.train ## Test all that this machine can run, the core of it (all of it: FULL=1), and print a table
+test: .venv/.dev .venv/.train ## Test what this machine can run, the core of it, and print a table (more of it: TIER=pull or TIER=nightly)
 	@$(SECTIONS) -- $(ARGS)
+
+.PHONY: test-nightly
+test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold builds of images; hours (PART=1/4 runs a quarter of them)
+	@TIER=nightly SIM_SEEDS=20000 $(SECTIONS) -- $(ARGS)
+
+.PHONY: test-under-load
+test-under-load: .venv/.dev .venv/.train ## Run the core of what needs no engine while other programs keep every core busy
+	@tests/under_load.sh $(SECTIONS) unit muster launch train
 
 ##@ Tests, section by section
 .PHONY: test-tools
@@ -37,7 +45,7 @@ test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian:
 	@tests/tools.sh
 
 .PHONY: test-unit
-test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and FULL=1
+test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and TIER=nightly
 	@$(SECTIONS) unit -- $(ARGS)
 
 .PHONY: test-muster
@@ -82,7 +90,7 @@ test-slurm: .venv/.dev .venv/.train ## Bring a Slurm cluster up for real: jobs, 
 
 .PHONY: test-machine
 test-machine: .venv/.dev .venv/.train ## Try the README's commands in a Debian container that has nothing, as root and as nobody
-	@FULL=1 $(SECTIONS) machine -- $(ARGS)
+	@TIER=nightly $(SECTIONS) machine -- $(ARGS)
 
 .PHONY: test-k8s
 test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
@@ -90,7 +98,7 @@ test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehears
 
 .PHONY: test-gpu
 test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
-	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
+	@TIER=nightly $(SECTIONS) gpu -- $(ARGS)
 
 ##@ Tests of the tests, and harm
 .PHONY: mutants

@@ -58,7 +58,7 @@ def locked() -> dict[str, tuple[str, set[str]]]:
     return packages
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_it_lists_what_the_lock_installs_in_these_versions(bill: dict) -> None:
     listed = {canonicalize_name(part["name"]): part["version"] for part in bill["components"]}
     assert {name: version for name, version in listed.items() if name not in NOT_LOCKED} == {

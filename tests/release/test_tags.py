@@ -3,7 +3,7 @@
 import pytest
 from commands import ROOT, make, output, run
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 TORCH = "torch2.10.0-cu128"
 
