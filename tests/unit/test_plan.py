@@ -22,7 +22,7 @@ USER = [*LEASHED, "env", "--default-signal=TERM,INT,USR1,HUP", sys.executable, "
 def head(nodes: int, rank: int, processes: int, addr: str, port: int) -> list[str]:
     return [
         "torchrun", f"--nnodes={nodes}", f"--node-rank={rank}", f"--nproc-per-node={processes}", f"--master-addr={addr}",
-        f"--master-port={port}", *ALWAYS, "--no-python",
+        f"--master-port={port}", *ALWAYS, "--no-python", "--",
     ]  # fmt: skip
 
 

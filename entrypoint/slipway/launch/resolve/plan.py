@@ -97,6 +97,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         "--max-restarts=0",
         "--signals-to-handle=SIGQUIT",
         "--no-python",
+        "--",  # torchrun abbreviates its options, and would take a script's --r for one
         *workload.command,
         *arguments,
     )
