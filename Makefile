@@ -19,12 +19,12 @@ run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or t
 .PHONY: setup
 setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from the lock file
 
-.venv/.train: requirements.lock pyproject.toml
-	@entrypoint/setup.sh requirements.lock
+.venv/.train: locks/requirements.lock pyproject.toml
+	@entrypoint/setup.sh locks/requirements.lock
 	@touch $@
 
-.venv/.dev: requirements-dev.lock pyproject.toml entrypoint/slipway.pth
-	@entrypoint/setup.sh requirements-dev.lock
+.venv/.dev: locks/requirements-dev.lock pyproject.toml entrypoint/slipway.pth
+	@entrypoint/setup.sh locks/requirements-dev.lock
 	@touch $@
 
 .PHONY: test
@@ -164,7 +164,7 @@ push: ## Push the image under its tags, and print it by its digest (REPOSITORY=â
 	@images/release/push.sh
 
 ##@ Measurements
-.venv/.bench: requirements-bench.lock bench/setup.sh .venv/.train
+.venv/.bench: locks/requirements-bench.lock bench/setup.sh .venv/.train
 	@bench/setup.sh
 	@touch $@
 
@@ -209,9 +209,9 @@ LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --for
 LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
 lock: .venv/.dev ## Write the lock files anew from pyproject.toml
-	$(LOCK) --extra train --extra cuda12 --output-file requirements.lock
-	$(LOCK) --extra dev --constraint requirements.lock $(LEFT_OUT) --output-file requirements-dev.lock
-	$(LOCK) --extra bench --no-deps --constraint requirements.lock --output-file requirements-bench.lock
+	$(LOCK) --extra train --extra cuda12 --output-file locks/requirements.lock
+	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
+	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 
 .PHONY: clean
 clean: ## Remove what make made, but neither the runs nor the fetched wheels (~/.cache/slipway/wheels)

@@ -48,7 +48,7 @@ def bill(inside: list[str]) -> dict:
 
 def locked() -> dict[str, tuple[str, set[str]]]:
     """Version and allowed checksums of every package that the lock installs in the image."""
-    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    text = (ROOT / "locks/requirements.lock").read_text().replace("\\\n", " ")
     packages = {}
     for line in text.splitlines():
         requirement = Requirement(line.partition("--hash")[0])
