@@ -1,5 +1,6 @@
 """Where a run lies, what it goes on from, and the files that the launcher keeps in it."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,28 @@ def test_the_newest_snapshot_is_found_by_its_step() -> None:
         Path("mine/snapshots", name).mkdir(parents=True)
     assert newest_step(Path("mine")) == 1500
     assert newest_step(Path("absent")) is None
+
+
+def test_a_run_is_gone_where_nothing_or_another_folder_is_at_its_path(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "none", 1)
+    run.path.mkdir()
+    identity = run.identity
+    assert not run.is_gone(identity)
+    run.path.rename(tmp_path / "renamed")
+    assert run.is_gone(identity)
+    run.path.mkdir()
+    assert run.is_gone(identity)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EACCES])
+def test_a_file_system_that_does_not_answer_is_no_proof_that_a_run_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run = Run(tmp_path, "none", 1)
+    identity = run.identity
+
+    def fail(path: Path) -> os.stat_result:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    assert not run.is_gone(identity)

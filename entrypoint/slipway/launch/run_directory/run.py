@@ -76,6 +76,16 @@ class Run:
             return None
         return found.st_dev, found.st_ino
 
+    def is_gone(self, identity: tuple[int, int] | None) -> bool:
+        """Whether the folder of this identity is no longer here. A file system that does not answer proves nothing."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) != identity
+
 
 class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
