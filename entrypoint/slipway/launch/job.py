@@ -52,14 +52,14 @@ def run_job(job: Job) -> int:
     with Stops() as stops, ExitStack() as stack:
         if job.single:
             try:
-                node = enter_alone(job, stops)
+                node = enter_alone(job, stops, stack)
                 return make_attempts(job, node, alone(job, node), stops, stack)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node can do without
 
-        node = enter(job)
+        node = enter(job, stack)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
 
 
