@@ -13,8 +13,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import adopt_orphans
+from slipway.launch.process_tree import adopt_orphans, end_all
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GONE = signal.SIGRTMIN + 1  # from the kernel: the launcher is gone
@@ -36,7 +35,7 @@ def stand_between(launcher: int) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {GONE, signal.SIGCHLD})
     end_with(launcher, GONE)
     adopt_orphans()
-    own, below, child = os.getpid(), OwnProcesses(), os.fork()
+    own, child = os.getpid(), os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with(own, signal.SIGKILL)
@@ -44,7 +43,7 @@ def stand_between(launcher: int) -> None:
     close_files()  # the launcher reads the workers' pipes until nobody has them open
     while True:
         if signal.sigwait({GONE, signal.SIGCHLD}) == GONE:
-            below.end()
+            end_all(own)
             os._exit(1)
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -6,7 +6,7 @@ import pytest
 from commands import IMAGE, ROOT, output
 from packaging.version import Version
 
-pytestmark = pytest.mark.pull
+pytestmark = pytest.mark.core
 
 README = (ROOT / "images/cuda12/README.md").read_text()
 FLAT = " ".join(README.split())

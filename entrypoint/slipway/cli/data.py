@@ -79,6 +79,7 @@ def data() -> None:
     show_default=True,
     help="Of the tokens; auto is the smallest that does.",
 )
+@click.option("--allow-unknown", is_flag=True, help="Go on where the tokenizer does not know most of the text.")
 def prepare_data(
     inputs: tuple[Path, ...],
     out: Path,
@@ -88,19 +89,26 @@ def prepare_data(
     processes: int,
     shard_tokens: int,
     dtype: str,
+    allow_unknown: bool,
 ) -> None:
     """Turn text into tokens that `--dataset tokens:DIR` trains on.
 
     INPUT is text, JSON lines (.jsonl, .ndjson, .json) or parquet (.parquet), or a folder of such.
     """
     from slipway.options.dataset import check_tokenizer
-    from slipway.train.text.tokenizer import open_tokenizer
+    from slipway.train.text.coverage import judge_coverage
+    from slipway.train.text.tokenizer import BYTES, described, open_tokenizer
     from slipway.train.text.tokens.preparation import Settings, prepare
 
     with launch_errors(f"{out} is not finished; the same command resumes once that is fixed."):
         check_tokenizer(tokenizer)
         settings = Settings(column, validation, shard_tokens, dtype)
-        folder = prepare(inputs, out, open_tokenizer(tokenizer), settings, processes, click.echo)
+        own = open_tokenizer(tokenizer)
+        click.echo(described(own))
+        judge = partial(judge_coverage, tokenizer=tokenizer, allowed=allow_unknown)
+        folder = prepare(inputs, out, own, settings, processes, click.echo, judge=judge)
+        if own.identity != BYTES:
+            click.echo(judge(folder.coverage))
     for name, part in (("training", folder.train), ("validation", folder.validation)):
         click.echo(f"{name}: {part.documents:,} documents, {part.bytes:,} bytes, {part.tokens:,} tokens")
     click.echo(f"train on them: slipway gpt --dataset {shlex.quote(f'tokens:{out}')}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, option
-from slipway.options.dataset import REPO, nearest_path, seen_from
+from slipway.options.dataset import REPO, check_tokenizer, nearest_path, seen_from
 from slipway.options.gpt import TextOptions
 from slipway.protocol.mistake import ConfigurationError
 
@@ -32,6 +32,11 @@ class FinetuneOptions(TextOptions):
     model: str | None = option(
         None, click.STRING, "A folder or a Hub repo (REPO or REPO@REVISION) with a GPT-2; without, a tiny one is made."
     )
+    tokenizer: str | None = option(
+        None,
+        click.STRING,
+        "bytes, a tokenizer.json, a folder with one, or a repo of the Hub; by default the checkpoint's own.",
+    )
     context: int | None = option(None, COUNT, "Tokens in a sample; by default as many as the model sees at once.")
     train_blocks: int | None = option(
         None, COUNT, "Train the last so many blocks and what follows them; embeddings and earlier blocks are frozen."
@@ -40,6 +45,8 @@ class FinetuneOptions(TextOptions):
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other, ConfigurationError for what is not there."""
         super().check()
+        if self.tokenizer:
+            check_tokenizer(self.tokenizer)
         if self.model is None or Path(self.model).is_dir():
             return
         if Path(self.model).exists() or self.model.startswith(".") or not REPO.fullmatch(self.model):

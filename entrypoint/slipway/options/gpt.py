@@ -24,6 +24,9 @@ class TextOptions(Exportable):
         "such; tokens is what `slipway data prepare` made; hub is a data set on the Hub, OWNER/NAME[/FOLDER][@REVISION].",
     )
     column: str = option("text", click.STRING, "The column, or key, that holds the text; for JSON lines and parquet.")
+    allow_unknown: bool = option(
+        False, None, "Train even where the tokenizer does not know most of the text, which is an error otherwise."
+    )
     dropout: float = option(0.0, SHARE, "Share of activations dropped.")
     eval_samples: int = option(1024, COUNT, "Validation samples used by each evaluation.")
     sample_tokens: int = option(300, COUNT_OR_ZERO, "Length of the text written at the end; 0 writes none.")

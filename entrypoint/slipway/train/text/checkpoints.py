@@ -19,13 +19,18 @@ from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
 from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
-from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+from slipway.train.text.tokenizer import BYTES, ByteTokenizer, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import agree_here
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-INCLUDE = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, "tokenizer_config.json", "vocab.json")
+# Tokenizers in forms that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; the settings alone, too.
+OTHER_TOKENIZERS = (
+    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "*.tiktoken",
+    "tokenizer_config.json",
+)  # fmt: skip
+INCLUDE = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_TOKENIZERS)
 TINY = GptConfig(layers=2, heads=4, embed=128, context=64, vocab_size=256)
 # What config.json calls the dimensions, and what transformers takes where it is silent (GPT2Config).
 DIMENSIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -137,21 +142,34 @@ def shape(tensor: torch.Tensor) -> str:
 
 
 def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
-    """A checkpoint's own tokenizer; bytes where it has none. Raises ConfigurationError where it does not fit the model."""
-    if (folder / TOKENIZER).is_file():
-        tokenizer = open_tokenizer(str(folder))
-    elif (folder / "vocab.json").is_file():
-        raise ConfigurationError(
-            f"{folder} has a tokenizer in its old form only, without {TOKENIZER}. Write it anew: "
-            f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}")'
-        )
-    else:
-        tokenizer = open_tokenizer(BYTES)
-    if tokenizer.size > config.vocab_size:
-        raise ConfigurationError(
-            f"The tokenizer of {folder} has {tokenizer.size} tokens, and its model {config.vocab_size}."
-        )
+    """A checkpoint's own tokenizer; bytes where it has none and its model has 256 tokens.
+
+    Raises ConfigurationError where there is no telling which tokens the model learnt, or where they are not the model's.
+    """
+    if not (folder / TOKENIZER).is_file():
+        others = [path.name for name in OTHER_TOKENIZERS for path in sorted(folder.glob(name))]
+        if others:
+            raise ConfigurationError(
+                f"The tokenizer of {folder} is in a form that is not read ({', '.join(others)}), and there is no "
+                f"{TOKENIZER}. Write one with transformers and type --tokenizer tokenizer: python -c 'from transformers "
+                f'import AutoTokenizer; AutoTokenizer.from_pretrained("{folder}").save_pretrained("tokenizer")\''
+            )
+        if config.vocab_size != ByteTokenizer.size:
+            raise ConfigurationError(
+                f"{folder} has no {TOKENIZER}, so there is no telling what the {config.vocab_size:,} tokens of its model "
+                f"mean. Copy the file there, or fetch it anew where there is a network. Or type --tokenizer with the path "
+                "of one, or with bytes."
+            )
+        return open_tokenizer(BYTES)
+    tokenizer = open_tokenizer(str(folder))
+    require_tokens(tokenizer, config, f"The tokenizer of {folder}")
     return tokenizer
+
+
+def require_tokens(tokenizer: Tokenizer, config: GptConfig, named: str) -> None:
+    """Raise ConfigurationError where the tokenizer has tokens that the model has not."""
+    if tokenizer.size > config.vocab_size:
+        raise ConfigurationError(f"{named} has {tokenizer.size:,} tokens, and its model {config.vocab_size:,}.")
 
 
 def make_tiny(folder: Path, seed: int) -> None:

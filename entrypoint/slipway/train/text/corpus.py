@@ -17,8 +17,9 @@ import torch
 from slipway.options.dataset import FILE, STDLIB, TOKENS, check_dataset, parse_hub_data
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.fetch import fetch_together
+from slipway.train.text.coverage import Coverage, judge_coverage
 from slipway.train.text.files import read_stdlib
-from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+from slipway.train.text.tokenizer import BYTES, Tokenizer, described, open_tokenizer
 from slipway.train.text.tokens.folder import FORMAT, open_own_tokenizer, read_folder
 from slipway.train.text.tokens.inputs import find_sources
 from slipway.train.text.tokens.preparation import Settings, prepare
@@ -98,13 +99,30 @@ class Corpus:
 
 
 def open_corpus(
-    dataset: str, tokenizer: Tokenizer | None, context: Context, length: int, column: str = "text"
+    dataset: str,
+    tokenizer: Tokenizer | None,
+    context: Context,
+    length: int,
+    column: str = "text",
+    allow_unknown: bool = True,
 ) -> Corpus:
     """What `dataset` means, in tokens of `tokenizer`; without one in the data's own, or in bytes. By every rank.
 
-    Samples are to have `length` tokens; `column` holds the text of JSON lines and parquet. Raises ConfigurationError for
-    data that are not there, or not of this tokenizer, and what fetching raises.
+    Samples are to have `length` tokens; `column` holds the text of JSON lines and parquet. Says which tokenizer is used, and
+    how much of the text it does not know. Raises ConfigurationError for data that are not there, not of this tokenizer, or,
+    without `allow_unknown`, mostly unknown to it, and what fetching raises.
     """
+    corpus, coverage = find_corpus(dataset, tokenizer, context, length, column)
+    context.say(described(corpus.tokenizer))
+    if corpus.tokenizer.identity != BYTES:
+        context.say(judge_coverage(coverage, corpus.tokenizer.name, allow_unknown))
+    return corpus
+
+
+def find_corpus(
+    dataset: str, tokenizer: Tokenizer | None, context: Context, length: int, column: str
+) -> tuple[Corpus, Coverage | None]:
+    """The same, with how much of the text the tokenizer knows; None where nobody counted."""
     check_dataset(dataset)
     scheme, _, rest = dataset.partition(":")
     if scheme == TOKENS:
@@ -119,7 +137,7 @@ def open_corpus(
     return open_tokens(path, None, dataset, context, length)
 
 
-def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> Corpus:
+def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> tuple[Corpus, Coverage | None]:
     """The Python standard library's source; in bytes it lies on the device as a whole."""
     text = read_stdlib()
     if tokenizer.identity == BYTES:
@@ -127,7 +145,7 @@ def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> Corpus:
             DeviceTokens(torch.from_numpy(np.frombuffer(part, np.uint8).copy()).to(context.device))
             for part in (text.train, text.validation)
         )
-        return Corpus(train, validation, tokenizer, f"stdlib {text.sha256}", 1.0)
+        return Corpus(train, validation, tokenizer, f"stdlib {text.sha256}", 1.0), None
 
     def write(folder: Path) -> Path:
         for name, content in (("train.txt", text.train), ("validation.txt", text.validation)):
@@ -163,7 +181,9 @@ def prepare_together(
     return make_together(context, cache_folder(os.environ) / "tokens" / name, make)
 
 
-def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context, length: int) -> Corpus:
+def open_tokens(
+    path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context, length: int
+) -> tuple[Corpus, Coverage | None]:
     """A folder of tokens; shards are verified once. Raises ConfigurationError where `tokenizer` did not make them."""
     folder = read_folder(path)
     own = open_own_tokenizer(folder)
@@ -177,4 +197,5 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: 
     train, validation = (
         StoredTokens(stream, own.size, path, context.device) for stream in (parts.train, parts.validation)
     )
-    return Corpus(train, validation, own, f"{dataset.partition(':')[0]} {parts.identity}", parts.bytes_per_token)
+    identity = f"{dataset.partition(':')[0]} {parts.identity}"
+    return Corpus(train, validation, own, identity, parts.bytes_per_token), folder.coverage

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.coverage import Coverage, CoverageCounter
 from slipway.train.worker.prepared import agree_here
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class Tokenizer(Protocol):
     def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         """The tokens of each text, all at once, as arrays of unsigned integers."""
 
+    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
+        """How much of these texts it knows; `tokens` are those that `encode_all` made of them."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is no text becomes U+FFFD."""
 
@@ -71,6 +75,10 @@ class ByteTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         """The bytes of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
+        """Nothing is unknown, so nothing is counted."""
+        return Coverage()
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; a model with more than 256 tokens can name one that is no byte."""
@@ -102,15 +110,25 @@ class FileTokenizer:
         if not self.size:
             raise ConfigurationError(f"{file} is a tokenizer without any token.")
         self.end = find_end(self._library, self._settings)
+        self._counter = CoverageCounter(self._library, self._content)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with nothing added."""
         return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The tokens of each text; the library spreads them over threads."""
-        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        """The tokens of each text; the library spreads them over threads. Raises ConfigurationError where it cannot."""
+        try:
+            encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises no class of its own
+            raise ConfigurationError(
+                f"The tokenizer {self.name} cannot read the text: {error}. Type another --tokenizer; bytes reads every text."
+            ) from None
         return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
+        """How much of these texts it knows."""
+        return self._counter.count(texts, tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; a model may have more tokens than the tokenizer, and those say nothing."""
@@ -123,6 +141,13 @@ class FileTokenizer:
         if self._settings:
             replace_file(folder / SETTINGS, self._settings)
         replace_file(folder / FILE, self._content)
+
+
+def described(tokenizer: Tokenizer) -> str:
+    """A tokenizer in a line: its name, its size, which file it is, and what ends a document."""
+    ends = "" if tokenizer.end is None else f", token {tokenizer.end} ends a document"
+    which = "" if tokenizer.identity == BYTES else f", sha256 {tokenizer.identity[:12]}"
+    return f"tokenizer: {tokenizer.name}, {tokenizer.size:,} tokens{ends}{which}"
 
 
 def find_end(library: Library, settings: bytes) -> int | None:

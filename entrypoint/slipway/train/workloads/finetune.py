@@ -30,10 +30,12 @@ from slipway.train.text.checkpoints import (
     make_tiny,
     read_checkpoint_config,
     read_tokenizer,
+    require_tokens,
 )
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.language import LARGEST, cut_samples, describe_model, keep_tokenizer, loss
 from slipway.train.text.sample import sample_writer
+from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.prepared import cache_folder, make_together
 from slipway.train.workloads.gpt import train_text
@@ -54,6 +56,15 @@ def choose_length(options: FinetuneOptions, config: GptConfig) -> int:
             f"--context {options.context} is more than the {config.context} tokens the model sees."
         )
     return options.context or config.context
+
+
+def choose_tokenizer(options: FinetuneOptions, folder: Path, config: GptConfig, context: Context) -> Tokenizer:
+    """The tokenizer that was typed, else the checkpoint's. Raises ConfigurationError where the model has not its tokens."""
+    if options.tokenizer is None:
+        return read_tokenizer(folder, config)
+    tokenizer = open_tokenizer(options.tokenizer, context)
+    require_tokens(tokenizer, config, f"--tokenizer {options.tokenizer}")
+    return tokenizer
 
 
 def freeze(model: Gpt, train_blocks: int | None) -> None:
@@ -82,7 +93,8 @@ def make_task(options: FinetuneOptions, context: Context) -> Task:
     folder = open_checkpoint(options, context)
     config = read_checkpoint_config(folder, options.dropout)
     length = choose_length(options, config)
-    corpus = open_corpus(options.dataset, read_tokenizer(folder, config), context, length, options.column)
+    tokenizer = choose_tokenizer(options, folder, config, context)
+    corpus = open_corpus(options.dataset, tokenizer, context, length, options.column, options.allow_unknown)
     samples = cut_samples(corpus, length, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)
     model = Gpt(config)

@@ -44,7 +44,7 @@ def make_task(
 ) -> Task:
     """The task on the context's device; by every rank. Raises ConfigurationError."""
     tokenizer = open_tokenizer(options.tokenizer, context) if options.tokenizer else None
-    corpus = open_corpus(options.dataset, tokenizer, context, options.context, options.column)
+    corpus = open_corpus(options.dataset, tokenizer, context, options.context, options.column, options.allow_unknown)
     config = model_config(options, corpus.tokenizer)
     samples = cut_samples(corpus, options.context, options.eval_samples)
     keep_tokenizer(corpus.tokenizer, context)

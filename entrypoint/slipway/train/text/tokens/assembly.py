@@ -17,38 +17,50 @@ from slipway.protocol.durable import replace_file, sync_folder
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.files import hash_file
 from slipway.train.snapshots.tensor_files import write_file
+from slipway.train.text.coverage import Coverage
 from slipway.train.text.tokens.folder import DTYPES, Part, Shard, TokenFolder, manifest_text
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION
-from slipway.train.text.tokens.piece import PiecePlan, Written, piece_file, record_file
+from slipway.train.text.tokens.piece import COVERAGE, PiecePlan, Written, piece_file, record_file
 
 WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
 
 
-def read_piece(work: Path, plan: PiecePlan, number: int) -> dict[str, Written]:
-    """What a finished piece gave to each part. Raises OSError, ValueError and others where it is not finished."""
+def read_piece(work: Path, plan: PiecePlan, number: int) -> tuple[dict[str, Written], Coverage]:
+    """What a finished piece gave to each part, and how much of its text the tokenizer knows.
+
+    Raises OSError, ValueError and others where it is not finished.
+    """
     record = json.loads(record_file(work, plan, number).read_bytes())
-    return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}
+    return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}, Coverage(**record[COVERAGE])
 
 
 def is_finished(work: Path, plan: PiecePlan, number: int, tick: Callable[[], None]) -> bool:
     """Whether a piece is there as it was written."""
     try:
-        record = read_piece(work, plan, number)
+        record, _ = read_piece(work, plan, number)
         return all(hash_file(piece_file(work, plan, number, part), tick) == record[part].sha256 for part in record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def join_pieces(
-    out: Path, plan: PiecePlan, described: Mapping[str, Any], shard_tokens: int, tick: Callable[[], None]
+    out: Path,
+    plan: PiecePlan,
+    described: Mapping[str, Any],
+    shard_tokens: int,
+    tick: Callable[[], None],
+    judge: Callable[[Coverage], object] = lambda coverage: None,
 ) -> TokenFolder:
     """String the pieces together, write the manifest, remove the pieces. Raises ConfigurationError where there is no text.
 
-    `described` is what the manifest says about how the tokens were made.
+    `described` is what the manifest says about how the tokens were made. `judge` is called before anything is written, and
+    what it raises leaves the pieces as they are.
     """
-    records = [read_piece(out / WORK, plan, number) for number in range(len(plan.pieces))]
+    pieces = [read_piece(out / WORK, plan, number) for number in range(len(plan.pieces))]
+    records, coverage = [record for record, _ in pieces], sum((one for _, one in pieces), Coverage())
     if not sum(record[part].documents for record in records for part in (TRAIN, VALIDATION)):
         raise ConfigurationError("The input is empty; there is no text in it.")
+    judge(coverage)
     parts = {}
     for name in (TRAIN, VALIDATION):
         written = [record[name] for record in records]
@@ -58,7 +70,9 @@ def join_pieces(
             bytes=sum(one.bytes for one in written),
             shards=tuple(string_shards(out, plan, name, written, shard_tokens, tick)),
         )
-    folder = TokenFolder(out, plan.dtype, train=parts[TRAIN], validation=parts[VALIDATION], **described)
+    folder = TokenFolder(
+        out, plan.dtype, train=parts[TRAIN], validation=parts[VALIDATION], coverage=coverage, **described
+    )
     replace_file(out / MANIFEST, manifest_text(folder))
     shutil.rmtree(out / WORK)
     return folder

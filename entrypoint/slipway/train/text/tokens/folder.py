@@ -17,6 +17,7 @@ import numpy as np
 
 from slipway.options.dataset import MANIFEST
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.coverage import Coverage
 from slipway.train.text.tokenizer import BYTES, FILE, FileTokenizer, Tokenizer, open_tokenizer
 
 FORMAT = 1
@@ -45,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """What a manifest says. `settings` and `sources` say how it was made."""
+    """What a manifest says. `settings` and `sources` say how it was made; `coverage` is None where nobody counted."""
 
     path: Path
     dtype: str
@@ -54,6 +55,7 @@ class TokenFolder:
     validation: Part
     settings: Mapping[str, Any]
     sources: Sequence[Mapping[str, Any]]
+    coverage: Coverage | None = None
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -96,8 +98,16 @@ def read_folder(path: Path) -> TokenFolder:
             Part(**{**part, "shards": tuple(Shard(**shard) for shard in part["shards"])})
             for part in (manifest["train"], manifest["validation"])
         )
+        coverage = manifest.get("coverage")
         folder = TokenFolder(
-            path, manifest["dtype"], manifest["tokenizer"], train, validation, manifest["settings"], manifest["sources"]
+            path,
+            manifest["dtype"],
+            manifest["tokenizer"],
+            train,
+            validation,
+            manifest["settings"],
+            manifest["sources"],
+            Coverage(**coverage) if coverage else None,
         )
         width, size = np.dtype(DTYPES[folder.dtype]).itemsize, int(folder.tokenizer["size"])
     except FileNotFoundError:

@@ -21,12 +21,14 @@ import numpy.typing as npt
 
 from slipway.protocol.durable import replace_file
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.coverage import Coverage
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.text.tokens.documents import Chunk, read_chunks
 from slipway.train.text.tokens.folder import DTYPES
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION, Source, Span
 
 PLAN = "plan.json"
+COVERAGE = "coverage"  # in the record of a piece, and in the manifest
 BATCH = 2**20  # characters that a tokenizer gets at once
 
 
@@ -119,18 +121,22 @@ def record_file(folder: Path, plan: PiecePlan, number: int) -> Path:
 def tokenise(folder: Path, plan: PiecePlan, number: int, tokenizer: Tokenizer, tick: Callable[[], None]) -> None:
     """Make the files of a piece, the one that says that it is finished last. Raises ConfigurationError and OSError."""
     outputs = {part: Output(piece_file(folder, plan, number, part), DTYPES[plan.dtype]) for part in (TRAIN, VALIDATION)}
+    coverage = Coverage()
     try:
         spans = plan.pieces[number]
         chunks = (chunk for span in spans for chunk in read_chunks(plan.sources, span, plan.column, plan.share))
         for batch in batches(chunks):
-            for chunk, tokens in zip(batch, tokenizer.encode_all([chunk.text for chunk in batch]), strict=True):
+            texts = [chunk.text for chunk in batch]
+            encoded = tokenizer.encode_all(texts)
+            coverage += tokenizer.count_unknown(texts, encoded)
+            for chunk, tokens in zip(batch, encoded, strict=True):
                 outputs[chunk.part].add(chunk, tokens, tokenizer.end)
             tick()
         written = {part: asdict(output.finish()) for part, output in outputs.items()}
     finally:
         for output in outputs.values():
             output.drop()
-    replace_file(record_file(folder, plan, number), json.dumps(written))
+    replace_file(record_file(folder, plan, number), json.dumps({**written, COVERAGE: asdict(coverage)}))
 
 
 def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

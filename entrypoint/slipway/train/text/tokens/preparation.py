@@ -19,6 +19,7 @@ from slipway.options.dataset import VALIDATION as SHARE
 from slipway.protocol.durable import make_folder, replace_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.files import ByteProgress
+from slipway.train.text.coverage import Coverage
 from slipway.train.text.tokenizer import BYTES, Tokenizer
 from slipway.train.text.tokens.assembly import WORK, is_finished, join_pieces
 from slipway.train.text.tokens.crew import work_through
@@ -45,11 +46,13 @@ def prepare(
     processes: int,
     say: Callable[[str], None],
     tick: Callable[[], None] = lambda: None,
+    judge: Callable[[Coverage], object] = lambda coverage: None,
 ) -> TokenFolder:
     """Make `out` a folder of the tokens of `inputs`, or go on where an interruption left it.
 
-    `tick` is called whenever it got on. Raises ConfigurationError for inputs that are no text, and where `out` holds
-    anything else, or was made otherwise; OSError where it cannot be written.
+    `tick` is called whenever it got on; `judge` before `out` becomes such a folder, and may raise. Raises
+    ConfigurationError for inputs that are no text, and where `out` holds anything else, or was made otherwise; OSError
+    where it cannot be written.
     """
     settings = replace(settings, dtype=choose_dtype(settings.dtype, tokenizer))
     sources = find_sources(inputs)
@@ -68,7 +71,7 @@ def prepare(
             say(f"going on: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
             progress.add(sum(sizes) - sum(sizes[number] for number in todo))
         work_through(work, todo, processes, lambda number: progress.add(sizes[number]), tick)
-    return join_pieces(out, plan, describe_origin(settings, tokenizer, sources), settings.shard_tokens, tick)
+    return join_pieces(out, plan, describe_origin(settings, tokenizer, sources), settings.shard_tokens, tick, judge)
 
 
 def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
