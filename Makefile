@@ -19,17 +19,25 @@ run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or t
 .PHONY: setup
 setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from the lock file
 
-.venv/.train: requirements.lock pyproject.toml
-	@entrypoint/setup.sh requirements.lock
+.venv/.train: locks/requirements.lock pyproject.toml
+	@entrypoint/setup.sh locks/requirements.lock
 	@touch $@
 
-.venv/.dev: requirements-dev.lock pyproject.toml entrypoint/slipway.pth
-	@entrypoint/setup.sh requirements-dev.lock
+.venv/.dev: locks/requirements-dev.lock pyproject.toml entrypoint/slipway.pth
+	@entrypoint/setup.sh locks/requirements-dev.lock
 	@touch $@
 
 .PHONY: test
-test: .venv/.dev .venv/.train ## Test all that this machine can run, the core of it (all of it: FULL=1), and print a table
+test: .venv/.dev .venv/.train ## Test what this machine can run, the core of it, and print a table (more of it: TIER=pull or TIER=nightly)
 	@$(SECTIONS) -- $(ARGS)
+
+.PHONY: test-nightly
+test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold builds of images; hours (PART=1/4 runs a quarter of them)
+	@TIER=nightly SIM_SEEDS=20000 $(SECTIONS) -- $(ARGS)
+
+.PHONY: test-under-load
+test-under-load: .venv/.dev .venv/.train ## Run the core of what needs no engine while other programs keep every core busy
+	@tests/under_load.sh $(SECTIONS) unit muster launch train
 
 ##@ Tests, section by section
 .PHONY: test-tools
@@ -37,7 +45,7 @@ test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian:
 	@tests/tools.sh
 
 .PHONY: test-unit
-test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and FULL=1
+test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and TIER=nightly
 	@$(SECTIONS) unit -- $(ARGS)
 
 .PHONY: test-muster
@@ -82,7 +90,7 @@ test-slurm: .venv/.dev .venv/.train ## Bring a Slurm cluster up for real: jobs, 
 
 .PHONY: test-machine
 test-machine: .venv/.dev .venv/.train ## Try the README's commands in a Debian container that has nothing, as root and as nobody
-	@FULL=1 $(SECTIONS) machine -- $(ARGS)
+	@TIER=nightly $(SECTIONS) machine -- $(ARGS)
 
 .PHONY: test-k8s
 test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
@@ -90,7 +98,7 @@ test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehears
 
 .PHONY: test-gpu
 test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
-	@FULL=1 $(SECTIONS) gpu -- $(ARGS)
+	@TIER=nightly $(SECTIONS) gpu -- $(ARGS)
 
 ##@ Tests of the tests, and harm
 .PHONY: mutants
@@ -156,7 +164,7 @@ push: ## Push the image under its tags, and print it by its digest (REPOSITORY=â
 	@images/release/push.sh
 
 ##@ Measurements
-.venv/.bench: requirements-bench.lock bench/setup.sh .venv/.train
+.venv/.bench: locks/requirements-bench.lock bench/setup.sh .venv/.train
 	@bench/setup.sh
 	@touch $@
 
@@ -201,9 +209,9 @@ LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --for
 LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
 lock: .venv/.dev ## Write the lock files anew from pyproject.toml
-	$(LOCK) --extra train --extra cuda12 --output-file requirements.lock
-	$(LOCK) --extra dev --constraint requirements.lock $(LEFT_OUT) --output-file requirements-dev.lock
-	$(LOCK) --extra bench --no-deps --constraint requirements.lock --output-file requirements-bench.lock
+	$(LOCK) --extra train --extra cuda12 --output-file locks/requirements.lock
+	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
+	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 
 .PHONY: clean
 clean: ## Remove what make made, but neither the runs nor the fetched wheels (~/.cache/slipway/wheels)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv from a lock file: `entrypoint/setup.sh requirements.lock`. Called by make; may be called again at any time.
+# Make .venv from a lock file: `entrypoint/setup.sh locks/requirements.lock`. Called by make; may be called again at any time.
 #
 # The lock names everything that is needed, so no dependencies are looked for. The wheels stay in a cache that all checkouts
 # share. .venv/wheels leads there: images/build.sh offers them to the image.
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 lock="$1"
 needed_gb=1
 has_torch() { compgen -G ".venv/lib/python3.*/site-packages/torch/version.py" >/dev/null; }
-if [[ "$lock" == requirements.lock ]] && ! has_torch; then
+if [[ "$lock" == locks/requirements.lock ]] && ! has_torch; then
     needed_gb=13 # the wheels beside .venv (8 GB), and as much again as the wheels while they are fetched
 fi
 

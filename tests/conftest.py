@@ -4,10 +4,12 @@ import os
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from datetime import date
 
 import needs
 import pytest
 from sections import section_of
+from selection import QUARANTINED, Quarantine, read_share
 
 from slipway.launch.resolve.host import name_user
 
@@ -32,14 +34,26 @@ def undo() -> Iterator[ExitStack]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of tests."""
-    config.addinivalue_line("markers", "core: part of what `make test` runs without FULL=1")
-    config.addinivalue_line("markers", "pull: part of CI of a change, not of `make test`")
+    for tier, what in {"core": "a newcomer's `make test`", "pull": "CI of a change", "release": "a release"}.items():
+        config.addinivalue_line(
+            "markers", f"{tier}: first runs in {what}; without a mark: in the nightly tier (sections.py)"
+        )
+    config.addinivalue_line(
+        "markers",
+        "quarantine(reason, until): its failure does not count before that day, YYYY-MM-DD; at most five at a time",
+    )
     config.addinivalue_line("markers", "needs(*names): what the machine must have for it, of tests/needs.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what belongs to another share, skip what this machine cannot run, and note which tests are in quarantine."""
+    if share := read_share(os.environ):
+        others = [item for item in items if not share.has(str(item.path.relative_to(config.rootpath)))]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     for item in items:
+        if quarantine := find_quarantine(item):
+            item.user_properties.append((QUARANTINED, str(quarantine)))
         section = section_of(item.path)
         names = [name for mark in item.iter_markers("needs") for name in mark.args]
         for name in [*(section.needs if section else ()), *names]:
@@ -47,12 +61,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def find_quarantine(item: pytest.Item) -> Quarantine | None:
+    """The test's quarantine, None where it has none."""
+    mark = item.get_closest_marker(QUARANTINED)
+    return Quarantine.read(*mark.args, **mark.kwargs) if mark else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A check that did not run is no success: with STRICT only want of what a Debian machine need not have excuses it."""
+    """A failure in quarantine is skipped, with its reason, until the quarantine is over.
+
+    A check that did not run is no success: with STRICT only the lack of what a Debian machine need not have excuses it.
+    """
     report = yield
+    if report.failed and (quarantine := find_quarantine(item)) and not quarantine.is_over(date.today()):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"failed in quarantine: {report.longreprtext}")
+        return report
     if report.skipped and os.environ.get("STRICT") and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not needs.is_excused(reason.removeprefix("Skipped: ")):

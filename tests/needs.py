@@ -245,6 +245,7 @@ NEEDS = {
     "registry": Need("an image registry", lambda: file(REGISTRY, "docker-registry")),
     "prometheus": Need("Prometheus", lambda: file(PROMETHEUS, "prometheus")),
     "actionlint": Need("actionlint", actionlint),
+    "stress-ng": Need("stress-ng", lambda: programs("stress-ng")),
     "zstd": Need("zstd", lambda: programs("zstd")),
     "IPv6": Need("IPv6", ipv6, demanded=False),
     "gpu": Need("a GPU", gpu, demanded=False),

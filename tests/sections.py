@@ -1,4 +1,14 @@
-"""The sections of `make test`, as data: what runs each, what it needs of the machine, and which of them run side by side."""
+"""The sections of `make test` and the tiers, as data: what runs each section, what it needs of the machine, what runs side by side.
+
+The tiers, each of which includes the ones before it:
+
+    core      `make test`          what a newcomer runs, anywhere, without root
+    pull      `.ci/run`            what CI runs for a change
+    nightly   `make test-nightly`  everything except cold builds of images
+    release   `TIER=release`       everything
+
+A test has at most one mark of these: `core`, `pull` or `release`. One without a mark belongs to the nightly tier.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TIERS = ("core", "pull", "nightly", "release")
+# What pytest selects in each tier, from the marks.
+EXPRESSIONS = {"core": "core", "pull": "core or pull", "nightly": "not release", "release": ""}
 
 
 @dataclass(frozen=True)
 class Section:
     """A part of the tests: tests/NAME, or what `goal` of the Makefile runs.
 
-    `needs` are names of needs.NEEDS without which nothing of it runs; tests that need an engine find the `image` built; `at_once` tests run side by side, `spread` as xdist
-    is told: waiting keeps no processor busy. `core`: which of its tests are the core, those `marked`, `all` or `none`.
+    `needs` are names of needs.NEEDS without which nothing of it runs; tests that need an engine find the `image` built;
+    `at_once` tests run side by side, `spread` is how xdist distributes them: a waiting test keeps no processor busy.
+    `marked`: the marks of its tests select what a tier runs; otherwise all of it runs. `since`: the first tier it is part of.
     """
 
     name: str
@@ -21,49 +35,50 @@ class Section:
     needs: tuple[str, ...] = ()
     image: bool = False
     goal: str = ""
-    core: str = "marked"
+    marked: bool = True
+    since: str = "core"
     at_once: int = 1
     spread: tuple[str, ...] = ("--dist", "worksteal")
 
-    def command(
-        self, python: str, arguments: list[str], full: bool, results: Path, cache: Path, again: bool = False
-    ) -> list[str]:
-        """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest's pick for themselves.
+    def belongs_to(self, tier: str) -> bool:
+        """Whether anything of it runs in this tier."""
+        return TIERS.index(self.since) <= TIERS.index(tier)
 
-        `again`: only what failed the last time, by the same `cache`, one after the other.
-        """
+    def command(self, python: str, arguments: list[str], tier: str, results: Path) -> list[str]:
+        """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest select instead of the tier."""
         if self.goal:
-            return ["make", "--no-print-directory", self.goal, "ARGS="]  # pytest's are no business of it
-        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}", "-o", f"cache_dir={cache}"]
-        if again:
-            words += ["--last-failed", "--last-failed-no-failures", "none"]
-        elif self.at_once > 1:
+            return ["make", "--no-print-directory", self.goal, "ARGS="]  # pytest's arguments do not concern it
+        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}"]
+        if self.at_once > 1:
             words += ["--numprocesses", str(self.at_once), *self.spread]
-        if self.core == "marked" and not full and not arguments:
-            words += ["-m", "core"]
+        if self.marked and not arguments and EXPRESSIONS[tier]:
+            words += ["-m", EXPRESSIONS[tier]]
         return words + arguments
 
 
 SECTIONS = {
     section.name: section
     for section in (
-        Section("build", "the image is built", ("engine",), goal="image", core="all"),
-        Section("lint", "style and types", goal="lint", core="all"),
-        Section("unit", "the launcher's parts, without PyTorch", core="all", at_once=2),
-        Section("muster", "how nodes find each other", core="all", at_once=6),
+        Section("build", "the image is built", ("engine",), goal="image"),
+        Section("lint", "style and types", goal="lint"),
+        Section("unit", "the launcher's parts, without PyTorch", marked=False, at_once=2),
+        Section("muster", "how nodes find each other", marked=False, at_once=6),
         Section("launch", "real jobs: signals, failures, several launchers", at_once=2),
         Section("train", "real training on the CPU", at_once=2),
         Section("faults", "jobs that are harmed, and what they end with", image=True, at_once=3),
         Section("docs", "what the pages say, and their shell blocks", at_once=2),
         Section("image", "containers of the image", ("engine",), image=True, at_once=2),
-        Section("bench-smoke", "every row of `make bench`, once", goal="bench-smoke", core="none"),
-        Section("gpu", "what needs a GPU; without one, what of it a CPU can rehearse", core="none"),
+        Section("bench-smoke", "every row of `make bench`, once", goal="bench-smoke", since="nightly"),
+        Section("gpu", "what needs a GPU; without one, what of it a CPU can rehearse", since="nightly"),
         # Whole files, each with clusters of its own.
-        Section("slurm", "jobs on a real Slurm", ("slurm",), image=True, at_once=2, spread=("--dist", "loadfile", "--no-loadscope-reorder")),
+        Section("slurm", "jobs on a real Slurm", ("slurm",), image=True, since="pull", at_once=2, spread=("--dist", "loadfile", "--no-loadscope-reorder")),
         Section("compose", "the compose files, brought up", ("engine",), image=True),
-        Section("release", "what a release does", ("engine",), image=True, at_once=2),
-        Section("machine", "the README's commands on a machine that has nothing", ("engine", "mmdebstrap"), core="none"),
+        Section("release", "what a release does", ("engine",), image=True, since="pull", at_once=2),
+        Section("machine", "the README's commands on a machine that has nothing", ("engine", "mmdebstrap"), since="nightly"),
         Section("k8s", "the manifests, and whole jobs of them", ("kubectl",), image=True, at_once=2),
+        Section("under-load", "the core beside programs that keep every core busy", ("stress-ng",), goal="test-under-load", since="nightly"),
+        Section("mutants", "changes of the launcher that a test must notice", goal="mutants", since="nightly"),
+        Section("chaos", "jobs that are harmed at random", goal="chaos", since="nightly"),
     )
 }  # fmt: skip
 
@@ -72,7 +87,10 @@ TURNS = (
     (("build",), ("lint", "unit", "muster")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
     (("slurm", "release"), ("machine", "compose", "k8s")),
+    (("under-load", "mutants", "chaos"),),
 )
+# What a change of documentation alone runs.
+OF_DOCUMENTS = ("lint", "unit", "docs")
 
 
 def section_of(path: Path) -> Section | None:

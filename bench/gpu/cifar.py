@@ -21,10 +21,10 @@ import torch
 from airbench import Airbench, Epochs
 from ground import blocks, describe, differ, quickest, read_ground, rows, warmed
 from loops import Loop, make_training
+from noise_pictures import in_place
 from report import Report
 from shares import PROFILED, bound, find_shares, table
 from sides import ratio, take_turns
-from stand_ins import in_place
 
 from slipway.train.models.cnn import build
 from slipway.train.pictures.glyphs import DEVIATION, MEAN

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # where report.py and sides.
 import torch
 from ground import DTYPES, blocks, describe, differ, quickest, read_ground, rows, speed, warmed
 from loops import Loop, make_training
+from noise_pictures import in_place
 from reference import Reference, ready_batches
 from report import Report
 from shares import PROFILED, bound, find_shares, table
 from sides import ratio, take_turns
-from stand_ins import in_place
 
 from slipway.train.pictures.collection import Normaliser
 from slipway.train.pictures.glyphs import DEVIATION, MEAN

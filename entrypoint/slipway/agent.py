@@ -3,10 +3,11 @@
 Started by the launcher as `python -m slipway.agent LAUNCHER EVENTS LOGS ERRORS EARLY LINK FILES TORCHRUN-ARGUMENTS…`, or
 forked from a process that was (parked.py). LAUNCHER is its process id, EVENTS the number of a pipe for JSON lines, LOGS a
 comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for the error files of
-`torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: how many of torchrun's arguments are the command of workers
-that begin early (0: these do not), the first one's rank here, and how many there are on all nodes. LINK is the number of a socket
+`torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: whether workers begin early (1 or 0), the first one's rank
+here, and how many there are on all nodes. LINK is the number of a socket
 for a process that is left behind for the next attempt, empty where none is wanted; FILES are the numbers of further files that
-workers get, as the launcher has them open. The only file that knows both the launcher and torch.
+workers get, as the launcher has them open. The first `--` ends torchrun's own arguments: what follows is the worker's command,
+which torchrun's parser never sees. The only file that knows both the launcher and torch.
 """
 
 import json
@@ -43,18 +44,25 @@ class Terms:
     errors: str
     crew: warm_workers.Crew
     link: int | None
-    arguments: tuple[str, ...]
+    options: tuple[str, ...]  # torchrun's
+    command: tuple[str, ...]  # each worker's
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> "Terms":
         """Of the words behind the module's name."""
         launcher, events, logs, errors, early, link, files, *arguments = argv
-        length, rank, world_size = map(int, early.split(","))
+        begins, rank, world_size = map(int, early.split(","))
         pipes, more = (tuple(int(number) for number in text.split(",") if number) for text in (logs, files))
-        command = tuple(arguments[-length:]) if length else ()
-        crew = warm_workers.Crew(command, rank, world_size, pipes, more)
+        end = arguments.index("--")
+        options, command = tuple(arguments[:end]), tuple(arguments[end + 1 :])
+        crew = warm_workers.Crew(command if begins else (), rank, world_size, pipes, more)
         parking = int(link) if link else None
-        return cls(int(launcher), int(events), pipes, errors, crew, parking, tuple(arguments))
+        return cls(int(launcher), int(events), pipes, errors, crew, parking, options, command)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What torchrun passes to the worker's program; where it fills in ${local_rank} it would make one $ of two."""
+        return [word.replace("$$", "$$$$") for word in self.command[1:]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,9 +98,9 @@ def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    errors, arguments = terms.errors, [*terms.arguments]
+    errors, options = terms.errors, [*terms.options]
     if not hasattr(LaunchConfig, "signals_to_handle"):  # torch 2.9
-        arguments.remove(LEFT_TO_TORCHRUN)
+        options.remove(LEFT_TO_TORCHRUN)
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     stop = Path(errors).with_name(STOP_FILE)
     pipes = [f"/dev/fd/{number}" for number in terms.pipes]
@@ -198,12 +206,13 @@ def run_torchrun(terms: Terms, begun: Sequence[warm_workers.Worker]) -> int:
     StaticTCPRendezvous.next_rendezvous = meet  # type: ignore[method-assign]
     multiprocessing.SubprocessContext = Workers  # type: ignore[misc]  # where start_processes() looks it up
     multiprocessing.api.get_subprocess_handler = Worker  # type: ignore[attr-defined, assignment]
-    # Without a log directory torchrun leaves an empty one in /tmp per run.
-    parsed = run.parse_args([f"--log-dir={os.devnull}", *arguments])  # type: ignore[no-untyped-call]
-    config, command, command_arguments = run.config_from_args(parsed)
+    # Without a log directory torchrun leaves an empty one in /tmp per run. Its parser would take options of the worker's command
+    # that begin like its own (--r) for these, so it gets no more than the name of the program.
+    parsed = run.parse_args([f"--log-dir={os.devnull}", *options, "--", terms.command[0]])  # type: ignore[no-untyped-call]
+    config, program, _ = run.config_from_args(parsed)
     config.logs_specs = Logs()
     try:
-        elastic_launch(config=config, entrypoint=command)(*command_arguments)
+        elastic_launch(config=config, entrypoint=program)(*terms.arguments)
     except ChildFailedError:
         return 1  # the launcher knows
     return 0

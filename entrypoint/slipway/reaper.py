@@ -13,7 +13,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.process_tree import adopt_orphans, end_all
+from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import adopt_orphans
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GONE = signal.SIGRTMIN + 1  # from the kernel: the launcher is gone
@@ -35,7 +36,7 @@ def stand_between(launcher: int) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {GONE, signal.SIGCHLD})
     end_with(launcher, GONE)
     adopt_orphans()
-    own, child = os.getpid(), os.fork()
+    own, below, child = os.getpid(), OwnProcesses(), os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with(own, signal.SIGKILL)
@@ -43,7 +44,7 @@ def stand_between(launcher: int) -> None:
     close_files()  # the launcher reads the workers' pipes until nobody has them open
     while True:
         if signal.sigwait({GONE, signal.SIGCHLD}) == GONE:
-            end_all(own)
+            below.end()
             os._exit(1)
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -17,7 +17,7 @@ work=$(mktemp --directory)
 trap 'rm --recursive "$work"' EXIT
 # The lock has some packages in two versions, for older and newer Pythons; pip-audit wants each name once. So they go
 # into one list, and the second versions into another.
-grep --only-matching --extended-regexp '^[a-z0-9._-]+==[^ ;]+' requirements.lock |
+grep --only-matching --extended-regexp '^[a-z0-9._-]+==[^ ;]+' locks/requirements.lock |
     awk -F== -v lists="$work/list" '{ print > lists "-" ++seen[$1] }'
 
 found=0
@@ -29,7 +29,7 @@ for list in "$work"/list-*; do
     if ((status)) && ! grep --quiet 'known vulnerabilit' "$work/said"; then
         tail --lines=1 "$work/said" >&2
         echo "audit: nothing was audited, for the reason above. Where the service answers it is asked about each package" \
-            "and version in requirements.lock, and what it knows is a failure, except ${exceptions[*]}." >&2
+            "and version in locks/requirements.lock, and what it knows is a failure, except ${exceptions[*]}." >&2
         exit 69
     fi
     grep 'known vulnerabilit' "$work/said" >&2

@@ -67,7 +67,7 @@ class Fault:
     bound: float
     resume: Resume
     needs: tuple[str, ...] = ()  # of the machine, by their names in tests/needs.py
-    core: bool = False
+    tier: str = ""  # the mark of its test: "core", "pull", or none for the nightly tier
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,16 @@ class Parting:
     bound: float
     resume: Resume
     needs: tuple[str, ...] = ("engine",)
-    core: bool = False
+    tier: str = ""  # the mark of its test: "core", "pull", or none for the nightly tier
 
 
 def rows(faults: Iterable[Fault | Parting]) -> list[ParameterSet]:
     """The faults as parameters of a test, with their marks."""
     return [
         pytest.param(
-            fault, id=fault.name, marks=[pytest.mark.needs(*fault.needs), *([pytest.mark.core] if fault.core else [])]
+            fault,
+            id=fault.name,
+            marks=[pytest.mark.needs(*fault.needs), *([getattr(pytest.mark, fault.tier)] if fault.tier else [])],
         )
         for fault in faults
     ]
@@ -128,7 +130,7 @@ def stops() -> list[Fault]:
                     line,
                     STOP,
                     Resume(step),
-                    core=phase == "saving" and times == 1,
+                    tier="core" if phase == "saving" and times == 1 else "",
                 )
             )
     return rows
@@ -139,68 +141,68 @@ BEHIND = "workers hang: .*, rank 1: hang: behind: rank 1 {}"
 WRITING = r"snapshots/\.step-00000020\.writing"
 
 
-def dies(moment: str, event: str, pattern: str, number: int, step: int) -> Fault:
+def dies(moment: str, event: str, pattern: str, number: int, step: int, tier: str = "") -> Fault:
     """Rank 0 is killed in the middle of the second snapshot, which replaces the first."""
     provoke = inside("kill", "--keep", "1", rank=0, event=(event, pattern, number))
-    return Fault(f"SIGKILL {moment}", provoke, 1, LOST.format(0, "SIGKILL"), SOON, Resume(step))
+    return Fault(f"SIGKILL {moment}", provoke, 1, LOST.format(0, "SIGKILL"), SOON, Resume(step), tier=tier)
 
 
 FAULTS = [
-    Fault("exception in a worker", inside("fail"), 1, LOST.format(1, "RuntimeError: boom"), SOON, FROM_20, core=True),
+    Fault("exception in a worker", inside("fail"), 1, LOST.format(1, "RuntimeError: boom"), SOON, FROM_20, tier="core"),
     Fault("a worker leaves with 3", inside("leave"), 1, LOST.format(1, "exit code 3"), SOON, FROM_20),
     Fault("a worker crashes", inside("crash"), 1, LOST.format(1, "SIGSEGV"), SOON, FROM_20),
     Fault("exception before the first step", inside("fail", "--max-restarts", "3", beat=("load", 0, 1)), 1, LOST.format(1, "RuntimeError: boom"), SOON, Resume()),
     Fault("SIGKILL of rank 0", sent(SIGKILL, "rank 0"), 1, LOST.format(0, "SIGKILL"), SOON, FROM_20),
     Fault("SIGKILL of rank 1", sent(SIGKILL, "rank 1"), 1, LOST.format(1, "SIGKILL"), SOON, FROM_20),
-    Fault("SIGKILL of torchrun", sent(SIGKILL, "torchrun", release=False), 1, "torchrun was ended by SIGKILL", SOON, FROM_20),
+    Fault("SIGKILL of torchrun", sent(SIGKILL, "torchrun", release=False), 1, "torchrun was ended by SIGKILL", SOON, FROM_20, tier="pull"),
     Fault("SIGUSR1 to torchrun", sent(SIGUSR1, "torchrun"), 0, "^finished on 1 node", SOON, FINISHED),
-    Fault("SIGKILL of the launcher", sent(SIGKILL, "launcher", release=False), -9, "without a verdict: its launcher was killed", SOON, FROM_20),
-    Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED),
+    Fault("SIGKILL of the launcher", sent(SIGKILL, "launcher", release=False), -9, "without a verdict: its launcher was killed", SOON, FROM_20, tier="pull"),
+    Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED, tier="pull"),
     Fault("exception in every attempt", inside("fail", "--max-restarts", "9", beat=("train", 5, 1)), 93, "no progress: .*3 attempts left no snapshot at all", HANG, Resume()),
     Fault("SIGSTOP of rank 1", sent(SIGSTOP, "rank 1", "--hang-seconds", "6"), 76, BEHIND.format(".*SIGSTOP"), HANG, FROM_20),
-    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20, core=True),
+    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20, tier="core"),
     Fault("rank 1's data never come", inside("spin", "--hang-seconds", "6", "--workers", "1", batch=(52,)), 76, BEHIND.format(r"\(.*data"), HANG, FROM_20),
     Fault("SIGTERM before the workers", stopped_when("run directory", SIGTERM), 75, "stopped by the system: .*stopped at step 0 of 40", STOP, Resume(0)),
     *stops(),
     Fault("SIGTERM in the last moment", stopped(SIGTERM, 1, beat=("finish", 40, 1)), 0, "^finished on 1 node", STOP, FINISHED),
-    Fault("SIGTERM between attempts", stopped_when("starting again", SIGTERM, do="fail", rank=1, beat=("train", 25, 1)), 75, "SIGTERM came before attempt 2", STOP, FROM_20),
-    Fault("SIGKILL of rank 1, then SIGTERM", killed_then_stopped, 75, r"stopped by the system: .*SIGTERM, while rank 1 was killed \(SIGKILL\); the snapshot of step 20 is intact", STOP, FROM_20, core=True),
+    Fault("SIGTERM between attempts", stopped_when("starting again", SIGTERM, do="fail", rank=1, beat=("train", 25, 1)), 75, "SIGTERM came before attempt 2", STOP, FROM_20, tier="pull"),
+    Fault("SIGKILL of rank 1, then SIGTERM", killed_then_stopped, 75, r"stopped by the system: .*SIGTERM, while rank 1 was killed \(SIGKILL\); the snapshot of step 20 is intact", STOP, FROM_20, tier="core"),
     Fault("SIGTERM, not heard in the grace", stopped(SIGTERM, 1, "--grace-seconds", "3", release=False), 76, "SIGTERM: ranks 0, 1 had not ended when the grace period was over", STOP, FROM_20),
-    Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
+    Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26), tier="pull"),
     Fault("Ctrl-C", stopped(SIGINT, 1), 79, "stopped by its user: .*cancelled at step 26", STOP, Resume(26)),
-    Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, FROM_20),
+    Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, FROM_20, tier="pull"),
     Fault("slipway stop", asked(slipway_stop), 79, "stopped by its user: .*cancelled at step 26", STOP, Resume(26)),
     Fault("a stop file", asked(lambda scene: (scene.run / "stop").touch()), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
     Fault("memory limit", out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("memory cgroup",)),
-    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10), needs=("mounts",)),
+    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10), needs=("mounts",), tier="pull"),
     Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20, needs=("mounts",)),
     Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
     Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume(), needs=("mounts",)),
     Fault("disk becomes read-only", becomes_read_only, 77, "a node is unhealthy: .*Read-only file system", SOON, Resume(20, exact=False), needs=("loop devices",)),  # what the metrics had not brought to the disk is lost with it
     Fault("temporary files and caches full", nowhere_else, 0, "^finished on 1 node", SOON, FINISHED, needs=("mounts",)),
-    Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, FROM_20, core=True),
+    Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, FROM_20, tier="core"),
     Fault("run directory deleted, then a rank dies", run_directory_goes(deleted=True), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, Resume()),
     dies("before a snapshot's folder", "os.mkdir", WRITING, 1, 10),
     dies("before its model", "open", f"{WRITING}/model", 1, 10),
-    dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10),
+    dies("before its manifest", "open", f"{WRITING}/manifest", 1, 10, tier="pull"),
     dies("before its name", "os.rename", WRITING, 1, 10),
     dies("before its name is durable", "open", "/snapshots$", 2, 20),
-    dies("before the older one goes", "os.rename", "step-00000010$", 1, 20),
+    dies("before the older one goes", "os.rename", "step-00000010$", 1, 20, tier="pull"),
     dies("while the older one goes", "os.remove", "^model.safetensors$", 1, 20),
-    Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has"), core=True),
+    Fault("truncated snapshot", found(truncate("model.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/model.safetensors has"), tier="core"),
     Fault("bit-flipped snapshot", found(flip("optimizer.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/optimizer.safetensors has")),
     Fault("file of a snapshot deleted", found(delete("ranks.safetensors")), 0, "^finished", SOON, Resume(10, says="step-00000020/ranks.safetensors is missing")),
     Fault("file of a snapshot empty", found(empty("state.json")), 0, "^finished", SOON, Resume(10, says="step-00000020/state.json has 0 bytes")),
     Fault("garbled manifest", found(flip("manifest.json")), 0, "^finished", SOON, Resume(10, says="step-00000020")),
-    Fault("all snapshots damaged", found(empty_all), 93, "no progress: .*holds no snapshot that can be loaded", SOON, Resume(code=93, says="model.safetensors has 0 bytes")),
+    Fault("all snapshots damaged", found(empty_all), 93, "no progress: .*holds no snapshot that can be loaded", SOON, Resume(code=93, says="model.safetensors has 0 bytes"), tier="pull"),
     Fault("snapshot of a newer version", found(overwrite("manifest.json", format=9)), 78, "has format 9", SOON, Resume(code=78, says="has format 9")),
     Fault("file times lie", found(turn_times_round), 0, "^finished", SOON, FROM_20),
     Fault("clock set back by a day", clock_set_back, 0, "^finished on 1 node", SOON, FINISHED),
     Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
-    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20, core=True),
+    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20, tier="core"),
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
     Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine", "other users")),
-    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), core=True),
+    Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), tier="core"),
     Fault("0.3 processors (engine)", contained.few_processors, 0, "^finished on 1 node: ", HANG, FINISHED, needs=("engine",)),
     Fault("container's memory limit (engine)", contained.out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("engine",)),
 ]  # fmt: skip
@@ -218,12 +220,12 @@ FIRST, SAVE, EVALUATE = losses.FIRST_STEP, losses.SAVING, losses.EVALUATION
 
 PARTINGS = [
     Parting("node 1 killed", losses.killed(1, TRAINING), FINISH, GO_ON, FROM_20),
-    Parting("node 0 killed", losses.killed(0, TRAINING), FINISH, GO_ON, FROM_20, core=True),
+    Parting("node 0 killed", losses.killed(0, TRAINING), FINISH, GO_ON, FROM_20, tier="core"),
     Parting("node 1 killed waiting, first step, saving", losses.killed(1, FIRST, SAVE, waiting=True), finish(3), GO_ON, FROM_20),
     Parting("node 0 killed waiting, saving, evaluation", losses.killed(0, SAVE, EVALUATE, waiting=True), finish(3), GO_ON, Resume(30)),
     Parting("node 1 frozen for a while", losses.frozen(1), FINISH, GO_ON, FROM_20),
     Parting("node 0 frozen for a while", losses.frozen(0), FINISH, GO_ON, FROM_20),
-    Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced(1), (FINISH[0], (78, "RANK=1 is taken by"), FINISH[1]), GO_ON, FROM_20),
+    Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced(1), (FINISH[0], (78, "RANK=1 is taken by"), FINISH[1]), GO_ON, FROM_20, tier="pull"),
     Parting("node 0 frozen, replaced, comes back", losses.frozen_and_replaced(0), ((76, "gave up after 20 s"), *FINISH), GO_ON, FROM_20),
     Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), LOSE, FROM_20),
     Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "^a node was lost: node 1 .*no heartbeat for 4 s"), (76, "a node was lost: .*node 0 .*no heartbeat for 4 s")), CUT, FROM_20),

@@ -11,8 +11,8 @@ import torch
 from gpu_kernels import names_of_kernels
 from gpu_tokens import from_disk
 from loops import Loop
+from noise_pictures import in_place
 from shares import best_product
-from stand_ins import in_place
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from slipway.train.loop.nonfinite import Buffers, are_finite

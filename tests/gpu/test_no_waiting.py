@@ -17,7 +17,7 @@ import torch
 from gpu_tokens import from_disk
 from loops import Loop, group_of_one
 from needs import reason
-from stand_ins import in_place
+from noise_pictures import in_place
 
 from slipway.train.loop import step
 from slipway.train.loop.nonfinite import poison

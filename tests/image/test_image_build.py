@@ -142,7 +142,7 @@ OFFERED = f"""
 ARG BASE
 FROM ${{BASE}}
 USER 0
-COPY images/cuda12/offered.py requirements.lock /
+COPY images/cuda12/offered.py locks/requirements.lock /
 RUN --mount=type=secret,id=wheels : {secrets.token_hex()} && mkdir /got && \\
     python /offered.py /requirements.lock /got </run/secrets/wheels && ls /got
 """
@@ -153,7 +153,8 @@ def test_wheels_that_make_setup_fetched_are_offered_to_the_build(tmp_path: Path,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
     (tmp_path / "images/cuda12/Dockerfile").write_text(OFFERED)
-    (tmp_path / "requirements.lock").write_text("a==1+cu12 \\\n    --hash=sha256:00\n")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/requirements.lock").write_text("a==1+cu12 \\\n    --hash=sha256:00\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     (tmp_path / ".venv/wheels").mkdir()
@@ -177,7 +178,7 @@ def test_wheels_that_make_setup_fetched_are_offered_to_the_build(tmp_path: Path,
 
 
 def test_wheels_that_cannot_be_had_are_left_to_pip(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "images/cuda12/offered.py", ROOT / "requirements.lock", tmp_path]
+    command = [sys.executable, ROOT / "images/cuda12/offered.py", ROOT / "locks/requirements.lock", tmp_path]
     nobody = "http://127.0.0.1:9"
     done = subprocess.run(command, input=nobody, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from templates import of_kind
 
 from slipway.protocol.errors import EXITS
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 README = (K8S / "README.md").read_text(encoding="utf-8")
 SAID = {"FailJob": "Failed, at once", "Ignore": "replaces the pod, not counted"}

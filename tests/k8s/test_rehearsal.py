@@ -21,7 +21,7 @@ def train(documents: list[Document], **env: str) -> list[Document]:
     return set_to(documents, *SMALL, "--steps", "20", **env)
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_two_pods_train_gpt_to_the_same_outcome(cluster: Cluster) -> None:
     job = cluster.apply(train(kustomize("overlays/cpu")))
     assert job.finish() == ("Complete", "SuccessPolicy"), job

@@ -6,7 +6,7 @@ from manifests import kustomize
 from templates import of_kind
 from volumes import amount
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 REHEARSED = ("base/single", "overlays/cpu", "overlays/pvc", "overlays/rdma", "overlays/kueue", "jobset", "trainer")
 

@@ -10,7 +10,7 @@ from rehearsing import LONG, STEPS, Cluster
 pytestmark = pytest.mark.needs("engine")
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_the_job_survives_the_loss_of_pod_1_and_then_of_pod_0(cluster: Cluster) -> None:
     job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
     for index in (1, 0):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from launchers import OWN_SCRIPT, Launcher, start_launcher
+from stand_ins import Rules
 
 
 @pytest.fixture
@@ -34,6 +35,12 @@ def slipway(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
         return launcher
 
     return launch
+
+
+@pytest.fixture
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
+    """What ranks are to do at which step; see stand_ins.py."""
+    return Rules(tmp_path_factory.mktemp("rules") / "held")
 
 
 @pytest.fixture

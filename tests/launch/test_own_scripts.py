@@ -1,5 +1,6 @@
 """A user's own program runs unchanged, and the end of it is told truly."""
 
+import json
 import os
 import re
 import signal
@@ -40,6 +41,58 @@ def test_a_module_runs_like_a_script(slipway: Run, script: Path) -> None:
     job = slipway("-m", "own", "--its-own=y", NPROC_PER_NODE="2")
     assert job.end() == 0, job.text
     assert "sum 2 y" in job.text
+
+
+# Words that torchrun would take for its own, or change: it abbreviates options, and fills in placeholders.
+WORDS = [
+    "--r",
+    "16",
+    "--n=2",
+    "--no",
+    "--mo",
+    "0.8",
+    "--nnodes",
+    "4",
+    "-m",
+    "x",
+    "-h",
+    "--version",
+    "--",
+    "-1",
+    "",
+    "@a",
+    "$$",
+]
+# Started twice, where it is asked for: the second attempt is forked from a process that stayed behind.
+SHOWS_ITS_WORDS = """#!/usr/bin/env python3
+import json, os, sys
+print("words", json.dumps(sys.argv[1:]), flush=True)
+sys.exit(3 if os.environ.get("SLIPWAY_ATTEMPT") == os.environ.get("FAILS_IN") else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "variables"),
+    [
+        (["shows.py"], {"FAILS_IN": "1", "SLIPWAY_MAX_RESTARTS": "1"}),
+        (["run", "-m", "shows"], {}),
+        (["run", "--no-python", "./shows.py"], {}),
+        (
+            ["run", "--run-dir=one", "shows.py"],
+            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        ),
+    ],
+)
+def test_every_word_after_its_name_is_the_programs_own(
+    slipway: Run, tmp_path: Path, form: list[str], variables: dict[str, str]
+) -> None:
+    (tmp_path / "shows.py").write_text(SHOWS_ITS_WORDS)
+    (tmp_path / "shows.py").chmod(0o755)
+    job = slipway(*form, *WORDS, NPROC_PER_NODE="1", **variables)
+    assert job.end() == 0, job.text
+    assert re.findall("(?m)^words (.*)$", job.text) == [json.dumps(WORDS)] * (2 if "FAILS_IN" in variables else 1), (
+        job.text
+    )
 
 
 ENDS = {

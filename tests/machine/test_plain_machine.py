@@ -49,7 +49,7 @@ def wheels() -> Path:
     """The wheels that .venv was made of, and where its Python is another than Debian 12's, those for that one."""
     folder = (ROOT / ".venv/wheels").resolve()
     if sys.version_info[:2] != (3, 11):
-        for lock in ("requirements.lock", "requirements-dev.lock"):
+        for lock in ("locks/requirements.lock", "locks/requirements-dev.lock"):
             words = (
                 sys.executable,
                 "-m",

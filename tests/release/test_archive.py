@@ -37,7 +37,7 @@ def test_a_damaged_archive_is_not_loaded(small: str, tmp_path: Path) -> None:
     assert run("docker", "image", "inspect", small).returncode
 
 
-@pytest.mark.core
+@pytest.mark.pull
 @pytest.mark.parametrize(
     ("there", "says"),
     [((), "Make it with 'make save'"), (("image.tar.zst",), "there is no {}.sha256, which 'make save' writes")],
@@ -60,7 +60,7 @@ def test_an_image_that_is_not_there_leaves_an_older_archive_alone(tmp_path: Path
     assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_an_archive_is_called_after_the_version(tmp_path: Path) -> None:
     done = run("images/release/archive.sh", "load", VERSION="9.9.9")
     assert "dist/slipway-9.9.9-torch2.10.0-cu128.tar.zst" in done.stderr

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 from commands import ROOT, run
 
-LOCK = (ROOT / "requirements.lock").read_text()
+LOCK = (ROOT / "locks/requirements.lock").read_text()
 
 
 class Service(ThreadingHTTPServer):

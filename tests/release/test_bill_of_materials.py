@@ -48,7 +48,7 @@ def bill(inside: list[str]) -> dict:
 
 def locked() -> dict[str, tuple[str, set[str]]]:
     """Version and allowed checksums of every package that the lock installs in the image."""
-    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    text = (ROOT / "locks/requirements.lock").read_text().replace("\\\n", " ")
     packages = {}
     for line in text.splitlines():
         requirement = Requirement(line.partition("--hash")[0])
@@ -58,7 +58,7 @@ def locked() -> dict[str, tuple[str, set[str]]]:
     return packages
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_it_lists_what_the_lock_installs_in_these_versions(bill: dict) -> None:
     listed = {canonicalize_name(part["name"]): part["version"] for part in bill["components"]}
     assert {name: version for name, version in listed.items() if name not in NOT_LOCKED} == {

@@ -6,7 +6,7 @@ import pytest
 from commands import IMAGE, ROOT, output
 from packaging.version import Version
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 README = (ROOT / "images/cuda12/README.md").read_text()
 FLAT = " ".join(README.split())

@@ -8,7 +8,7 @@ import pytest
 from commands import make, output, run
 
 
-@pytest.mark.core
+@pytest.mark.pull
 @pytest.mark.needs("registry")
 def test_all_tags_name_the_image_by_one_digest(small: str, registry: str) -> None:
     repository = f"{registry}/owner/slipway"

@@ -3,7 +3,7 @@
 import pytest
 from commands import ROOT, make, output, run
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 TORCH = "torch2.10.0-cu128"
 
@@ -30,7 +30,7 @@ def test_a_git_tag_that_is_not_the_version_publishes_nothing() -> None:
 
 
 def test_the_torch_of_the_tags_is_that_of_the_lock() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+    lock = (ROOT / "locks/requirements.lock").read_text()
     assert f"torch=={TORCH.removeprefix('torch').partition('-')[0]} " in lock
 
 

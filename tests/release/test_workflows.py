@@ -7,7 +7,7 @@ import pytest
 import yaml
 from commands import ROOT, output, run
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.pull
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 # What only the runner, the registry and the signing service can do.

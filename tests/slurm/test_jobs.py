@@ -23,7 +23,7 @@ def stand_in(folder: Path, command: str) -> str:
     return str(folder)
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_two_nodes_train_linear(cluster: Cluster) -> None:
     job = train(cluster, *LINEAR)
     assert job.end() == "COMPLETED", job.text
@@ -71,7 +71,7 @@ def test_srun_needs_no_sbatch(cluster: Cluster) -> None:
     assert "finished on 2 nodes" in done.stderr
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_the_plan_says_that_slurm_said_it(cluster: Cluster) -> None:
     done = cluster.command("srun", "--nodes=2", "--label", SLIPWAY, "plan", "--json", "linear")
     node1 = json.loads("".join(re.findall(r"^1: (.*)$", done.stdout, re.MULTILINE)))

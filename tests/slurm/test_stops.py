@@ -35,7 +35,7 @@ def test_scancel_saves_and_the_job_stays_cancelled(either: Cluster) -> None:
     assert job.fact("Restarts") == "0"
 
 
-@pytest.mark.core
+@pytest.mark.pull
 def test_the_early_signal_saves_and_the_job_requeues_itself(either: Cluster) -> None:
     job = started(either)
     either.command("scancel", "--signal=USR1", job.number)  # as Slurm does before a time limit: to the tasks alone

@@ -1,9 +1,13 @@
-"""`make test`: sections that fail, are skipped or cannot run, and the table that tells of them."""
+"""`make test`: tiers, shares, quarantine, sections that fail or cannot run, and the closing table."""
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import needs
@@ -11,155 +15,222 @@ import pytest
 import run as runner
 import sections
 from needs import Missing, Need
-from sections import SECTIONS, TURNS, Section
+from run import FAILED, PASSED, SKIPPED, Asked, Result
+from sections import ROOT, SECTIONS, TIERS, TURNS, Section
+from selection import MOST_QUARANTINED, QUARANTINED, Quarantine, Share, read_share
 
-BROKEN = "def test_broken():\n    assert 1 == 2\n"
-SOUND = "import pytest\n@pytest.mark.core\ndef test_sound(): ...\ndef test_detail(): ...\n"
-LACKING = 'import pytest\n@pytest.mark.core\ndef test_sound(): ...\n@pytest.mark.core\n@pytest.mark.needs("moon")\ndef test_far(): ...\n'
-Make = Callable[..., tuple[int, str]]
-MISSING = {"engine": Missing("no Docker Engine answers", "make engine"), "moon": Missing("it is day", "make night")}
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Make:
-    """Runs sections of this text in a folder of their own, on a machine that lacks MISSING; its exit code and what it printed."""
-
-    def make(
-        files: dict[str, str], *words: str, full: bool = False, strict: bool = False, **fields: object
-    ) -> tuple[int, str]:
-        made = {name: Section(name, "", **fields.get(name, {})) for name in files}  # type: ignore[arg-type, call-overload]
-        for name, text in files.items():
-            (tmp_path / "tests" / name).mkdir(parents=True)
-            (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
-        conftest = Path(sections.__file__).with_name("conftest.py").read_text()
-        asked = f"import needs\nneeds.NEEDS['moon'] = needs.Need('the moon', lambda: needs.Missing{tuple(vars(MISSING['moon']).values())})\n"
-        (tmp_path / "tests" / "conftest.py").write_text(
-            f"import sys\nsys.path.append({str(Path(needs.__file__).parent)!r})\n{asked}{conftest}"
-        )
-        table = {"engine": Need("a Docker Engine", lambda: MISSING["engine"])}
-        table |= {"gpu": Need("a GPU", lambda: Missing("no GPU answers", "make test-gpu"), demanded=False)}
-        monkeypatch.setattr(needs, "NEEDS", table)
-        needs.find_missing.cache_clear()
-        monkeypatch.setattr(runner, "ROOT", tmp_path)
-        monkeypatch.setattr(runner, "SECTIONS", made)
-        monkeypatch.setattr(runner, "TURNS", ((tuple(files),),))
-        monkeypatch.setattr(runner, "FULL", full)
-        monkeypatch.setattr(runner, "STRICT", strict)
-        monkeypatch.setenv("STRICT", "1" if strict else "")
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        code = runner.main()
-        needs.find_missing.cache_clear()
-        return code, capfd.readouterr().out
-
-    return make
-
-
-def row(printed: str, name: str) -> str:
-    """A section's row of the table."""
-    return printed.partition("section      result")[2].partition(f"\n{name} ")[2].partition("\n")[0]
-
-
-def test_a_section_that_fails_hides_no_other_and_is_named(make: Make) -> None:
-    code, printed = make({"first": BROKEN, "second": SOUND}, full=True)
-    assert code == 1
-    assert row(printed, "first").split()[:2] == ["FAILED", "1"]
-    assert row(printed, "second").split()[:2] == ["passed", "2"]
-    assert "tests/first/test_first.py::test_broken" in printed.partition("failed within the sections")[2]
-    assert printed.rstrip().endswith("2 passed, 1 failed, 0 skipped")
-
-
-LATE = """import pathlib
-FILE = pathlib.Path(__file__).with_name("tried")
-def test_late():
-    tried = FILE.exists()
-    FILE.touch()
-    assert tried
+TESTS = """import pytest
+@pytest.mark.core
+def test_core(): ...
+@pytest.mark.pull
+def test_pull(): ...
+def test_nightly(): ...
+@pytest.mark.release
+def test_release(): ...
+@pytest.mark.core
+@pytest.mark.needs("moon")
+def test_far(): ...
+@pytest.mark.core
+@pytest.mark.quarantine("the tide is late", "2999-01-01")
+def test_late(): assert False
+@pytest.mark.core
+@pytest.mark.quarantine("the tide was late", "2000-01-01")
+def test_no_longer_excused(): assert False
 """
+MOON = "needs.NEEDS['moon'] = needs.Need('the moon', lambda: needs.Missing('it is day', 'make night'))"
 
 
-def test_what_passes_at_the_second_try_by_itself_is_named_and_fails_nothing(make: Make) -> None:
-    code, printed = make({"first": LATE + SOUND}, full=True)
-    assert code == 0
-    assert row(printed, "first").split()[:2] == ["passed", "3"]
-    assert "tests/first/test_first.py::test_late" in printed.partition("passed at the second try")[2]
-    assert "failed within the sections" not in printed
-    assert printed.rstrip().endswith("3 passed, 0 failed, 0 skipped")
+def run_section(tmp_path: Path, tier: str, **environ: str) -> tuple[Result, str]:
+    """TESTS as the section `first` in this tier, with this project's conftest.py; how it ended, and the closing table."""
+    tests = Path(sections.__file__).parent
+    (tmp_path / "tests/first").mkdir(parents=True)
+    (tmp_path / "tests/first/test_first.py").write_text(TESTS)
+    conftest = (tests / "conftest.py").read_text()
+    (tmp_path / "tests/conftest.py").write_text(
+        f"import sys\nsys.path.append({str(tests)!r})\nimport needs\n{MOON}\n{conftest}"
+    )
+    results = tmp_path / "results.xml"
+    words = Section("first", "").command(sys.executable, [], tier, results)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ) | environ, check=False
+    )
+    assert results.exists(), done.stdout + done.stderr
+    result = runner.read_result(done.returncode, results)
+    return result, "\n".join(runner.summary({"first": result}))
 
 
-def test_of_several_that_are_tried_again_only_those_that_fail_twice_fail(make: Make) -> None:
-    code, printed = make({"first": LATE + BROKEN}, full=True)
-    assert code == 1
-    assert "test_late" not in printed.partition("failed within the sections")[2]
-    assert "test_broken" in printed.partition("failed within the sections")[2]
-    assert printed.rstrip().endswith("1 passed, 1 failed, 0 skipped")
+def test_a_run_of_the_core_from_pytest_to_the_table(tmp_path: Path) -> None:
+    result, table = run_section(tmp_path, "core", STRICT="")
+    assert result.word == FAILED
+    assert result.failed == ["tests/first/test_first.py::test_no_longer_excused"]
+    assert table.splitlines()[1].split()[:3] == ["first", "FAILED", "2"]
+    assert "test_late: the tide is late (until 2999-01-01); it skipped" in table
+    assert "test_no_longer_excused: the tide was late (until 2000-01-01); it failed" in table
+    assert "needs the moon; it is day: make night" in table
+    assert table.endswith("1 passed, 1 failed, 2 skipped")
 
 
-def test_where_many_fail_none_is_tried_again(make: Make) -> None:
-    more = "".join(f"def test_{number}(): assert False\n" for number in range(runner.AGAIN))
-    code, printed = make({"first": LATE + more}, full=True)
-    assert code == 1
-    assert "second try" not in printed
-    assert printed.rstrip().endswith(f"0 passed, {runner.AGAIN + 1} failed, 0 skipped")
+def test_a_run_with_strict_fails_what_is_skipped_and_not_what_is_in_quarantine(tmp_path: Path) -> None:
+    result, _ = run_section(tmp_path, "nightly", STRICT="1")
+    assert [name.rpartition("::")[2] for name in result.failed] == ["test_far", "test_no_longer_excused"]
+    assert result.tests == Counter(passed=3, failed=2, skipped=1)
 
 
-def test_the_core_is_what_is_marked_and_arguments_pick_from_all(make: Make) -> None:
-    assert make({"first": SOUND})[1].rstrip().endswith("1 passed, 0 failed, 0 skipped")
-    assert make({"second": SOUND}, "--", "-k", "detail")[1].rstrip().endswith("1 passed, 0 failed, 0 skipped")
-    assert make({"third": SOUND}, full=True)[1].rstrip().endswith("2 passed, 0 failed, 0 skipped")
+@pytest.mark.parametrize(
+    ("tier", "expression"),
+    [("core", ["-m", "core"]), ("pull", ["-m", "core or pull"]), ("nightly", ["-m", "not release"]), ("release", [])],
+)
+def test_a_tier_is_a_selection_by_marks(tier: str, expression: list[str]) -> None:
+    section = Section("first", "")
+    assert section.command("python", [], tier, Path("x"))[5:] == expression
+    assert Section("first", "", marked=False).command("python", [], tier, Path("x"))[5:] == []
+    assert section.command("python", ["-k", "word"], tier, Path("x"))[5:] == ["-k", "word"]
+    assert section.command("python", [], tier, Path("x"))[:4] == ["python", "-m", "pytest", "tests/first"]
 
 
-def test_a_section_whose_core_is_all_or_nothing(make: Make) -> None:
-    code, printed = make({"first": SOUND, "second": SOUND}, first={"core": "all"}, second={"core": "none"})
-    assert code == 0
-    assert row(printed, "first").split()[:2] == ["passed", "2"]
-    assert row(printed, "second").split()[0] == "skipped"
-    assert "FULL=1 make test" in row(printed, "second")
+def test_a_section_of_a_later_tier_runs_only_there_or_when_its_tests_are_selected() -> None:
+    section = Section("first", "", since="nightly")
+    for tier in TIERS:
+        result = runner.obstacle(section, Asked(tier), picked=False)
+        assert (result is None) == (tier in ("nightly", "release")), tier
+    assert runner.obstacle(section, Asked("core"), picked=True) is None
+    target = Section("first", "", goal="bench-smoke", since="nightly")
+    result = runner.obstacle(target, Asked("core"), picked=True)
+    assert result is not None
+    assert (result.word, result.why) == (SKIPPED, "belongs to a later tier: TIER=nightly make test")
 
 
-def test_a_section_is_skipped_with_the_reason_and_what_to_type(make: Make) -> None:
-    fields = {"first": {"needs": ("engine",)}}
-    code, printed = make({"first": SOUND, "second": SOUND}, **fields)
-    assert code == 0
-    assert "needs a Docker Engine; no Docker Engine answers: make engine" in row(printed, "first")
-
-
-@pytest.mark.parametrize(("need", "code"), [("engine", 1), ("gpu", 0)])
-def test_strict_lets_only_that_be_skipped_which_no_debian_machine_need_have(make: Make, need: str, code: int) -> None:
-    ended, printed = make({"first": SOUND}, strict=True, first={"needs": (need,)})
-    assert ended == code
-    assert ("FAILED" in row(printed, "first")) == bool(code)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_tests_within_a_section_are_skipped_in_the_same_words(make: Make, strict: bool) -> None:
-    code, printed = make({"first": LACKING}, strict=strict)
-    assert code == int(strict)
-    if strict:
-        assert row(printed, "first").split()[:2] == ["FAILED", "2"]
-    else:
-        assert "needs the moon; it is day: make night" in printed.partition("skipped within the sections")[2]
-
-
-def test_an_image_that_cannot_be_built_is_missed_by_those_tests_alone_that_need_an_engine(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("need", "strict", "word"),
+    [("engine", False, SKIPPED), ("engine", True, FAILED), ("gpu", True, SKIPPED)],
+)
+def test_a_section_whose_need_is_missing_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, need: str, strict: bool, word: str
 ) -> None:
-    monkeypatch.setattr(needs, "works", lambda *words: True)
+    lacks = Need("a machine", lambda: Missing("nothing answers", "make engine"), demanded=need == "engine")
+    monkeypatch.setattr(needs, "NEEDS", {need: lacks})
+    needs.find_missing.cache_clear()
+    result = runner.obstacle(Section("first", "", needs=(need,)), Asked(strict=strict), picked=False)
+    needs.find_missing.cache_clear()
+    assert result is not None
+    assert (result.word, result.why) == (word, "needs a machine; nothing answers: make engine")
+
+
+def test_a_section_that_fails_hides_no_other_and_a_missing_image_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = {name: Section(name, name, goal=name) for name in ("build", "second")}
+    monkeypatch.setattr(runner, "SECTIONS", made)
+    monkeypatch.setattr(runner, "TURNS", ((("build",), ("second",)),))
+    monkeypatch.setattr(Section, "command", lambda section, *_: ["true"] if section.name == "second" else ["false"])
+    monkeypatch.setattr(sys, "argv", ["run.py"])
     monkeypatch.setenv(needs.NO_IMAGE, "")
-    asked = needs.engine
-    assert asked() is None
-    code, printed = make({"build": BROKEN, "second": SOUND}, full=True, second={"image": True})
-    assert code == 1
-    assert row(printed, "second").split()[0] == "passed"
-    assert str(asked()) == "the image could not be built, as build/image.log says: make image"
+    for name in ("TIER", "PART", "BASE", "STRICT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(needs, "table", lambda *_: ["nothing"])
+    assert runner.main() == 1
+    printed = capfd.readouterr().out
+    assert [line.split()[:2] for line in printed.splitlines()[-4:-2]] == [["build", FAILED], ["second", PASSED]]
+    assert printed.rstrip().endswith("1 passed, 1 failed, 0 skipped")
+    monkeypatch.setattr(needs, "works", lambda *words: True)
+    assert str(needs.engine()) == "the image could not be built, as build/image.log says: make image"
 
 
-def test_a_section_of_which_nothing_is_picked_is_no_failure(make: Make) -> None:
-    code, printed = make({"first": SOUND, "second": BROKEN}, "--", "-k", "sound")
-    assert code == 0
-    assert "no test of it was picked" in row(printed, "second")
+def test_nothing_selected_is_no_failure(tmp_path: Path) -> None:
+    result = runner.read_result(runner.NOTHING_PICKED, tmp_path / "none.xml")
+    assert (result.word, result.why) == (SKIPPED, "no test of it was selected")
 
 
-def test_a_section_that_is_not_there_is_told_with_those_that_are(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        ({}, Asked()),
+        ({"TIER": "", "PART": "", "STRICT": ""}, Asked()),
+        ({"TIER": "pull", "STRICT": "1"}, Asked("pull", strict=True)),
+        ({"TIER": "nightly", "PART": "2/3"}, Asked("nightly", share=Share(2, 3))),
+        ({"BASE": "main"}, Asked(base="main")),
+    ],
+)
+def test_the_environment_says_what_runs(environ: dict[str, str], asked: Asked) -> None:
+    assert Asked.read(environ) == asked
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TIER": "all"}, "TIER=all is unknown. Allowed: core, pull, nightly, release"),
+        *(
+            ({"PART": part}, f"PART={part} is no share")
+            for part in ("0/2", "3/2", "1", "a/b", "1/", "/2", "-1/2", "1/2/3")
+        ),
+    ],
+)
+def test_what_it_cannot_say_is_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Asked.read(environ)
+
+
+def test_the_shares_hold_every_file_once() -> None:
+    names = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*.py")]
+    shares = [[name for name in names if Share(number, 4).has(name)] for number in (1, 2, 3, 4)]
+    assert sorted(name for share in shares for name in share) == sorted(names)
+    assert all(shares)
+    target = Section("first", "", goal="bench-smoke")
+    ran = [number for number in (1, 2, 3) if runner.obstacle(target, Asked(share=Share(number, 3)), False) is None]
+    assert len(ran) == 1
+    assert read_share({"PART": "2/4"}) == Share(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "documents"),
+    [
+        (["README.md", "docs/design.md", "docs/diagrams/run.svg"], True),
+        ([], False),
+        (["docs/reference.py"], False),
+        (["README.md", "entrypoint/slipway/cli/cli.py"], False),
+        (["mkdocs.yml"], False),
+    ],
+)
+def test_a_change_of_documents_alone_is_recognised(changed: list[str], documents: bool) -> None:
+    assert runner.are_documents(changed) == documents
+
+
+def test_a_base_that_git_does_not_know_is_reported_and_all_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert runner.changed_since("no-such-revision") == []
+    assert "BASE=no-such-revision is no revision that git knows here; all sections run" in capfd.readouterr().err
+
+
+def test_a_quarantine_has_a_reason_and_an_end() -> None:
+    quarantine = Quarantine.read("a port is taken", "2026-12-24")
+    assert not quarantine.is_over(date(2026, 12, 23))
+    assert quarantine.is_over(date(2026, 12, 24))
+    assert str(quarantine) == "a port is taken (until 2026-12-24)"
+    for reason, until in (("", "2026-12-24"), ("a port is taken", "soon")):
+        with pytest.raises(ValueError, match=r"reason|isoformat"):
+            Quarantine.read(reason, until)
+
+
+def marks_of(function: ast.FunctionDef) -> list[str]:
+    """The names of a test's own marks, `core` for @pytest.mark.core."""
+    nodes = [mark.func if isinstance(mark, ast.Call) else mark for mark in function.decorator_list]
+    return [
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("pytest.mark.")
+    ]
+
+
+def test_few_tests_are_in_quarantine_and_none_has_marks_of_two_tiers() -> None:
+    functions = [
+        node
+        for path in ROOT.glob("tests/*/test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(functions) > 1000
+    assert [node.name for node in functions if len({*marks_of(node)} & {*TIERS}) > 1] == []
+    assert len([node for node in functions if QUARANTINED in marks_of(node)]) <= MOST_QUARANTINED
+
+
+def test_a_section_that_is_not_there_is_told_with_those_that_are() -> None:
     assert runner.read_words(["launch"]) == (["launch"], [])
     assert runner.read_words(["image", "--", "-k", "x"]) == (["build", "image"], ["-k", "x"])
     with pytest.raises(ValueError, match="no section launhc; there are build, lint, unit"):
@@ -167,12 +238,11 @@ def test_a_section_that_is_not_there_is_told_with_those_that_are(make: Make, cap
 
 
 def test_every_section_has_its_turn_and_its_target() -> None:
-    makefile = (Path(sections.__file__).parents[1] / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     assert sorted(name for turn in TURNS for line in turn for name in line) == sorted(SECTIONS)
     for section in SECTIONS.values():
-        assert (
-            f"\n{section.goal}:" in makefile if section.goal else f"$(SECTIONS) {section.name} -- $(ARGS)" in makefile
-        )
+        target = section.goal or f"$(SECTIONS) {section.name} -- $(ARGS)"
+        assert (f"\n{target}:" if section.goal else target) in makefile
 
 
 def test_what_is_asked_for_has_a_name_that_is_known() -> None:

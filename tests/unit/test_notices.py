@@ -18,11 +18,11 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from slipway.launch import notices
 from slipway.launch.notices import Notices, open_notices
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.redact import make_redactor
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.files import REPLICAS_FILE, write_json
 from slipway.protocol.outcomes import Word
+from slipway.protocol.redact import make_redactor
 
 SECRET = "T00/B00/hunter2hunter2"
 

@@ -9,6 +9,7 @@ from typing import Any
 LAUNCHER = """
 import json, os, signal, sys, time
 from slipway.launch.attempt.spare import Spare
+from slipway.launch.own_processes import OwnProcesses
 from slipway.launch.process_tree import adopt_orphans, descendants, lives, send_signal
 from slipway.parked import leave_behind
 
@@ -27,7 +28,7 @@ def say(**what):
 launcher, out = os.getpid(), os.dup(1)
 adopt_orphans()
 os.environ["B"] = "of the first attempt"
-with Spare(wanted=True) as spare:
+with Spare(OwnProcesses(), wanted=True) as spare:
     with spare.offer({}) as theirs:
         agent = os.fork()
         if not agent:

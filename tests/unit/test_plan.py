@@ -9,9 +9,9 @@ from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAIN
 from stand_ins import make_devices, make_sources, plan_for
 
 from slipway.launch.resolve.plan import interfaces, plan_json, plan_lines, resolved_values
-from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.topology import TOPOLOGICAL
+from slipway.protocol.redact import redact
 
 ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGQUIT"]
 LEASHED = ["setpriv", "--pdeathsig=KILL"]  # no worker outlives torchrun
@@ -22,7 +22,7 @@ USER = [*LEASHED, "env", "--default-signal=TERM,INT,USR1,HUP", sys.executable, "
 def head(nodes: int, rank: int, processes: int, addr: str, port: int) -> list[str]:
     return [
         "torchrun", f"--nnodes={nodes}", f"--node-rank={rank}", f"--nproc-per-node={processes}", f"--master-addr={addr}",
-        f"--master-port={port}", *ALWAYS, "--no-python",
+        f"--master-port={port}", *ALWAYS, "--no-python", "--",
     ]  # fmt: skip
 
 
@@ -143,6 +143,20 @@ def test_no_secret_is_printed() -> None:
     assert [line for line in lines if "hunter" in line] == []
     assert [line for line in lines if "SLIPWAY_TOKEN" in line and "***" in line]
     assert made.env["NCCL_TOKEN"] == "hunter3"
+
+
+def test_secrets_within_values_and_arguments_are_not_printed() -> None:
+    words = (
+        "linear",
+        *["--password", "hunter2", "--api-key=hunter2", "db.pass=hunter2", "--url", "a://u:hunter2@h", "--tokens", "9"],
+    )
+    made = plan_for(words, env_file={"NCCL_PROXY": "http://me:hunter2@proxy:80"})
+    values = resolved_values(made.topology, make_sources({}))
+    shown = "\n".join([*plan_lines(made, values, []), json.dumps(plan_json(made, values, {}))])
+    assert "hunter" not in shown
+    assert "--tokens 9" in shown
+    assert "http://me:***@proxy:80" in shown
+    assert "hunter2" in made.argv
 
 
 def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> None:

@@ -46,7 +46,9 @@ def test_signalling_those_that_have_ended_is_no_error() -> None:
 # A launcher with a child in a session of its own, which has a child in another session that ignores what can be ignored.
 FAMILY = """
 import json, os, signal, subprocess, sys, time
-from slipway.launch.process_tree import adopt_orphans, descendants, end_all, send_signal
+from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import adopt_orphans, descendants, send_signal
+own = OwnProcesses()
 if "adopt" in sys.argv:
     adopt_orphans()
 inner = "trap '' TERM INT HUP; sleep 60 & echo ready; wait; sleep 60"
@@ -58,7 +60,7 @@ child.kill()
 child.wait()
 time.sleep(0.05)
 orphans = descendants(os.getpid())
-end_all(os.getpid())
+own.end()
 time.sleep(0.05)
 alive = []
 for pid in before:

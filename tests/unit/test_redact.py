@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.redact import (
+from slipway.protocol.redact import (
     KEY_BLOCK,
     SHORTEST,
     make_redactor,
@@ -22,6 +22,7 @@ from slipway.launch.resolve.redact import (
 C = "CANARY7canary"  # stands in every secret below, or in part of it
 KEY = f"-----BEGIN RSA PRIVATE KEY-----\n{C}\n{C}\n-----END RSA PRIVATE KEY-----"
 
+# fmt: off
 BY_FORM = [
     f"HF_TOKEN={C}",
     f"export DB_PASSWORD='{C} and more'",
@@ -51,12 +52,55 @@ BY_FORM = [
     f"xoxb-{C}",
     f"AIza{C}{C}{C}",
     f"eyJ{C}.eyJ{C}.{C}",
+    f"SSH_PASSPHRASE={C}", f"DB_PASS={C}", f"export SMTP_PASS={C}", f"MYSQL_PWD: {C}", f"MY_APIKEY={C}",
+    f"AZURE_STORAGE_CONNECTION_STRING=DefaultEndpointsProtocol=https;AccountName=x;AccountKey={C}/a+b==;EndpointSuffix=core",
+    f"Server=tcp:db;Database=x;Uid=me;Pwd={C};Encrypt=yes", f"Endpoint=sb://x/;SharedAccessKeyName=k;SharedAccessKey={C}=",
+    # quoted values: with escaped quotes, doubled ones, pieces as a shell joins them, quoted again, not closed
+    rf'password="he said \"{C}\" and {C}"', rf"password='it\'s {C}'", f"password: 'it''s {C}'", f"""password='it'"'"'s {C}'""",
+    json.dumps({"password": f'a"b {C}'}), json.dumps(json.dumps({"password": f'a"b {C}', "x": 1})),
+    json.dumps(json.dumps(json.dumps({"password": f'a"b {C}', "x": 1}))), repr({"password": f"a\"b'c {C}"}),
+    f'password = """{C}"""', f"password = f'{C}'", f"password=rb'{C}'", f'password = "cut {C}', f"password=`x {C}`",
+    f'password = "first\nsecond {C}\nthird"', f'DB_PASS="a\n2026-11-21T16:40:03.123Z {C}\n2026-11-21T16:40:03.123Z c"',
+    # bare values with marks in them
+    f"DB_PASS=a,b;c{C}", f"DB_PASS=a)b]{C}", f'DB_PASS=a"b{C}', f"DB_PASS=$a&b{C}", f"DB_PASS=a<b|{C}", f"DB_PASS=a\\b{C}",
+    # YAML and JSON over several lines
+    f"password: |\n  first\n  {C}\n", f"password: >-\n    {C}\n", f"auth:\n  password:\n    {C}\n", f"passwords:\n  - a\n  - {C}\n",
+    f'{{\n "password":\n  "{C}"\n}}', f"password: |\n2026-11-21T16:40:03.123Z   first\n2026-11-21T16:40:03.123Z   {C}\n",
+    f"- name: DB_PASS\n  value: {C}\n", f'{{"name": "DB_PASS", "value": "{C}"}}', f'{{"name":"DB_PASS","value":"{C}"}}',
+    f'"passwords": ["a", "{C}"]', f"{{'db': {{'password': '{C}'}}}}", f"pass: {C}", f"clientSecret: {C}", f'"apiKey":"{C}","x":1',
+    # programs, frames of tracebacks, other languages
+    f'os.environ["DB_PASS"] = "{C}"', f"login(user='me', password='{C}')", f'def f(password: str = "{C}"):', f"Namespace(pw_=1, password='{C}')",
+    f'password == "{C}"', f"password := {C}", f"'password' => '{C}'", f"<password>{C}</password>", f'<db-password type="x">{C}</db-password>',
+    f"db.password={C}", f"+trainer.api_key={C}", f"password=SecretStr('{C}')", f"IDENTIFIED BY '{C}'", f"machine x login me password {C}",
+    # command lines
+    f"--password {C}", f"-password {C}", f"--password={C}", f"['x.py', '--password', '{C}', '--lr', '1']", f'"--api-key", "{C}"',
+    f"--pass {C}", f"--key {C}", f"--auth-token={C}", f"--env DB_PASS={C}", f"-e DB_PASS={C}", f"mysql -u me -p{C} db",
+    f"sshpass -p {C} ssh x", f"curl -u me:{C} https://x", f"curl --user 'me:{C}' https://x", f"redis-cli -h x -a {C}",
+    f"docker login -u me -p {C} x", f"curl -H 'X-Api-Key: {C}'", f"curl -H 'PRIVATE-TOKEN: {C}'",
+    # addresses
+    f"https://user:p@ss/word{C}@host/path", f"user:p@ss/word{C}@host", f"postgres://u:p@ss/{C}@db.x:5432/y", f"redis://:{C}@host:6379/0",
+    f"mongodb+srv://me:a:{C}@x.net", f"amqp://me:{C}@x//", f"https://me@corp.com:{C}@host/x", f"me:{C}@tcp(db:3306)/x",
+    f"git remote -v: https://oauth2:{C}@github.com/a/b.git", f"https://{C}{C}@github.com/a/b", f"pip install git+https://x:{C}@github.com/a/b@v1",
+    f"https://x/y?a=1&sig={C}&b=2", f"https://x/y?key={C}", f"https://x/y?access_token={C}", f"s3.x/y?X-Amz-Credential=a/{C}&X-Amz-Signature={C}",
+    # chats
+    f"https://hooks.slack.com/services/T0/B0/{C}", f"https://discord.com/api/webhooks/123456/{C}{C}", f"https://x.webhook.office.com/webhookb2/a@b/IncomingWebhook/{C}",
+    f"https://chat.googleapis.com/v1/spaces/A/messages?key=a&token={C}", f"https://api.telegram.org/bot123456789:{C}{C}/sendMessage",
+    f"https://open.feishu.cn/open-apis/bot/v2/hook/{C}-{C}", f"https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key={C}", f"https://mm.x.org/hooks/{C}{C}",
+    f"https://oapi.dingtalk.com/robot/send?access_token={C}", f"https://hooks.zapier.com/hooks/catch/1/{C}", f"https://maker.ifttt.com/trigger/x/with/key/{C}{C}",
+    # headers
+    f"Authorization: AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host, Signature={C}", f'Authorization: Digest username="a", response="{C}"',
+    f"Cookie: a=1; session={C}", f"Set-Cookie: id={C}; Path=/", f"Basic {C}==", f"('Authorization', 'Bearer {C}')", f"Proxy-Authorization: Basic {C}",
+    # tokens
+    f"npm_{C}{C}", f"pypi-{C}{C}", f"dckr_pat_{C}{C}", f"nvapi-{C}{C}", f"gsk_{C}{C}", f"sk_live_{C}{C}", f"hvs.{C}{C}", f"glsa_{C}{C}",
+    f"SG.{C}.{C}", f"xapp-1-{C}{C}", f"ya29.{C}{C}", f"gldt-{C}{C}", f"sk-ant-api03-{C}",
+    KEY.replace("RSA", "OPENSSH"), KEY.replace("RSA ", "ENCRYPTED "), KEY.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"),
     KEY,
     f"'{json.dumps(KEY)}'",
     KEY.replace("\n", "\n2026-11-21T16:40:03.123Z "),
     f"-----BEGIN PRIVATE KEY-----\n{C}",
     f"{C}\n-----END PRIVATE KEY-----",
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize("text", BY_FORM)
@@ -80,6 +124,19 @@ KEPT = [
     "--tokenizer bytes --tokens 400 --steps 3",
     "TimeoutError: key 'store' not found; KeyError: 'x'",
     "ssh://git@github.com/x https://host/path?query=1 tcp://10.0.0.1:29500",
+    "PATH=/bin:/usr/bin PWD=/home/me OLDPWD=/ TOKENIZERS_PARALLELISM=false PASSIVE=1 COMPASS=north KEYBOARD=us",
+    "--tokens 1000 --tokenizer bytes --max-tokens=5 --eos-token x --shard-tokens 4 --label-key y",
+    "eos_token: <|endoftext|>, pad_token_id=0, max_tokens: 512, num_key_value_heads=8, key_padding_mask: None",
+    '{"eos_token": "x", "pad_token": "y", "public_key": "z", "key": "value"}',
+    "forward pass: 12 ms, backward_pass=3 ms, pass: 3, pass 2/3, all tests pass: yes",
+    "password=None token: null secret='' use_auth_token=False --use-token true",
+    "the key is lost: see author: me, authors: you; a monkey: 1; hotkey=F1; keyboard: us",
+    "image slipway:dev@sha256:0123456789abcdef mailto:me@example.org From:me@example.org git@github.com:org/repo.git",
+    "http://localhost:6006/@vite/client https://user@host/x https://github.com/pre-commit/pre-commit-hooks http://10.0.0.1:80, a@b.c",
+    "Basic usage: basic understanding of the Basic Understanding of bearer instruments",
+    "NCCL INFO Connected all rings, comm 0x7f nranks 2; cookiecutter: x; connection: closed",
+    'File "/x/token.py", line 3, in token',
+    "passwords:\nlast",
     "risk-management task-force desk-lamp hf_transformers_version",
     "the bearer of news",
     "-----BEGIN CERTIFICATE-----",
@@ -127,7 +184,7 @@ def test_a_value_within_a_secret_of_a_known_form_leaves_no_rest_of_it(value: str
 
 
 def test_which_variables_hold_secrets() -> None:
-    environ = {"HF_TOKEN": "hunter2", "TOKENIZERS_PARALLELISM": "false", "PIN_SECRET": "abc", "PATH": "/bin"}
+    environ = {"HF_TOKEN": "hunter2", "TOKENIZERS_PARALLELISM": "false", "PIN_SECRET": "", "PATH": "/bin"}
     assert secret_values(environ, {"WANDB_API_KEY": "hunter3"}) == {"HF_TOKEN": "hunter2", "WANDB_API_KEY": "hunter3"}
 
 

@@ -1,14 +1,20 @@
 """Where a run lies, what it goes on from, and the files that the launcher keeps in it."""
 
+import errno
 import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_host, make_sources
 
-from slipway.launch.node import name_odd_runs
+from slipway.launch.node import enter, enter_alone, name_odd_runs
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, make_plan
@@ -77,6 +83,78 @@ def test_a_second_start_makes_a_new_run() -> None:
         names.append(run.path.name)
         run.path.mkdir(parents=True)
     assert names == ["linear-20260102-030405", "linear-20260102-030405-2", "linear-20260102-030405-3"]
+
+
+def start(sources: Mapping[str, str]) -> Iterator[Path]:
+    """A launcher that claims a run directory, begins in it when it is asked to go on, and ends when it is asked again."""
+    plan, given = ask(environ=dict(sources))
+    job = Job(plan, given, make_devices(), {}, None, make_host())
+    stops: Any = SimpleNamespace(wait=lambda seconds: False)
+    with ExitStack() as stack:
+        node = enter_alone(job, stops, stack) if job.single else enter(job, stack)
+        assert node.problem == ""
+        yield node.run.path
+        assert (node.run.attempt, node.run.resume) == (1, sources.get("SLIPWAY_RESUME", "none"))
+        prepare_run(node.run, plan, "0", NOW)
+        yield node.run.path
+
+
+STARTED = {
+    "by hand": {},
+    "by hand, to resume": {"SLIPWAY_RESUME": "auto"},
+    "with a folder for runs that is not there yet": {"SLIPWAY_RUNS": "deep/runs"},
+    "as node 0 of several": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    "as steps of one Slurm job": BARE_SRUN | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"},
+}
+
+
+@pytest.mark.parametrize("started", STARTED)
+def test_launchers_that_start_at_the_same_moment_get_a_folder_each(
+    monkeypatch: pytest.MonkeyPatch, started: str
+) -> None:
+    monkeypatch.setattr("slipway.launch.node.time.time", lambda: NOW)
+    together, starts = Barrier(6), [start(STARTED[started]) for _ in range(6)]
+
+    def claims(launcher: Iterator[Path]) -> Path:
+        together.wait()
+        return next(launcher)
+
+    with ThreadPoolExecutor(6) as pool:
+        claimed = list(pool.map(claims, starts))
+    folder = claimed[0].parent
+    assert sorted(claimed) == sorted(folder.iterdir()), "none was given to two"
+    assert newest_run(folder) is None, "what is only claimed is no run yet"
+    assert [next(launcher) for launcher in starts] == claimed
+    [next(launcher, None) for launcher in starts]
+    assert len(list(folder.glob("*/run.json"))) == 6
+
+
+def test_a_folder_that_was_claimed_is_removed_where_nothing_was_begun_in_it() -> None:
+    launcher = start({})
+    assert next(launcher).is_dir()
+    launcher.close()  # type: ignore[attr-defined]
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_job_that_is_requeued_takes_the_empty_folder_that_its_first_start_left() -> None:
+    left = Path("runs/linear-7").absolute()
+    left.mkdir(parents=True)
+    assert choose(environ=REQUEUED) == Run(left, "none", 3)
+    assert choose(environ=BARE_SRUN).path.name == "linear-7-2", "another start may be about to use it"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (lambda: Path("runs").symlink_to("gone"), "runs is a link to gone, which does not exist"),
+        (lambda: Path("runs").touch(), "runs is not a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_said_with_the_cause(blocks: Callable[[], None], said: str) -> None:
+    blocks()
+    with pytest.raises(LaunchError, match=rf"{said}\. Choose another") as caught:
+        next(start({}))
+    assert caught.value.code == CONFIGURATION
 
 
 FIRST_TASK = TWO_TASKS_PER_NODE | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -148,7 +226,7 @@ REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
         (REQUEUED, "none", False, ("linear-7", "auto", 5)),
         (REQUEUED, "runs/other", True, ("linear-7", "auto", 5)),
         (REQUEUED, "runs/other", False, ("linear-7", "runs/other", 5)),  # once more from where it began
-        (BARE_SRUN, "none", True, ("linear-7-2", "none", 5)),
+        (BARE_SRUN, "none", True, ("linear-7-2", "none", 1)),
         (REQUEUED | {"SLURM_JOB_ID": "8"}, "none", True, ("linear-8", "none", 3)),
         (INDEXED, "none", True, ("linear-7", "auto", 5)),
         (INDEXED, "runs/other", False, ("linear-7", "runs/other", 5)),
@@ -346,3 +424,28 @@ def test_the_newest_snapshot_is_found_by_its_step() -> None:
         Path("mine/snapshots", name).mkdir(parents=True)
     assert newest_step(Path("mine")) == 1500
     assert newest_step(Path("absent")) is None
+
+
+def test_a_run_is_gone_where_nothing_or_another_folder_is_at_its_path(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "none", 1)
+    run.path.mkdir()
+    identity = run.identity
+    assert not run.is_gone(identity)
+    run.path.rename(tmp_path / "renamed")
+    assert run.is_gone(identity)
+    run.path.mkdir()
+    assert run.is_gone(identity)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EACCES])
+def test_a_file_system_that_does_not_answer_is_no_proof_that_a_run_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run = Run(tmp_path, "none", 1)
+    identity = run.identity
+
+    def fail(path: Path) -> os.stat_result:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    assert not run.is_gone(identity)

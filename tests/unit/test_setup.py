@@ -33,7 +33,7 @@ def add(machine: Path, name: str, script: str) -> None:
 
 def set_up(machine: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [machine / "checkout/entrypoint/setup.sh", "requirements.lock"],
+        [machine / "checkout/entrypoint/setup.sh", "locks/requirements.lock"],
         env={"PATH": str(machine / "bin"), **environ},
         capture_output=True,
         text=True,
@@ -91,10 +91,10 @@ def test_wheels_are_fetched_into_a_cache_that_all_checkouts_share_and_installed_
     fetch, install, ourselves = [line for line in said if line.startswith("pip: ")]
     assert fetch.startswith("pip: download ")
     assert fetch.endswith(
-        f" --require-hashes --no-deps --progress-bar off --requirement requirements.lock --dest {wheels}"
+        f" --require-hashes --no-deps --progress-bar off --requirement locks/requirements.lock --dest {wheels}"
     )
     assert install.endswith(
-        f" --require-hashes --no-deps --requirement requirements.lock --no-index --find-links {wheels}"
+        f" --require-hashes --no-deps --requirement locks/requirements.lock --no-index --find-links {wheels}"
     )
     assert ourselves.endswith(" --editable .")
     assert (machine / "checkout/.venv/wheels").resolve() == wheels
@@ -123,7 +123,7 @@ def test_an_error_shows_its_end_and_names_the_file_that_has_all_of_it(machine: P
     assert "\n20\n" in log.read_text()
 
 
-@pytest.mark.parametrize("lock", sorted(ROOT.glob("requirements*.lock")), ids=lambda lock: lock.stem)
+@pytest.mark.parametrize("lock", sorted(ROOT.glob("locks/*.lock")), ids=lambda lock: lock.stem)
 def test_a_lock_is_the_same_for_every_patch_release_of_python(lock: Path) -> None:
     """Wheels that were fetched by 3.11.7 do for Debian 12's 3.11.2, on a machine without a network too."""
     told_apart = re.findall(r"^.*python_full_version [<>=]+ '3\.\d+\.\d+'.*$", lock.read_text(), re.MULTILINE)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def test_fewer_nodes_than_before_get_ranks_without_gaps(tmp_path: Path) -> None:
 
 def test_a_new_node_0_without_what_the_job_began_from_may_go_on_with_it(tmp_path: Path) -> None:
     given = {"RANK": "0", "SLIPWAY_RESUME": str(tmp_path / "lost"), "SLIPWAY_RUNS": str(tmp_path)}
-    node = enter(job_of(**given))
+    with ExitStack() as stack:
+        node = enter(job_of(**given), stack)
     assert node.problem == ""
     assert "there is no such run or snapshot" in node.occupied
 

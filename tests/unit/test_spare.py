@@ -15,6 +15,7 @@ import pytest
 from slipway.forked import FILES, Forked
 from slipway.launch.attempt import spare as module
 from slipway.launch.attempt.spare import Spare, lasting
+from slipway.launch.own_processes import OwnProcesses
 from slipway.parked import take_numbers
 from slipway.warm_workers import is_forkable
 
@@ -26,8 +27,9 @@ WORDS = ("python", "-m", "slipway.agent", "1")
 def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     """One that is wanted, and kills nothing."""
     monkeypatch.setattr(module, "ANSWER", 0.3)
-    monkeypatch.setattr(module, "end_all", lambda own: None)
-    with Spare(wanted=True) as spare:
+    own = OwnProcesses()
+    monkeypatch.setattr(own, "end", lambda: None)
+    with Spare(own, wanted=True) as spare:
         yield spare
 
 
@@ -109,8 +111,8 @@ def test_one_that_is_stopped_is_ended(spare: Spare) -> None:
 
 
 def test_none_is_left_behind_where_none_is_wanted() -> None:
-    assert Spare(wanted=False).offer(ENVIRON) is None
-    assert Spare(wanted=False).fork(WORDS, ENVIRON, {}) is None
+    assert Spare(OwnProcesses(), wanted=False).offer(ENVIRON) is None
+    assert Spare(OwnProcesses(), wanted=False).fork(WORDS, ENVIRON, {}) is None
 
 
 def test_what_differs_from_attempt_to_attempt_does_not_count() -> None:

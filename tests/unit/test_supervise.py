@@ -1,5 +1,6 @@
 """How long the other workers have once one of them failed; one process stands for all that are left."""
 
+import os
 import signal
 import subprocess
 import time
@@ -11,9 +12,11 @@ from stand_ins import plan_for, write_files
 
 from slipway.launch.attempt import supervise
 from slipway.launch.attempt.ending import Facts
+from slipway.launch.attempt.lasting import Lasting
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.own_processes import OwnProcesses
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HONOURS_STOP
@@ -32,7 +35,9 @@ class Worker:
     """A worker that ends by itself after a while. What `fails` is told a moment after its start."""
 
     def __init__(self, fails: str, node_dir: Path, command: tuple[str, ...] = ("sleep", str(SAVING))) -> None:
-        self.process = subprocess.Popen(command, start_new_session=True)
+        self.own = OwnProcesses()
+        environ = {**os.environ, "SLIPWAY_NODE_DIR": str(node_dir)}
+        self.process = subprocess.Popen(command, env=environ, start_new_session=True)
         self.started, self.workers, self.words, self.left = True, [self.process.pid], "", {}
         self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
 
@@ -71,7 +76,9 @@ def supervise_worker(
     (run.node(0) / "logs").mkdir(parents=True, exist_ok=True)
     with Stops() as stops:
         stops.came = [*asked]
-        attempt = Attempt(plan, run, 60.0, 0.0, lambda line: None, stops, after_failure)
+        attempt = Attempt(
+            plan, run, 60.0, 0.0, lambda line: None, stops, after_failure, lasting=Lasting(own=worker.own)
+        )
         return attempt.supervise({}, worker.lost)
 
 

@@ -20,6 +20,7 @@ from slipway.protocol.errors import CODE_OF
 from slipway.protocol.mistake import did_you_mean
 
 if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
+    from slipway.launch.own_processes import OwnProcesses
     from slipway.launch.selftest.report import Timed
     from slipway.launch.selftest.rows import Row
     from slipway.launch.selftest.trial import Ground
@@ -48,6 +49,7 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     """
     from slipway.launch.health.finding import terminal_width
     from slipway.launch.health.links import describe_links
+    from slipway.launch.own_processes import OwnProcesses
     from slipway.launch.resolve.devices import read_devices
     from slipway.launch.resolve.host import read_host
     from slipway.launch.resolve.versions import read_versions
@@ -60,8 +62,9 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     host, devices = read_host(environ), read_devices(environ)
     processes = count_processes(environ, devices, host)
     try:
-        with private_folder() as folder:
-            timed = try_rows(chosen, Ground(folder, environ, devices, host, processes))
+        own = OwnProcesses()
+        with private_folder(own) as folder:
+            timed = try_rows(chosen, Ground(folder, environ, devices, host, processes, own))
             if not any(result.code for result, _ in timed):
                 shutil.rmtree(folder)
     except StoppedError as stopped:
@@ -110,13 +113,13 @@ def try_rows(rows: tuple["Row", ...], ground: "Ground") -> list["Timed"]:
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder(own: "OwnProcesses") -> Iterator[Path]:
     """A folder for all jobs among the temporary files. At a signal that stops a job, StoppedError ends the block.
 
-    No process that was started in it survives, and no folder where somebody stopped it.
+    No process that was started in it survives, of `own`, and no folder where somebody stopped it.
     """
     from slipway.launch.attempt.stops import catch_stops, turn_deaf
-    from slipway.launch.process_tree import adopt_orphans, end_all
+    from slipway.launch.process_tree import adopt_orphans
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         turn_deaf()  # a second one would interrupt the tidying
@@ -128,12 +131,12 @@ def private_folder() -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        end_all(os.getpid())
+        own.end()
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         turn_deaf()
-        end_all(os.getpid())
+        own.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -24,6 +24,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.metrics import Metrics, open_metrics
 from slipway.launch.node import Node, enter, enter_alone
 from slipway.launch.notices import Notices, open_notices
+from slipway.launch.own_processes import OwnProcesses
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
@@ -51,14 +52,14 @@ def run_job(job: Job) -> int:
     with Stops() as stops, ExitStack() as stack:
         if job.single:
             try:
-                node = enter_alone(job, stops)
+                node = enter_alone(job, stops, stack)
                 return make_attempts(job, node, alone(job, node), stops, stack)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node can do without
 
-        node = enter(job)
+        node = enter(job, stack)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
 
 
@@ -76,7 +77,8 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
     lock: RunLock | None = None
     books = Books(node.ledger, job.plan)
     memory = stack.enter_context(closing(Memory(job)))
-    spare = stack.enter_context(Spare(wanted=job.warm))
+    own = OwnProcesses()
+    spare = stack.enter_context(Spare(own, wanted=job.warm))
     metrics, notices = stack.enter_context(open_metrics(job, say)), stack.enter_context(open_notices(job, say))
     while True:
         node = dataclasses.replace(node, ledger=books.ledger)
@@ -97,7 +99,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
             looks = partial(look_on, node.run, books, notices)
-            lasting = Lasting(memory, spare, looks, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
+            lasting = Lasting(memory, spare, own, looks, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
             metrics.attempt(node.run)
             tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, hangs, previous, node.reached, lasting)
         except LaunchError as error:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slipway.launch.attempt.stops import Stops
@@ -12,7 +14,7 @@ from slipway.launch.resolve.container_checks import require_writable, results_fo
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import highest_step
 from slipway.launch.run_directory.odd_files import odd_records
-from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, place_run
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.ledger import NOTHING, Ledger
@@ -36,29 +38,33 @@ class Node:
     ledger: Ledger = NOTHING
 
 
-def enter_alone(job: Job, stops: Stops) -> Node:
-    """Where the launcher of a single node stands that has just been started.
+def enter_alone(job: Job, stops: Stops, stack: ExitStack) -> Node:
+    """Where the launcher of a single node stands that has just been started. At the end of the `stack` the folder of a new run is
+    removed where nothing was begun in it.
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
     require_writable(job.host, results_folder(job.sources))
     name_odd_runs(job)
     try:
-        run = choose_run(job.plan, job.sources, time.time())
+        run = choose_run(job.plan, job.sources, time.time(), take=partial(hold, stack))
         return Node(run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
         raise
 
 
-def enter(job: Job) -> Node:
-    """Where one of several launchers stands that has just been started; the others learn of its problems, and do not wait."""
+def enter(job: Job, stack: ExitStack) -> Node:
+    """Where one of several launchers stands that has just been started; the others learn of its problems, and do not wait. The
+    launcher of node 0 names the run, and the `stack` is as above.
+    """
     node = Node(place_run(job.plan, job.sources, time.time()))
     try:
         require_writable(job.host, results_folder(job.sources))
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
-            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True)
+            take = partial(hold, stack)
+            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True, take=take)
             return dataclasses.replace(
                 node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0)
             )
@@ -67,6 +73,13 @@ def enter(job: Job) -> Node:
     except LaunchError as error:
         return dataclasses.replace(node, problem=str(error))
     return node
+
+
+def hold(stack: ExitStack, path: Path) -> bool:
+    """Claim the folder of a new run until the end of the `stack`, and for good once anything is in it. Raises LaunchError."""
+    if claimed := claim(path):
+        stack.callback(release, path)
+    return claimed
 
 
 def name_odd_runs(job: Job) -> None:

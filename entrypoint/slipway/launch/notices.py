@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.redact import make_redactor, redact_json, secret_arguments, secret_values
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
+from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
 from slipway.protocol.replicas import ReplicaDifference, read_differences
 
 PAUSE = 60.0  # s between two messages

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,14 +25,20 @@ def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
     return trees([of], proc)[of]
 
 
-def trees(of: Iterable[int], proc: Path = Path("/proc")) -> dict[int, list[int]]:
-    """The same for several processes, by process: all that run here are looked at once."""
+def read_children(proc: Path = Path("/proc")) -> dict[int, list[int]]:
+    """Return the process ids of every process's children."""
     children: dict[int, list[int]] = {}
     for folder in proc.iterdir():
         if folder.name.isdigit():
             with suppress(IndexError, ValueError):
                 parent = int(stat_fields(int(folder.name), proc)[1])
                 children.setdefault(parent, []).append(int(folder.name))
+    return children
+
+
+def trees(of: Iterable[int], proc: Path = Path("/proc")) -> dict[int, list[int]]:
+    """The same as `descendants` for several processes, by process: all that run here are looked at once."""
+    children = read_children(proc)
     found: dict[int, list[int]] = {}
     for root in of:
         found[root], queue = [], [root]
@@ -100,9 +106,9 @@ def lives(pid: int) -> bool:
     return state_of(pid) not in {"", "Z", "X"}
 
 
-def start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
     """When a process started, in clock ticks since the machine did: pids repeat, pairs of both do not. None: not there."""
-    fields = stat_fields(pid)
+    fields = stat_fields(pid, proc)
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
@@ -116,16 +122,6 @@ def send_signal(pids: list[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-def end_all(own: int, spared: Collection[int | None] = ()) -> None:
-    """Kill everything below us but those spared, again until nothing is left: a process may fork while we look."""
-    for _ in range(20):
-        below = [pid for pid in descendants(own) if pid not in spared]
-        if not below:
-            return
-        send_signal(below, signal.SIGKILL)
-        reap()
 
 
 def reap() -> None:

@@ -49,8 +49,7 @@ def cgroup_folders(root: Path, controller: str) -> list[Path]:
         else:
             continue
         own = top / path.lstrip("/")
-        # Not Path.is_dir, which raises ESTALE, as a container's squashfuse answers once its job is over.
-        folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top) and os.path.isdir(folder)]  # noqa: PTH112
+        folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top) and folder.is_dir()]
     return folders
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.redact import secret_values
 from slipway.launch.resolve.settings import Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.redact import secret_values
 from slipway.render.command import make_command, make_option, matching
 from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
 

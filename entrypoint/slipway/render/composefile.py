@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.resolve.redact import make_redactor, secret_arguments
+from slipway.protocol.redact import make_redactor, secret_arguments
 from slipway.render.request import MARGIN, JobRequest, without_variables
 from slipway.render.yaml_text import yaml_text
 

@@ -79,7 +79,7 @@ def attempt(
         after = before
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
-    if run.identity != folder and not outcome.good and (run.shared or job.single):  # else other nodes have copies
+    if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         outcome = snapshots_gone(outcome, run, now=time.time())
     seen, own = under_way.milestones, job.plan.workload.own
     gained = seen.trained if own else seen.ran

@@ -76,15 +76,13 @@ class Child:
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, output.writers))
-        workload = plan.workload
         with open_log(self._log, header) as log:
             self._logged = log.tell()
-            if workload.spawned:
+            if plan.workload.spawned:
                 environ = {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
                 self.process = self._run(plan.argv, environ, pass_fds=(told, *output.writers), stdout=log, stderr=log)
             else:
-                length = len(workload.command) + len(plan.arguments) if workload.early else 0
-                early = f"{length},{plan.topology.ranks[0]},{plan.topology.world_size}"
+                early = f"{plan.workload.early:d},{plan.topology.ranks[0]},{plan.topology.world_size}"
                 terms = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
                 files = (told, *output.writers, *self._files)
                 self.process = self._start_agent(terms, plan.argv[1:], environ, files, log.fileno())

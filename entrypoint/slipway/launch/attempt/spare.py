@@ -3,14 +3,14 @@
 """
 
 import json
-import os
 import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
 from slipway.forked import FILES, Forked
-from slipway.launch.process_tree import end_all, send_signal, state_of
+from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import send_signal, state_of
 
 STOPPED = ("T", "t")  # by a signal, by a debugger (proc_pid_stat(5))
 ANSWER = 10.0  # s that it has to fork an agent; a machine under load may be in the middle of its imports
@@ -21,8 +21,9 @@ VARYING = ("SLIPWAY_", "TORCH_FR_", "TORCH_NCCL_", "COLUMNS", "LINES")
 class Spare:
     """The process, from the launcher's side, for a `with` block. `pid`: its process id, None while there is none."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, own: OwnProcesses, *, wanted: bool) -> None:
         """Not `wanted`: every attempt starts from nothing."""
+        self._own = own
         self.pid: int | None = None
         self._wanted, self._loads = wanted, False
         self._link: socket.socket | None = None
@@ -102,8 +103,8 @@ class Spare:
         return 0
 
     def _end(self) -> None:
-        """End it, and what it may have forked too late. Between two attempts nothing else is below us."""
-        end_all(os.getpid())
+        """End it, and what it may have forked too late. Between two attempts we have nothing else."""
+        self._own.end()
         self._forget()
 
     def _forget(self) -> None:

@@ -1,7 +1,7 @@
 """See one attempt through on this node: pass its output on, hand stops to those they are meant for, notice a hang.
 
 torchrun runs in a session of its own and ignores the signals that reach everybody (see child.py). Slipway's workloads
-get the stop flag, a user's script gets the signal itself; after the grace everything below us is killed.
+get the stop flag, a user's script gets the signal itself; after the grace all that the launcher started is killed.
 """
 
 import math
@@ -27,11 +27,10 @@ from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.standard_input import StandardInput
 from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.own_processes import OwnProcesses
 from slipway.launch.process_tree import (
     adopt_orphans,
     catches,
-    descendants,
-    end_all,
     has_open,
     ignores,
     lives,
@@ -91,7 +90,8 @@ class Attempt:
         `reached`: the highest step of all attempts before; `lasting`: what goes on beyond this attempt.
         """
         self.plan, self.grace, self.say, self.stops, self.run = plan, grace, say, stops, run
-        self.deadline, self.spare = Deadline(grace), lasting.spare or Spare(wanted=False)
+        own = self._own = lasting.own or OwnProcesses()
+        self.deadline, self.spare = Deadline(grace), lasting.spare or Spare(own, wanted=False)
         topology = plan.topology
         self.node_dir = run.node(topology.node_rank)
         self.ranks = topology.ranks
@@ -331,7 +331,7 @@ class Attempt:
     @property
     def _handles_signals(self) -> bool:
         """Whether the workers are a user's script that has not asked for the stop flag."""
-        return not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP)  # noqa: PTH110  # Path.exists raises ESTALE
+        return not self.plan.workload.own and not os.path.exists(self.node_dir / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
 
     def _time_to_end(self, child: Child, *, known: bool = False) -> float:
         """Seconds that the other ranks have once one failed. `known`: another node said what the first cause was.
@@ -360,7 +360,7 @@ class Attempt:
             self._signalled.update(ready)
 
     def _end_when_due(self, child: Child) -> None:
-        """Kill everything below us once its time is over; what hangs prints its stacks before that."""
+        """Kill all that we started once its time is over; what hangs prints its stacks before that."""
         now, impatient = time.monotonic(), self.stops.impatient
         due = self.deadline.due(now, impatient=impatient)
         if due == Due.NOTHING:
@@ -375,11 +375,11 @@ class Attempt:
             elif asked:
                 self.deadline.wait_for_stacks(now)
             return
-        send_signal([pid for pid in descendants(os.getpid()) if pid != self.spare.pid], signal.SIGKILL)
+        send_signal(self._own.find({self.spare.pid}), signal.SIGKILL)
 
     def _finish(self, child: Child, output: WorkerOutput) -> None:
         self.spare.look()
-        end_all(os.getpid(), {self.spare.pid})  # what outlived its worker: data loaders, a script's own children
+        self._own.end({self.spare.pid})  # what outlived its worker: data loaders, a script's own children
         until = time.monotonic() + LAST_OUTPUT
         while output.open and time.monotonic() < until:
             self._wait(0.1, output)

@@ -88,7 +88,7 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
             ExitStack() as stack,
         ):
             say(job.plan.topology.arithmetic)
-            code = make_attempts(job, enter(job), nodes, stops, stack)
+            code = make_attempts(job, enter(job, stack), nodes, stops, stack)
             peers = nodes.peers
         late, refusal = clock.finished.is_set(), ""
     except LaunchError as error:

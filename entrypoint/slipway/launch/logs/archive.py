@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.resolve.redact import redact_json
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     HEARTBEATS,
@@ -24,6 +23,7 @@ from slipway.protocol.files import (
     RUN_FILE,
     open_run_file,
 )
+from slipway.protocol.redact import redact_json
 
 NAME_ENDS = ".tar.gz"
 # Name patterns in a run directory, and what they hold; everything else is left out.

@@ -23,10 +23,10 @@ from slipway.launch.logs.archive import (
 from slipway.launch.logs.lines import tell_elsewhere
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.host import read_host
-from slipway.launch.resolve.redact import make_redactor, secret_arguments, secret_values
 from slipway.launch.resolve.versions import read_versions
 from slipway.launch.verdict.block import utc
 from slipway.protocol.files import RUN_FILE, read_json
+from slipway.protocol.redact import make_redactor, secret_arguments, secret_values
 
 HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 

@@ -9,11 +9,11 @@ from typing import Any
 from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.devices import Gpu
 from slipway.launch.resolve.placement import place_gpus
-from slipway.launch.resolve.redact import redact
 from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, SETTINGS, Sources
 from slipway.launch.resolve.topology import Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 from slipway.protocol.memory import VARIABLE as MEMORY
+from slipway.protocol.redact import redact, redact_words
 
 # What C++ code writes to stdout while our workloads open a group is dropped (train/worker/group.py), gloo's chatter with NCCL's
 # words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
@@ -97,6 +97,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
         "--max-restarts=0",
         "--signals-to-handle=SIGQUIT",
         "--no-python",
+        "--",  # torchrun abbreviates its options, and would take a script's --r for one
         *workload.command,
         *arguments,
     )
@@ -187,7 +188,7 @@ def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any
         },
         "options": dict(options),
         "torchrun": {
-            "argv": list(plan.argv),
+            "argv": redact_words(plan.argv),
             "env": {name: redact(name, value) for name, value in sorted(plan.env.items())},
         },
     }
@@ -208,4 +209,4 @@ def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) 
     started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
     if plan.workload.spawned:
         started = "one process, which spawns the workers:"
-    return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(plan.argv)}"]
+    return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(redact_words(plan.argv))}"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from slipway.launch.resolve.redact import redact
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean
+from slipway.protocol.redact import redact
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding

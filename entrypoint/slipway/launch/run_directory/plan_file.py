@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
-from slipway.launch.resolve.redact import make_redactor, redact_json, secret_values
 from slipway.launch.resolve.settings import Sources
 from slipway.protocol.files import PLAN_FILE, write_json
+from slipway.protocol.redact import make_redactor, redact_json, secret_values
 
 
 def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:

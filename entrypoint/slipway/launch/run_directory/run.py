@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,16 @@ class Run:
             return None
         return found.st_dev, found.st_ino
 
+    def is_gone(self, identity: tuple[int, int] | None) -> bool:
+        """Whether the folder of this identity is no longer here. A file system that does not answer proves nothing."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) != identity
+
 
 class AlreadyFinishedError(Exception):
     """`--resume auto` found a run that is finished; the message says which."""
@@ -86,8 +97,39 @@ class NoNewRunError(LaunchError):
     what to type. A job that is under way goes on all the same."""
 
 
-def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool = False) -> Run:
-    """Decide where this run lies, without creating anything.
+def is_free(path: Path) -> bool:
+    """Whether a new run could lie there. Creates nothing."""
+    return not os.path.lexists(path)
+
+
+def claim(path: Path) -> bool:
+    """Create the folder of a new run. False where it is there already: whoever creates it has it, also among launchers that start
+    at the same moment on several hosts. Raises LaunchError (78, 77) where it cannot be created.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir()
+            return True
+    except OSError as error:
+        raise cannot_make(error) from None
+    return False
+
+
+def release(path: Path) -> None:
+    """Remove the folder of a run that was claimed, unless anything is in it."""
+    with suppress(OSError):
+        path.rmdir()
+
+
+def choose_run(
+    plan: Plan,
+    sources: Sources,
+    now: float,
+    finished_is_fine: bool = False,
+    take: Callable[[Path], bool] = is_free,
+) -> Run:
+    """Decide where this run lies. What is created is up to `take`, which says whether a new run gets the folder of that name.
 
     Raises NoNewRunError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
     there is nothing left to do; with several nodes that is for the workers to see, on all of them.
@@ -103,11 +145,24 @@ def choose_run(plan: Plan, sources: Sources, now: float, finished_is_fine: bool 
         pass  # it begins once more where it began at first
     elif sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
         _refuse_used(run.path, plan)
-    else:
-        run = dataclasses.replace(run, path=_unused(run.path))
     if not run.own and plan.workload.own and plan.topology.nodes == 1:
         _require_snapshot(run, sources)
-    return run
+    return _take_new(run, plan, take) if _is_unnamed(run, plan, sources) else run
+
+
+def _is_unnamed(run: Run, plan: Plan, sources: Sources) -> bool:
+    """Whether it is a new run whose folder nobody named, and no other launcher looks for."""
+    if run.own or sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
+        return False
+    return run.resume != "auto" or not (plan.topology.job or (run.path / RUN_FILE).exists())
+
+
+def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
+    """The run in a folder that nobody has. One that is empty may be what an earlier start of the same job left."""
+    numbered = (run.path.with_name(f"{run.path.name}-{number}") for number in itertools.count(2))
+    left = plan.topology.may_have_begun and run.path.is_dir() and not any(run.path.iterdir())
+    path = run.path if left else next(path for path in itertools.chain([run.path], numbered) if take(path))
+    return dataclasses.replace(run, path=path, attempt=_attempt_of(plan, path, {}))
 
 
 def place_run(plan: Plan, sources: Sources, now: float) -> Run:
@@ -214,11 +269,6 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
 
 
-def _unused(path: Path) -> Path:
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
-
-
 def refuse_links(run: Path, node_rank: int) -> None:
     """Refuse a run directory in which a folder that is written to is a link: it may lead to what others made, and snapshots there
     would be deleted with ours. On the way to the run directory links are followed. Raises LaunchError (78).
@@ -268,7 +318,11 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
 
 def cannot_make(error: OSError) -> LaunchError:
     """The error for a run directory in which nothing can be made."""
-    text = f"The run directory cannot be made: {error}. Choose another with --run-dir or --runs."
+    why, file = str(error), Path(os.fsdecode(error.filename or ""))
+    if isinstance(error, FileExistsError):
+        leads = f"{file} is a link to {file.readlink()}, which does not exist" if file.is_symlink() else ""
+        why = leads or f"{file} is not a folder"
+    text = f"The run directory cannot be made: {why}. Choose another with --run-dir or --runs."
     return LaunchError(text, code_of(error))
 
 

@@ -1,7 +1,6 @@
 """Where the jobs of a selftest run, and how each of them ended."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.health.probe_process import ProbeEnding, start_probe, wait_for_probe
-from slipway.launch.process_tree import end_all
+from slipway.launch.own_processes import OwnProcesses
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.settings import SETTINGS, Sources
@@ -61,13 +60,14 @@ class Ended:
 @dataclass(frozen=True)
 class Ground:
     """This node, and the private folder in which all jobs run. `environ` is the environment that they get, `processes` how many
-    each has."""
+    each has, `own` what is ended with a job that hangs."""
 
     folder: Path
     environ: Mapping[str, str]
     devices: Devices
     host: Host
     processes: int
+    own: OwnProcesses
 
     @property
     def device(self) -> str:
@@ -107,7 +107,7 @@ class Ground:
             except subprocess.TimeoutExpired:
                 job.send_signal(signal.SIGKILL)
                 job.wait()
-                end_all(os.getpid())
+                self.own.end()
         return Ended(code, file.read_text(errors="replace"), run)
 
 

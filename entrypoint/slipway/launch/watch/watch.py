@@ -118,7 +118,7 @@ class Watch:
 
     def _answer_request(self, listener: Listener, pids: Mapping[int, int], now: float) -> None:
         """`slipway stacks` asks with a file, and is answered with one."""
-        if self._wanted is None and os.path.exists(self._request):  # noqa: PTH110  # Path.exists raises ESTALE
+        if self._wanted is None and os.path.exists(self._request):  # noqa: PTH110  # on NFS Path.exists raises ESTALE
             with suppress(OSError):
                 self._request.unlink()
             self._wanted = Inquiry(listener, pids, now)

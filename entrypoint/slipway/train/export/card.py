@@ -14,6 +14,7 @@ from slipway import __version__
 from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT, is_given
 from slipway.options.dataset import HUB, parse_hub_data
+from slipway.protocol.redact import redact_words
 from slipway.train.export.trained import Trained
 
 if TYPE_CHECKING:  # it takes 0.2 s to import, and every worker of a training would
@@ -156,7 +157,7 @@ def training_command(trained: Trained) -> str:
     for name, value in trained.options.items():
         if is_given(trained.sources.get(name, DEFAULT)) and value is not None:
             words += option_words(name.replace("_", "-"), value)
-    return shlex.join(words)
+    return shlex.join(redact_words(words))
 
 
 def option_words(name: str, value: Any) -> list[str]:

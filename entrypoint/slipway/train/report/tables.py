@@ -11,6 +11,7 @@ from typing import Any
 
 from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT
+from slipway.protocol.redact import redact_words
 from slipway.train.report.run import Record
 
 NONE = "–"
@@ -75,7 +76,7 @@ def topology(run: Record) -> str:
 def arguments(run: Record) -> str:
     """What was typed behind the workload's name."""
     words = run.about.get("arguments")
-    return shlex.join(map(str, words)) if isinstance(words, list) and words else NONE
+    return shlex.join(redact_words([*map(str, words)])) if isinstance(words, list) and words else NONE
 
 
 def duration(run: Record) -> str:

@@ -1,0 +1,221 @@
+"""Takes secrets out of what people may pass on. A secret is known by its name, by its form or by its value.
+
+Pure. Nobody can recognise a secret in a text that has neither a telling name nor a known form, and whose value is not given.
+"""
+
+import json
+import re
+import shlex
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from slipway.protocol.secret_forms import (
+    ADDRESSES,
+    KEY_BLOCK,
+    KEY_BLOCKS,
+    LINE_FORMS,
+    NAMED,
+    PAIR,
+    TELLING,
+    TIME,
+    VALUE,
+)
+from slipway.protocol.secret_names import names_secret
+
+STARS = "***"
+SHORTEST = 4  # characters; a shorter value protects nothing, and would blank out half of every text
+LINES = 40  # that a quoted value or a block of YAML may go on for
+HARMLESS = frozenset({"true", "false", "none", "null", "auto", "yes", "no", "on", "off", STARS})
+BARE = frozenset(
+    {"key", "auth", "otp", "pw"}
+)  # in running text these mean too many other things, without a word before them
+
+Span = tuple[int, int]
+
+
+def redact(name: str, value: str) -> str:
+    """Return the value, or stars where its name says that it is a secret, and in place of what has the form of one."""
+    return STARS if names_secret(name) and value else _blank(value, sorted(_find(value)))
+
+
+def secret_values(*environments: Mapping[str, str]) -> dict[str, str]:
+    """Those variables that hold secrets by their names or forms, of the environment and of files like `.env`."""
+    return {
+        name: value
+        for environ in environments
+        for name, value in environ.items()
+        if value.lower() not in HARMLESS and redact(name, value) != value
+    }
+
+
+def secret_arguments(words: Sequence[object]) -> list[str]:
+    """The values of a command line's secret options: `--api-key X`, `--api-key=X`, `db.password=X`."""
+    values = []
+    for before, word in zip([None, *words], words, strict=False):
+        name, _, value = str(word).partition("=")
+        if _is_option(before) and not str(word).startswith("--"):
+            values.append(str(word))
+        elif value and names_secret(name):
+            values.append(value)
+    return values
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """A command line with stars in place of its secrets."""
+    return list(redact_json(list(words), make_redactor(secret_arguments(words))))
+
+
+def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Return what takes secrets out of a text: these values in any of their spellings, and what a name or form shows."""
+    known = {part for secret in secrets for part in (secret, *secret.splitlines(), *_passwords(secret))}
+    spelled = {
+        spelling
+        for part in known
+        if len(part) >= SHORTEST  # a key's lines are parts, since they have times between them in a log
+        for spelling in (
+            part,
+            json.dumps(part)[1:-1],
+            repr(part)[1:-1],
+            shlex.quote(part),
+            urllib.parse.quote(part, ""),
+        )
+    }
+    values = [re.compile(re.escape(value)) for value in spelled]
+
+    def clean(text: str) -> str:
+        found = [match.span() for value in values for match in value.finditer(text)]
+        return _blank(text, sorted([*found, *_find(text)]))
+
+    return clean
+
+
+def _passwords(address: str) -> Iterator[str]:
+    """The passwords within an address, which a program may print alone: as they stand there and decoded."""
+    for form in ADDRESSES:
+        for match in re.finditer(form, address):
+            yield from (match["secret"], urllib.parse.unquote(match["secret"]))
+
+
+def _find(text: str) -> Iterator[Span]:
+    """Where secrets are in a text, by their names and forms."""
+    if "PRIVATE KEY" in text:
+        yield from (match.span() for block in KEY_BLOCKS for match in re.finditer(block, text))
+    if "value" in text:
+        yield from _values(text, 0, re.finditer(PAIR, text), text)
+    start = 0
+    for line in text.splitlines(keepends=True):
+        if re.search(TELLING, line.lower()):
+            matches = (match for form in LINE_FORMS for match in re.finditer(form, line))
+            yield from ((start + match.start("secret"), start + match.end("secret")) for match in matches)
+            for form in NAMED:
+                yield from _values(line, start, re.finditer(form, line), text)
+        start += len(line)
+
+
+def _values(line: str, start: int, names: Iterable[re.Match[str]], text: str) -> Iterator[Span]:
+    """Where the values of secrets are whose `names` were found in a line, which begins at `start` of the text."""
+    for match in names:
+        if not _is_name(match["name"], option=match[0].startswith("-")):
+            continue
+        begin = match.end()
+        end, quote = _value_end(line, begin)
+        if end > begin and not _is_harmless(match["name"], line[begin:end]):
+            yield start + begin, _closing(text, start + end, quote) if quote else start + end
+        elif re.fullmatch(r"[|>]?[-+\d]{0,2}\s*", line[begin:]):
+            yield from _lines_below(text, start, start + len(line), block=bool(line[begin:].strip()))
+
+
+def _value_end(line: str, begin: int) -> tuple[int, str]:
+    """Where the value ends that begins here, and the quote that is still open at the line's end. A shell joins its pieces."""
+    place = begin
+    while match := re.compile(VALUE).match(line, place):
+        place = match.end()
+        if match["quote"] and not match["close"]:
+            return place, match["quote"]
+        if not match["quote"] or not re.match(r"[\w\"'`$]|\\(?![nrt])", line[place:]):
+            break
+    return place, ""
+
+
+def _closing(text: str, begin: int, quote: str) -> int:
+    """Where a quoted value ends that goes on in the next lines; at this line's end where its quote is not found there."""
+    below = "\n".join(text[begin : begin + KEY_BLOCK].split("\n", LINES)[:LINES])
+    match = re.search(rf"(?<!\\){re.escape(quote)}", below)
+    return begin + match.end() if match else begin
+
+
+def _lines_below(text: str, start: int, begin: int, *, block: bool) -> Iterator[Span]:
+    """The lines that are the value of a name that ends its line, at `start`: those further in, as in YAML and JSON."""
+    depth = _depth(text[start:begin])
+    for line in text[begin : begin + KEY_BLOCK].split("\n", LINES)[:LINES]:
+        if line.strip() and (_depth(line) <= depth or (not block and re.search(r"[:=](?:\s|$)", line))):
+            return
+        prefix = _prefix(line)
+        if line.strip():
+            yield begin + prefix, begin + len(line)
+        begin += len(line) + 1
+
+
+def _prefix(line: str) -> int:
+    match = re.match(rf"{TIME}[ \t]*", line)
+    return match.end() if match else 0
+
+
+def _depth(line: str) -> int:
+    """How far in a line begins, after the time that a rank's log has in front."""
+    time = re.match(TIME, line)
+    return _prefix(line) - (time.end() if time else 0)
+
+
+def _blank(text: str, spans: Sequence[Span]) -> str:
+    """The text with stars in place of each span, and of those that overlap or touch together."""
+    kept: list[str] = []
+    last = 0
+    for begin, end in spans:
+        if begin > last or not kept:
+            kept.append(text[last:begin])
+        last = max(last, end)
+    return STARS.join([*kept, text[last:]])
+
+
+def redact_json(value: Any, clean: Callable[[str], str]) -> Any:
+    """The same for what was read from JSON: `clean` for texts, stars for those under a secret's name or after its option."""
+    if isinstance(value, dict):
+        paired = isinstance(value.get("name"), str) and _is_name(value["name"])  # {"name": "DB_PASS", "value": "…"}
+        return {
+            clean(name): _hide(inner, clean)
+            if _is_name(name) or (paired and name == "value")
+            else redact_json(inner, clean)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [
+            STARS
+            if isinstance(inner, str) and inner and _is_option(before) and not inner.startswith("--")
+            else redact_json(inner, clean)
+            for before, inner in zip([None, *value], value, strict=False)
+        ]
+    return clean(value) if isinstance(value, str) else value
+
+
+def _hide(value: Any, clean: Callable[[str], str]) -> Any:
+    """Stars for a text and for each of a list."""
+    if isinstance(value, list):
+        return [_hide(inner, clean) for inner in value]
+    return STARS if isinstance(value, str) and value else redact_json(value, clean)
+
+
+def _is_name(name: str, *, option: bool = False) -> bool:
+    """Whether a name in a text is one of a secret."""
+    return names_secret(name) and (option or name.isupper() or name.lower() not in BARE)
+
+
+def _is_option(word: object) -> bool:
+    return isinstance(word, str) and word.startswith("-") and "=" not in word and names_secret(word)
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Whether the value protects nothing: an empty or switched one, and in `pass: 3` a count."""
+    plain = value.strip("\"'`\\").lower()
+    return not plain or plain in HARMLESS or (name.lower() == "pass" and plain.rstrip("%").replace(".", "").isdecimal())

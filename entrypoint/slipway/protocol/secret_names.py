@@ -1,0 +1,69 @@
+"""Which names of variables, options and fields say that their value is a secret. This is the only list of them.
+
+A name is read as words: `dbPassword`, `DB_PASSWORD`, `db-password` and `db.password` are the same. The list is tested with the
+names that detect-secrets and gitleaks look for, and with names of machine learning that only look like secrets.
+"""
+
+import re
+from functools import lru_cache
+
+# A word that ends with one of these names a secret, also written together with others: PGPASSWORD, MY_APIKEY, AccountKey.
+_ENDINGS = re.compile(
+    r"(?:passw(?:or)?d|passwords|passphrase|passcode|passwort|kennwort|contrase(?:n|ñ)a|secret[eo]?|secrets|credentials?|creds"
+    r"|token|cookies?|authorization|\w+_?pwd|conn(?:ection)?_?str(?:ing)?s?"
+    r"|(?:api|app|access|account|auth|client|db|encryption|private|priv|secret|service|shared|signing|ssh|storage)_?keys?"
+    r"|(?:account|admin|db|ftp|key|ldap|mail|my|mysql|pg|proxy|redis|root|smtp|ssh|store|user)_?pass"
+    r"|(?:access|api|auth|bearer|bot|hf|hub|refresh|secret|session)_tokens)$"
+)
+_WHOLE = re.compile("bearer|jwt|mnemonic|psk|totp")  # secrets as words of their own only
+_LAST = re.compile("auth|key|otp|pass|pw|pwd")  # secrets as the name's last word only: not in pass_through
+_AFTER_KEY = re.compile("base|base64|b64|data|id|json|pem")  # AWS_ACCESS_KEY_ID, SECRET_KEY_BASE
+# A word after it that says that the value is about the secret, and not the secret: TOKEN_COUNT, PASSWORD_FILE.
+_ABOUT = re.compile(
+    "accuracy|attempts|budget|class|column|counts?|dim|dirs?|dropout|embeddings?|enabled|endpoint|expiration|expires|expiry|field"
+    "|file|filename|files|folder|format|host|hours|indices|index|kind|latency|len|length|limits?|loss|mask|max|min|ms|names?|num"
+    "|parallelism|paths?|per|policy|port|position|prob|rate|required|seconds|shape|size|style|sock|strategy|time|timeout|total"
+    "|ttl|types?|uri|url|usage|version|weight"
+)
+# A word before it that makes it a word of another trade: of language models, tables, caches and compilers.
+_BEFORE = {
+    "token": re.compile(
+        "added|additional|begin|bos|class|cls|completion|cost|count|decoder|dist|draft|end|eos|eot|fim|first|forced|image|input"
+        "|last|mask|max|min|ms|n|new|next|num|output|pad|padding|per|prev|prompt|register|sentinel|sep|special|start|stop|text"
+        "|total|train|unk|unknown|video"
+    ),
+    "key": re.compile(
+        "attention|cache|column|data|dict|dictionary|duplicate|extra|feature|foreign|group|host|hot|id|image|index|input|item|join"
+        "|json|label|lookup|map|mask|metric|missing|monitor|next|output|partition|primary|prng|public|query|random|rng|routing|row"
+        "|sort|state|target|text|unexpected"
+    ),
+    "pass": re.compile("all|backward|by|first|forward|last|multi|next|no|one|second|single|test|two"),
+}
+_EXACT = {"slipway_notify": True, "pwd": False, "oldpwd": False, "old_pwd": False}  # a webhook; folders
+_BOUNDARY = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+@lru_cache(maxsize=4096)
+def names_secret(name: str) -> bool:
+    """Whether the value of what is called so is a secret, as far as the name says."""
+    words = [word.lower() for word in _BOUNDARY.split(name) if word]
+    while len(words) > 1 and words[-1].isdecimal():  # HF_TOKEN_2
+        words.pop()
+    return _EXACT.get("_".join(words), any(_is_secret(words, place) for place in range(len(words))))
+
+
+def _is_secret(words: list[str], place: int) -> bool:
+    """Whether the word at this place makes the name one of a secret, seen with the words around it."""
+    word, after = words[place].rstrip("0123456789"), words[place + 1 :]
+    before = words[place - 1] if place else ""
+    if "webhook" in word:
+        return True
+    if word in _BEFORE and _BEFORE[word].fullmatch(before):
+        return False
+    if word == "key" and before and after and _AFTER_KEY.fullmatch(after[0]):
+        return True
+    if any(map(_ABOUT.fullmatch, after)) or (word == "token" and after[:1] in (["id"], ["ids"])):
+        return False
+    if _LAST.fullmatch(word):
+        return after in ([], ["config"], ["header"])
+    return bool(_WHOLE.fullmatch(word) or _ENDINGS.search("_".join(words[: place + 1])))

@@ -1,0 +1,74 @@
+"""Python runs this first in every process that a test starts with this folder in PYTHONPATH (stand_ins.py).
+
+Where STAND_INS is set, the launcher's processes get stand-ins without torch in place of the agent and of our workloads. In both
+kinds of worker each heartbeat looks at the rules in STAND_IN_RULES, which say what a rank does at a step: it is held until the
+test lets it go, or ends.
+"""
+
+import os
+import sys
+
+OURS = ("slipway.agent", "slipway.warm_workers", "slipway.train")
+
+
+def begin() -> None:
+    """Prepare this process, where it is the agent or a worker."""
+    import functools
+    import json
+    import signal
+    import time
+    from importlib.machinery import ModuleSpec
+    from importlib.util import spec_from_file_location
+    from pathlib import Path
+
+    tests = Path(__file__).resolve().parent.parent
+    stand_ins = {"slipway.agent": "stand_in_agent.py"}
+    stand_ins |= {f"slipway.train.workloads.{name}": "stand_in_worker.py" for name in ("gpt", "linear")}
+
+    class Finder:
+        """Finds a stand-in, once: the stand-in for the agent then imports the real one."""
+
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            file = stand_ins.pop(name, None)
+            return spec_from_file_location(name, tests / file) if file else None
+
+    def obey(rule: dict[str, str]) -> None:
+        word, _, value = rule["do"].partition(" ")
+        match word:
+            case "exit":
+                os._exit(int(value))
+            case "signal":
+                os.kill(os.getpid(), signal.Signals[value])
+            case "raise":
+                raise RuntimeError(value)
+            case _:
+                held = Path(rule["file"])
+                held.touch()
+                while held.exists():
+                    time.sleep(0.01)
+
+    def follow(rules: list[dict[str, str]]) -> None:
+        from slipway.train.worker.heartbeat import Heartbeat
+
+        real, done = Heartbeat.beat, []
+
+        @functools.wraps(real)
+        def beat(self: Heartbeat, phase: str, step: int, steps: int | None) -> None:
+            real(self, phase, step, steps)
+            place = f"attempt {os.environ['SLIPWAY_ATTEMPT']} rank {os.environ['RANK']} {phase} {step}"
+            for rule in rules:
+                if rule["at"] == place and rule not in done:
+                    done.append(rule)
+                    obey(rule)
+
+        Heartbeat.beat = beat
+
+    if os.environ.get("STAND_INS"):
+        sys.meta_path.insert(0, Finder)
+    if rules := json.loads(os.environ.get("STAND_IN_RULES", "[]")):
+        follow(rules)
+
+
+if any(word.startswith(OURS) for word in sys.orig_argv):
+    begin()

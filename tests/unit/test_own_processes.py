@@ -1,0 +1,136 @@
+"""What a launcher ends, and what it leaves alone because it was there before: in a made-up /proc, and in real trees."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import write_files
+
+from slipway.launch.own_processes import OwnProcesses
+
+LAUNCHER, SHELL, SHIM, SERVER, AGENT, WORKER = 10, 20, 21, 22, 30, 31
+MARK = "PATH=/bin\0SLIPWAY_NODE_DIR=/runs/x/node-0\0"
+
+
+def write_process(proc: Path, pid: int, parent: int, start: int, environ: str = "PATH=/bin\0") -> None:
+    """Write what /proc says of a process."""
+    fields = " ".join(["0"] * 17)
+    write_files(proc, {f"{pid}/stat": f"{pid} (x) S {parent} {fields} {start} 0", f"{pid}/environ": environ})
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A launcher below which a container runtime keeps a shell, a shim and the server of the root file system."""
+    for pid, parent in ((LAUNCHER, 1), (SHELL, LAUNCHER), (SHIM, SHELL), (SERVER, SHIM)):
+        write_process(tmp_path, pid, parent, start=100)
+    return tmp_path
+
+
+@pytest.fixture
+def own(proc: Path) -> OwnProcesses:
+    """What is the launcher's own there, as it starts an attempt."""
+    own = OwnProcesses(LAUNCHER, proc)
+    write_process(proc, AGENT, LAUNCHER, start=200, environ=MARK)
+    write_process(proc, WORKER, AGENT, start=201)
+    return own
+
+
+def test_what_was_there_before_is_foreign(own: OwnProcesses) -> None:
+    assert own.find() == [AGENT, WORKER]
+
+
+def test_the_spared_are_left_out_alone(own: OwnProcesses) -> None:
+    assert own.find({AGENT, None}) == [WORKER]
+
+
+@pytest.mark.parametrize("parent", [SHELL, SHIM, SERVER])
+def test_what_foreign_processes_start_later_is_foreign(own: OwnProcesses, proc: Path, parent: int) -> None:
+    write_process(proc, 40, parent, start=300)
+    write_process(proc, 41, 40, start=301)
+    assert own.find() == [AGENT, WORKER]
+
+
+def test_orphans_of_foreign_processes_stay_foreign(own: OwnProcesses, proc: Path) -> None:
+    write_process(proc, SERVER, LAUNCHER, start=100)  # it was there before
+    write_process(proc, 40, LAUNCHER, start=300)  # its parent ended before anybody looked
+    write_process(proc, 41, 40, start=301)
+    assert own.find() == [AGENT, WORKER]
+
+
+def test_orphans_of_our_own_processes_are_our_own(own: OwnProcesses, proc: Path) -> None:
+    write_process(proc, 40, LAUNCHER, start=300, environ=MARK)
+    write_process(proc, 41, 40, start=301)
+    assert set(own.find()) == {AGENT, WORKER, 40, 41}
+
+
+def test_a_process_of_ours_with_the_number_of_one_that_is_gone_is_our_own(own: OwnProcesses, proc: Path) -> None:
+    write_process(proc, SERVER, WORKER, start=400)
+    assert own.find() == [AGENT, WORKER, SERVER]
+
+
+def test_without_foreign_processes_whatever_is_below_is_our_own(tmp_path: Path) -> None:
+    write_process(tmp_path, LAUNCHER, 1, start=100)
+    own = OwnProcesses(LAUNCHER, tmp_path)
+    write_process(tmp_path, 40, LAUNCHER, start=300, environ="")  # a script's own, with an environment of its own
+    assert own.find() == [40]
+
+
+# What a container runtime does before it becomes the launcher: it starts a shell and below it a server, which starts a process
+# in a session of its own whenever it is told to. A daemon of it becomes the launcher's child.
+RUNTIME = (
+    """
+import os, subprocess, sys
+server = """
+    + repr("""
+while read word; do
+    case $word in
+        child) setsid sleep 60 > /dev/null & echo $! ;;
+        daemon) (setsid sleep 60 > /dev/null & echo $!) ;;
+    esac
+done
+""")
+    + """
+(asked, ask), (hear, told) = os.pipe(), os.pipe()
+subprocess.Popen(["sh", "-c", 'sh -c "$1"; true', "sh", server], stdin=asked, stdout=told)
+for number in (ask, hear):
+    os.set_inheritable(number, True)
+os.close(told)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], str(ask), str(hear)])
+"""
+)
+LAUNCH = """
+import json, os, signal, subprocess, sys
+from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import adopt_orphans, descendants, lives
+ask, hear = open(int(sys.argv[1]), "w"), open(int(sys.argv[2]))
+
+def start(word):
+    print(word, file=ask, flush=True)
+    return int(hear.readline())
+
+early = start("child")  # so the server is there
+own = OwnProcesses()
+adopt_orphans()
+before = descendants(os.getpid())
+assert len(before) == 3 and early in before, before
+later = [start("child"), start("daemon")]
+environ = {**os.environ, "SLIPWAY_NODE_DIR": "/runs/x/node-0"}
+words = ["sh", "-c", "(setsid sleep 60 > /dev/null & echo $!); sleep 60 > /dev/null & echo $!; exec > /dev/null; wait"]
+agent = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
+ours = [agent.pid, *map(int, agent.stdout.read().split())]
+own.end()
+agent.wait()
+print(json.dumps({"before": [*map(lives, before)], "later": [*map(lives, later)], "ours": [*map(lives, ours)]}))
+for pid in (*before, *later):
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_the_end_of_an_attempt_leaves_what_a_container_runtime_started_before_and_after() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", RUNTIME, LAUNCH], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout) == {"before": [True] * 3, "later": [True] * 2, "ours": [False] * 3}
