@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from launchers import OWN_SCRIPT, Launcher, start_launcher
-from stand_ins import Rules
+from stand_in_rules import Rules
 
 
 @pytest.fixture

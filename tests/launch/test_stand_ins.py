@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from launchers import Launcher
-from stand_ins import SITE, Rule, Rules
+from stand_in_rules import SITE, Rule, Rules
 from waiting import wait_until
 
 from slipway.protocol.files import read_json

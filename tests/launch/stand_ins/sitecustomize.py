@@ -1,4 +1,4 @@
-"""Python runs this first in every process that a test starts with this folder in PYTHONPATH (stand_ins.py).
+"""Python runs this first in every process that a test starts with this folder in PYTHONPATH (stand_in_rules.py).
 
 Where STAND_INS is set, the launcher's processes get stand-ins without torch in place of the agent and of our workloads. In both
 kinds of worker each heartbeat looks at the rules in STAND_IN_RULES, which say what a rank does at a step: it is held until the
