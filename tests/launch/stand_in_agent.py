@@ -35,8 +35,7 @@ class Torchrun:
         for name in ("--master-addr", "--master-port", "--rdzv-id", "--max-restarts", "--signals-to-handle"):
             parser.add_argument(name)
         parser.add_argument("--no-python", action="store_true", required=True)
-        parser.add_argument("command", nargs=argparse.REMAINDER)
-        self._asked = parser.parse_args(terms.arguments)
+        self._asked = parser.parse_args(terms.options)
         self._terms, self._begun = terms, begun
         self._first = self._asked.node_rank * self._asked.nproc_per_node
         self._workers: dict[int, warm_workers.Worker] = {}
@@ -74,7 +73,7 @@ class Torchrun:
             return self._begun[local]
         with on_cores(own_cores(os.environ, local)):
             return subprocess.Popen(
-                asked.command,
+                self._terms.command,
                 env=env,
                 stdin=subprocess.DEVNULL if local else None,
                 stdout=self._terms.pipes[2 * local],

@@ -34,18 +34,27 @@ class Rules:
         self._folder = folder
         folder.mkdir()
 
-    def variables(self, *rules: Rule, torch: bool = False) -> dict[str, str]:
-        """The environment of a launcher whose workers follow the rules; with `torch` they are the real ones."""
+    def variables(self, *rules: Rule, torch: bool = False, pause: float | None = None) -> dict[str, str]:
+        """The environment of a launcher whose workers follow the rules; with `torch` they are the real ones.
+
+        `pause`: seconds between two attempts, where not as the launcher has it.
+        """
         told = [{"at": rule.at, "do": rule.do, "file": str(self._file(rule))} for rule in rules]
         return {
             "PYTHONPATH": str(SITE),
             "STAND_INS": "" if torch else "1",
             "STAND_IN_RULES": json.dumps(told),
+            **({} if pause is None else {"STAND_IN_PAUSE": str(pause)}),
         }
 
     def wait_for(self, rule: Rule, job: Launcher) -> None:
         """Return once the rank is held."""
-        wait_until(self._file(rule).exists, lambda: f"no rank was held at {rule.at}:\n{job.text}")
+
+        def is_held() -> bool:
+            assert job.process.poll() is None, f"ended without a rank that was held at {rule.at}:\n{job.text}"
+            return self._file(rule).exists()
+
+        wait_until(is_held, lambda: f"a rank to be held at {rule.at}:\n{job.text}")
 
     def let_go(self, rule: Rule) -> None:
         """Let a rank go on."""

@@ -207,6 +207,7 @@ class Worker:
             self._write()
         self._ranks.share(None)
         self._saved, self._snapshot = self._step, snapshot_name(self._step)
+        self._beat(Phase.SAVE)
 
     def _write(self) -> None:
         final = self._folder / snapshot_name(self._step)

@@ -98,7 +98,15 @@ class Agents:
         torchrun = ["--nnodes=1", "--node-rank=0", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
         pipes = ",".join([str(self.nothing)] * 4)
         words = [str(self.told), pipes, str(folder / "outcome"), "0,0,2", "", "", *torchrun, "--master-port=0"]
-        words += ["--max-restarts=0", "--signals-to-handle=SIGQUIT", "--no-python", sys.executable, "own.py", ending]
+        words += [
+            "--max-restarts=0",
+            "--signals-to-handle=SIGQUIT",
+            "--no-python",
+            "--",
+            sys.executable,
+            "own.py",
+            ending,
+        ]
         assert self.process.stdin
         assert self.process.stdout
         print(json.dumps({"folder": str(folder), "words": words}), file=self.process.stdin, flush=True)

@@ -2,7 +2,7 @@
 
 Where STAND_INS is set, the launcher's processes get stand-ins without torch in place of the agent and of our workloads. In both
 kinds of worker each heartbeat looks at the rules in STAND_IN_RULES, which say what a rank does at a step: it is held until the
-test lets it go, or ends.
+test lets it go, or ends. In the launcher, STAND_IN_PAUSE replaces the pauses between attempts, in seconds.
 """
 
 import os
@@ -70,5 +70,14 @@ def begin() -> None:
         follow(rules)
 
 
+def replace_pauses() -> None:
+    """Do so before the launcher imports them."""
+    from slipway.launch.verdict import attempts
+
+    attempts.PAUSES = (float(os.environ["STAND_IN_PAUSE"]),)
+
+
+if "STAND_IN_PAUSE" in os.environ and sys.orig_argv[1:3] == ["-m", "slipway"]:
+    replace_pauses()
 if any(word.startswith(OURS) for word in sys.orig_argv):
     begin()
