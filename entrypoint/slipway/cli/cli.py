@@ -19,10 +19,11 @@ from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, l
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.host import detect_runtime
+from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
-from slipway.protocol.errors import EXITS, FAILED, LaunchError
+from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, LaunchError
 from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(plan_json(made, values, options_json(made)), indent=1))
     else:
+        if absent := absent_interfaces(job):
+            click.echo(f"warning: `slipway run` ends with {CONFIGURATION} here. {absent}")
         click.echo("\n".join(plan_lines(made, values, options_lines(made))))
 
 

@@ -11,6 +11,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.books import earlier_ledger
 from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import highest_step
 from slipway.launch.run_directory.odd_files import odd_records
@@ -44,7 +45,7 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack) -> Node:
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
-    require_writable(job.host, results_folder(job.sources))
+    require_place(job)
     name_odd_runs(job)
     try:
         run = choose_run(job.plan, job.sources, time.time(), take=partial(hold, stack))
@@ -60,7 +61,7 @@ def enter(job: Job, stack: ExitStack) -> Node:
     """
     node = Node(place_run(job.plan, job.sources, time.time()))
     try:
-        require_writable(job.host, results_folder(job.sources))
+        require_place(job)
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
             take = partial(hold, stack)
@@ -73,6 +74,13 @@ def enter(job: Job, stack: ExitStack) -> Node:
     except LaunchError as error:
         return dataclasses.replace(node, problem=str(error))
     return node
+
+
+def require_place(job: Job) -> None:
+    """Raise LaunchError (78) where results cannot be written here, or the network interface to use is not here."""
+    require_writable(job.host, results_folder(job.sources))
+    if absent := absent_interfaces(job):
+        raise LaunchError(absent)
 
 
 def hold(stack: ExitStack, path: Path) -> bool:

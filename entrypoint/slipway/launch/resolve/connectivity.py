@@ -93,6 +93,11 @@ def interface_towards(address: str, *, one_machine: bool = False) -> str | None:
     return name if one_machine or name != "lo" else None
 
 
+def interfaces_with_address() -> frozenset[str]:
+    """The names of this machine's network interfaces that have an IP address."""
+    return frozenset(_interfaces().values())
+
+
 def _bind(port: int, loopback: bool) -> socket.socket:
     if loopback:
         return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)

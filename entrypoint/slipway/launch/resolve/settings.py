@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from slipway.launch.resolve.foreign_values import ExplainedError, explain_value, parse_address
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean
 from slipway.protocol.redact import redact
@@ -143,7 +144,7 @@ SETTINGS = (
     Setting(
         "RANK", "--node-rank", "0", _number(0, 65_535), "This node's rank, 0 to nodes-1.", "N", aliases=("NODE_RANK",)
     ),
-    Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", str, "Name or address of node 0.", "HOST"),
+    Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", parse_address, "Name or address of node 0.", "HOST"),
     Setting(
         "MASTER_PORT",
         "--master-port",
@@ -469,7 +470,11 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
     try:
         return setting.parse(claim.value)
     except ValueError as error:
+        shown = claim._replace(value=redact(setting.name, claim.value)).about(setting.name)
+        if why := explain_value(setting.name, claim.value):
+            raise LaunchError(f"{shown}: {why}.") from None
+        if isinstance(error, ExplainedError):
+            raise LaunchError(f"{shown}: {error}.") from None
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        shown = claim._replace(value=redact(setting.name, claim.value))
-        text = f"{shown.about(setting.name)}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
+        text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None

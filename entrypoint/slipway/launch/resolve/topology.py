@@ -11,6 +11,7 @@ from typing import NamedTuple
 from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
+from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import (
     choose_backend,
@@ -155,6 +156,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     else:
         _refuse_contradictions(sources, readings, values)
     least, nodes, node_rank = _read_place(values)
+    ignored = [] if nodes > 1 or process else _ignore_meeting_place(values)
     if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
         raise LaunchError(
             f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
@@ -181,7 +183,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         node_rank=node_rank,
         group_rank=node_rank,
         processes_per_node=processes,
-        master_addr=values["MASTER_ADDR"].value,
+        master_addr=str(parse_claim(BY_NAME["MASTER_ADDR"], values["MASTER_ADDR"].claim)),
         master_port=_number("MASTER_PORT", values),
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
@@ -198,6 +200,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         values=values,
         mended=host.mended,
         notes=(
+            *ignored,
             *_notes(sources, values, nodes, device, devices, process, host.runtime),
             *_place_notes(devices, device, processes, process),
         ),
@@ -284,6 +287,22 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
                     f"{plain.about(name)}, but {theirs.source} says {theirs.value}{also}. "
                     f"Unset {name}, or decide with {setting.option} N."
                 )
+
+
+def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
+    """Leave out what cannot say where nodes meet, on a single node, which meets nobody; a line for each. What was typed stays."""
+    notes = []
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        claim, setting = values[name].claim, BY_NAME[name]
+        if claim.source.startswith("command line"):
+            continue
+        try:
+            parse_claim(setting, claim)
+        except LaunchError as error:
+            if name == "MASTER_ADDR" or explain_value(name, claim.value):
+                notes.append(f"warning: ignored, since a single node meets no other: {error}")
+                values[name] = Value(setting.default, "default", (claim, *values[name].overruled))
+    return notes
 
 
 def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str], runtime: str) -> str:

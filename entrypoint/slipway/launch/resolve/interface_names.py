@@ -1,0 +1,48 @@
+"""Whether the network interfaces that NCCL and gloo were told to use exist on this node."""
+
+from collections.abc import Collection
+
+from slipway.launch.resolve.connectivity import interfaces_with_address
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.settings import Sources
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def absent_interfaces(job: Job) -> str:
+    """What is wrong with the names that this job's libraries were given, and what to type; empty where nothing is."""
+    own = job.plan.workload.own  # ours agree on stops through gloo, also where they train over nccl
+    return missing_interfaces(job.sources, job.plan.topology.backend, own, interfaces_with_address())
+
+
+def missing_interfaces(sources: Sources, backend: str, own: bool, present: Collection[str]) -> str:
+    """The same for these interfaces of this node: those that have an address, since neither library takes one without."""
+    checks = {NCCL: (backend == "nccl", _not_for_nccl), GLOO: (backend == "gloo" or own, _not_for_gloo)}
+    for name, (used, check) in checks.items():
+        if used and (claim := sources.variable(name)) and (problem := check(claim.value, present)):
+            here = ", ".join(sorted(present)) or "none"
+            return f"{claim.about(name)}: {problem}. This node has {here}. Set {name} to one of them, or unset it."
+    return ""
+
+
+def _not_for_gloo(text: str, present: Collection[str]) -> str:
+    """gloo takes names as they are, several with commas between them, and looks for each."""
+    if text[:1] in ("^", "="):
+        return f"{text[0]} is a sign of NCCL's that gloo does not know; it takes the names of interfaces alone"
+    absent = [name for name in text.split(",") if name not in present]
+    return f"gloo finds no interface {', '.join(map(repr, absent))} with an address" if absent else ""
+
+
+def _not_for_nccl(text: str, present: Collection[str]) -> str:
+    """NCCL takes beginnings of names, whole names after =, and with ^ all others.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    others, names = text.startswith("^"), text.removeprefix("^")
+    whole, wanted = (
+        names.startswith("="),
+        [part.partition(":")[0] for part in names.removeprefix("=").split(",") if part],
+    )
+    found = {name for name in present if any(name == one if whole else name.startswith(one) for one in wanted)}
+    left = set(present) - found if others else found
+    return "" if left else "NCCL finds no interface with an address by that"
