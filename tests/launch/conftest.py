@@ -39,7 +39,7 @@ def slipway(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
 
 @pytest.fixture
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
-    """What ranks are to do at which step; see stand_ins.py."""
+    """What ranks are to do at which step; see stand_in_rules.py."""
     return Rules(tmp_path_factory.mktemp("rules") / "held")
 
 
