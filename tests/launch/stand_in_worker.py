@@ -147,6 +147,9 @@ class Worker:
             if self._step == self._total or (every and self._step % every == 0):
                 self._save()
             self._keep_in_memory()
+            evaluated = self._options.eval_every
+            if self._step == self._total or (evaluated and self._step % evaluated == 0):
+                self._beat(Phase.EVALUATE)
         self._save()
         self._beat(Phase.FINISH)
         self._ranks.share(None)

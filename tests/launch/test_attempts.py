@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from launchers import Launcher
-from stand_ins import Rule, Rules
+from stand_in_rules import Rule, Rules
 from waiting import wait_until
 
 from slipway.launch.process_tree import stat_fields
