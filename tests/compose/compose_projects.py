@@ -6,12 +6,12 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("IMAGE") or "slipway:dev"
@@ -31,21 +31,6 @@ def docker(*words: str, timeout: float = 60) -> str:
     done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=timeout, check=False, env=ENVIRON)
     assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
     return done.stdout.strip()
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
-def wait_until(holds: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
-    """Wait until something holds; fail with what `otherwise` tells."""
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, f"not within {seconds} s:\n{otherwise()}"
-        time.sleep(0.2)
 
 
 class Project:
@@ -100,19 +85,23 @@ class Project:
         """All that a service's container said, earlier starts included."""
         return self("logs", "--no-log-prefix", service)
 
-    def wait_for_text(self, service: str, text: str, seconds: float = 120) -> None:
+    def wait_for_text(self, service: str, text: str) -> None:
         """Wait until a service says something."""
-        wait_until(lambda: text in self.logs(service), seconds, lambda: self.logs(service))
+        self.wait(lambda: text in self.logs(service), repr(text), service)
+
+    def wait(self, holds: Callable[[], object], what: str, service: str) -> None:
+        """Wait until something holds, or fail with all that a service said."""
+        wait_until(holds, lambda: f"{what}:\n{self.logs(service)}", every=0.2)
 
     def wait_for_snapshot(self, service: str) -> None:
         """Wait until the run has a snapshot."""
         docker_id = self.container(service)["Id"]
         look = ["docker", "exec", docker_id, "sh", "-c", "ls -d /checkpoints/*/snapshots/step-*"]
-        wait_until(
-            lambda: subprocess.run(look, capture_output=True, check=False, env=ENVIRON).returncode == 0,
-            120,
-            lambda: self.logs(service),
-        )
+
+        def saved() -> bool:
+            return subprocess.run(look, capture_output=True, check=False, env=ENVIRON).returncode == 0
+
+        self.wait(saved, "a snapshot", service)
 
     def kill(self, service: str) -> None:
         """Kill the container's first process as the kernel would; `docker kill` counts as a wish of the user's."""
@@ -125,7 +114,7 @@ class Project:
         def ended() -> bool:
             return bool(self.container(service)["State"]["Status"] == "exited")
 
-        wait_until(ended, 150, lambda: self.logs(service))
+        self.wait(ended, "its end", service)
         return self.container(service)
 
     def copy_out(self, service: str) -> Path:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from compose_projects import CPU, GPT, SHORT, Project, free_port
+from compose_projects import CPU, GPT, SHORT, Project
+from ports import take_port
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         tmp_path_factory.mktemp("trained"),
         COMPOSE_FILE=CPU,
         COMPOSE_PROFILES="tensorboard",
-        TENSORBOARD_PORT=str(free_port()),
+        TENSORBOARD_PORT=str(take_port()),
         WORKLOAD=GPT,
     )
     try:

@@ -7,9 +7,10 @@ import re
 import urllib.request
 
 import pytest
-from compose_projects import ROOT, Project, wait_until
+from compose_projects import ROOT, Project
 from needs import CHROMIUM
 from playwright.sync_api import Page, expect, sync_playwright
+from waiting import wait_until
 
 ARGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -35,7 +36,7 @@ def test_its_scalars_page_draws_the_loss(trained: Project) -> None:
     points = (run / "metrics.jsonl").read_text().count('"loss"')
     # It reads the files every few seconds, and the page asks it once.
     scalars = f"{address}/data/plugin/scalars/scalars?tag=train%2Floss&run={run.name}%2Ftensorboard"
-    wait_until(lambda: count_points(scalars) == points, 60, lambda: f"{points} points in {scalars}")
+    wait_until(lambda: count_points(scalars) == points, f"{points} points in {scalars}", every=0.2)
     artefacts = ROOT / ".tmp/artefacts"
     artefacts.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:

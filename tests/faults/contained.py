@@ -3,12 +3,11 @@
 import os
 import shlex
 import signal
-import subprocess
 import threading
-import time
 
 from containers import Container, Containers, as_oneself, docker
 from scene import INSIDE, JOB, Scene, faults
+from waiting import wait_until
 
 
 class ContainerJob:
@@ -32,11 +31,12 @@ class ContainerJob:
 
     def end(self, timeout: float) -> int:
         """The exit code, once the engine will not start it again."""
-        until = time.monotonic() + timeout
-        while self.container.state("Status") != "exited":
-            if time.monotonic() > until:
-                raise subprocess.TimeoutExpired("docker run", timeout)
-            time.sleep(0.2)
+        wait_until(
+            lambda: self.container.state("Status") == "exited",
+            lambda: f"the end of the container:\n{self.text}",
+            timeout,
+            every=0.2,
+        )
         return int(self.container.state("ExitCode"))
 
 
@@ -51,12 +51,6 @@ def start(scene: Scene, options: str, *wanted: dict[str, object]) -> ContainerJo
     if wanted:
         container.wait_for("fault: ")
     return container
-
-
-def few_processors(scene: Scene) -> ContainerJob:
-    """Two ranks share 0.3 processors, on which two imports of torch take longer than the 10 s that a step may take."""
-    scene.harm()
-    return start(scene, "--cpus 0.3 --env SLIPWAY_HANG_SECONDS=10")
 
 
 HOLD = {"do": "hold", "beat": ("train", 25, 3)}

@@ -5,13 +5,13 @@ import re
 import shlex
 import shutil
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from contained import ContainerJob
 from containers import PATIENCE, Container, Containers, as_oneself, docker, fresh_name
 from scene import COURSE, INSIDE, Scene
+from waiting import wait_until
 
 from slipway.protocol.files import snapshot_name
 
@@ -85,18 +85,14 @@ class Node(ContainerJob):
 
     def hear(self, words: str, times: int) -> None:
         """Wait until it has said something so many times."""
-        until = time.monotonic() + PATIENCE
-        while self.text.count(words) < times:
-            assert time.monotonic() < until, f"never said {words!r} again:\n{self.text}"
-            assert self.state("Running") == "true", f"ended without {words!r}:\n{self.text}"
-            time.sleep(0.2)
+        said = self.container.has_said
+        wait_until(lambda: said(words, times), lambda: f"{words!r} again:\n{self.text}", PATIENCE, every=0.2)
 
     def wait_for_file(self, pattern: str) -> None:
         """Wait until its run directory holds such a file."""
-        until = time.monotonic() + PATIENCE
-        while not list(self.disk.glob(f"gpt-*/{pattern}")):
-            assert time.monotonic() < until, f"there never was {pattern}:\n{self.text}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: list(self.disk.glob(f"gpt-*/{pattern}")), lambda: f"{pattern}:\n{self.text}", PATIENCE, every=0.05
+        )
 
     def release(self) -> None:
         (self.disk / "go").touch()
@@ -213,5 +209,4 @@ class Nodes:
 
     def end(self, timeout: float) -> tuple[int, ...]:
         """The exit codes of all nodes, in order."""
-        until = time.monotonic() + timeout
-        return tuple(node.end(until - time.monotonic()) for node in self.nodes)
+        return tuple(node.end(timeout) for node in self.nodes)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launchers import PATIENCE, Launcher, start_launcher
+from launchers import Launcher, start_launcher
+from waiting import wait_until
 
 from slipway.protocol.files import list_snapshots, snapshot_name
 from slipway.train.snapshots.snapshot import verify_snapshot
 
 STEPS = 40
+ENOUGH = 150.0  # s, in which every job ends on any machine; far less than a collective of torch's waits
 COURSE = (
     "--batch-size", "8", "--accumulate", "2", "--steps", str(STEPS),
     "--save-every", "10", "--eval-every", "30", "--log-every", "1",
@@ -73,10 +75,7 @@ class Scene:
 
     def wait_for_file(self, path: str) -> None:
         """Wait until there is a file in the run directory."""
-        until = time.monotonic() + PATIENCE
-        while not (self.run / path).exists():
-            assert time.monotonic() < until, f"there never was {path}"
-            time.sleep(0.05)
+        wait_until((self.run / path).exists, path)
 
     def resume(self) -> Any:
         """Go on with the run, unless a job has done that already."""

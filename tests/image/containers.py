@@ -5,12 +5,13 @@ import re
 import secrets
 import shlex
 import subprocess
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from waiting import wait_until
+
 IMAGE = os.environ.get("IMAGE", "slipway:dev")
-PATIENCE = 240.0  # s; a machine under load needs many seconds for two imports of torch
+PATIENCE = 240.0  # s; a machine under load needs many seconds for two imports of torch, and docker for each look
 # Room in /dev/shm and results on a volume (which goes with the container): nothing to warn about.
 WELL = "--shm-size 1g --volume /checkpoints"
 # What of a warning is the same everywhere.
@@ -71,11 +72,14 @@ class Container:
 
     def wait_for(self, words: str) -> None:
         """Wait until it says something."""
-        until = time.monotonic() + PATIENCE
-        while words not in self.text:
-            assert time.monotonic() < until, f"never said {words!r}:\n{self.text}"
-            assert self.state("Running") == "true" or words in self.text, f"ended without {words!r}:\n{self.text}"
-            time.sleep(0.3)
+        wait_until(lambda: self.has_said(words), lambda: f"{words!r}:\n{self.text}", PATIENCE, every=0.3)
+
+    def has_said(self, words: str, times: int = 1) -> bool:
+        """Whether it said something so many times. AssertionError where it has ended and cannot any more."""
+        runs = self.state("Running") == "true"
+        said = self.text.count(words) >= times
+        assert said or runs, f"ended without {words!r}:\n{self.text}"
+        return said
 
     def wait(self, code: int = 0) -> "Container":
         """Wait for its end with this exit code; fails on a loud line that was not expected, or that did not come."""

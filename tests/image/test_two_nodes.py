@@ -1,12 +1,12 @@
 """Several nodes as containers: they find each other by name, train the same weights, and say what keeps them apart."""
 
 import json
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from containers import Container, Containers, docker, fresh_name
+from ports import take_port
 
 # One process a node. With the same number of threads two containers add up what one with two processes does.
 OPTIONS = (
@@ -79,7 +79,7 @@ def test_nodes_with_different_arguments_end_with_the_same_table_on_both(containe
 
 
 def test_containers_on_the_network_of_the_host_find_each_other(container: Containers) -> None:
-    port = f"-e MASTER_PORT={free_port()}"
+    port = f"-e MASTER_PORT={take_port()}"
     lines = [node("host", rank, "localhost", words=f"linear --epochs {rank + 1}", options=port) for rank in (0, 1)]
     for each in [container.start(line) for line in lines]:
         said(each.wait(78), "differ in arguments")  # which only those know that have met
@@ -93,7 +93,7 @@ def test_one_published_port_between_two_bridges_ends_with_the_advice_of_network_
     undo.callback(docker, "network", "rm", other)
     # Another bridge's gateway is this machine, as another machine's address would be.
     machine = docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", other).strip()
-    port = free_port()
+    port = take_port()
     options = f"-e MASTER_PORT={port}"
     zero = container.start(node(network, 0, machine, options=f"{options} --publish {port}:{port}"))
     one = container.start(node(other, 1, machine, options=options))
@@ -102,13 +102,6 @@ def test_one_published_port_between_two_bridges_ends_with_the_advice_of_network_
         assert "--network host" in advice
         assert "publishing one port" in advice
         assert "run directory" not in each.text, "nothing was started"
-
-
-def free_port() -> int:
-    """A port that is free on this machine."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def said(container: Container, words: str) -> str:

@@ -1,11 +1,11 @@
 """Real launchers as processes: `slipway(...)` runs one to its end, `start(...)` leaves it running."""
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launchers import OWN_SCRIPT, Launcher, start_launcher
+from ports import take_ports
 from stand_in_rules import Rules
 
 
@@ -54,9 +54,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.fixture
 def node(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
     """Start one node of a job whose nodes all live on this machine; `nodes` and `rank` count them."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = take_ports(2)  # torchrun's store takes the next one
 
     def launch(rank: int, nodes: int | str, *words: str, before: tuple[str, ...] = (), **variables: str) -> Launcher:
         contract = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}

@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PATIENCE = 120.0  # s; a machine under load needs many seconds for two imports of torch
+from waiting import PATIENCE, wait_until
 
 
 @dataclass
@@ -24,11 +23,15 @@ class Launcher:
         return "".join(self.lines)
 
     def wait_for(self, words: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while words not in self.text:
-            assert time.monotonic() < until, f"never said {words!r}:\n{self.text}"
-            assert self.process.poll() is None or words in self.text, f"ended without {words!r}:\n{self.text}"
-            time.sleep(0.05)
+        wait_until(lambda: self.has_said(words), lambda: f"{words!r}:\n{self.text}")
+
+    def has_said(self, words: str) -> bool:
+        """Whether it said this. AssertionError where it has ended and cannot any more."""
+        ended = self.process.poll() is not None
+        if ended:
+            self.reader.join(10)
+        assert words in self.text or not ended, f"ended without {words!r}:\n{self.text}"
+        return words in self.text
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from waiting import wait_until
 
 
 @contextmanager
@@ -63,9 +64,11 @@ def small_memory(size: int) -> Iterator[tuple[str, ...]]:
     try:
         yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
     finally:
-        until = time.monotonic() + 20
-        while folder.is_dir() and time.monotonic() < until:
-            try:
-                folder.rmdir()
-            except OSError:
-                time.sleep(0.1)
+        wait_until(lambda: removed(folder), f"the end of all processes in {folder}")
+
+
+def removed(cgroup: Path) -> bool:
+    """Remove a cgroup, unless a process is left in it."""
+    with suppress(OSError):
+        cgroup.rmdir()
+    return not cgroup.exists()

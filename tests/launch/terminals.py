@@ -6,10 +6,9 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
 
-from launchers import PATIENCE
+from waiting import PATIENCE, wait_until
 
 SIZE = (24, 100)  # rows and columns
 
@@ -61,11 +60,15 @@ class Terminal:
 
     def wait_for(self, words: str, after: int = 0) -> int:
         """Wait until these words are there, behind a place in the text; returns where they end."""
-        until = time.monotonic() + PATIENCE
-        while words not in self.text[after:]:
-            assert time.monotonic() < until, f"never showed {words!r}:\n{self.text}"
-            assert self.process.poll() is None or words in self.text[after:], f"ended without {words!r}:\n{self.text}"
-            time.sleep(0.02)
+
+        def shown() -> bool:
+            ended = self.process.poll() is not None
+            if ended:
+                self._reader.join(10)
+            assert words in self.text[after:] or not ended, f"ended without {words!r}:\n{self.text}"
+            return words in self.text[after:]
+
+        wait_until(shown, lambda: f"{words!r}:\n{self.text}")
         return self.text.index(words, after) + len(words)
 
     def end(self) -> int:

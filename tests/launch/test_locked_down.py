@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from ports import take_ports
 
 Run = Callable[..., Launcher]
 # Group 0 as on OpenShift. The capability reads what only root may (the interpreter may lie in root's home) and writes
@@ -114,9 +114,7 @@ def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(slipw
 
 @pytest.mark.needs("other users")
 def test_a_node_that_cannot_write_its_results_ends_the_job_for_all_with_its_own_words(start: Run) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+    port = str(take_ports(2))
     contract = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NPROC_PER_NODE": "1"}
     contract |= {"SLIPWAY_IMAGE": "0.1.0-test", "TMPDIR": "/tmp"}
     jobs = [start("linear", RANK="0", **contract)]

@@ -13,10 +13,21 @@ from worker_output import MakeOutput, Output
 
 from slipway.cli import arguments, cli
 from slipway.launch.attempt.supervise import Attempt
+from slipway.launch.resolve import host
 from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import detect_runtime
 
 settings.register_profile("unit", deadline=None)  # a busy machine is no failure
 settings.load_profile("unit")
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that lacks nothing and runs in no container, whatever this machine is."""
+    monkeypatch.setattr(host, "size_of", lambda folder: 64 << 30)  # /dev/shm
+    monkeypatch.setattr(host, "may_execute", lambda folder: True)
+    monkeypatch.setattr(host, "read_mounts", dict)
+    monkeypatch.setattr(host, "detect_runtime", lambda environ: detect_runtime(environ, Path("/no-container")))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources
 
-from slipway.launch.resolve import container_checks
+from slipway.launch.resolve import container_checks, host
 from slipway.launch.resolve.container_checks import default_runs, fleeting_results, require_writable, warnings
 from slipway.launch.resolve.folders import mount_point, read_mounts
 from slipway.launch.resolve.host import Host
@@ -205,7 +205,8 @@ def test_of_several_launchers_on_a_machine_one_says_it() -> None:
     assert len(said(in_image(), LOCAL_RANK="0", **{**place, "RANK": "0"})) == 1
 
 
-def test_the_image_is_named_by_plan_and_by_the_version(slipway: Slipway) -> None:
+def test_the_image_is_named_by_plan_and_by_the_version(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "read_mounts", lambda: OVERLAY)
     made = slipway("plan", "linear", SLIPWAY_IMAGE="0.1.0-abc", SLIPWAY_RUNS="runs")
     assert "in the image 0.1.0-abc" in made.out
     assert "warning:" in made.out

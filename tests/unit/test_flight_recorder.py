@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stand_ins import make_devices, plan_for
+from waiting import wait_until
 
 from slipway.launch.attempt import flight_recorder, supervise
 from slipway.launch.attempt.flight_recorder import Pipes, record
@@ -57,8 +57,8 @@ class Workers:
         self.workers = [rank.pid for rank in self.ranks]
         self.folder = Path(environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
         self.mode = self.folder.stat().st_mode & 0o777
-        while not {"rank-0.pipe", "rank-1.pipe"} <= {path.name for path in self.folder.iterdir()}:
-            time.sleep(0.02)
+        pipes = {"rank-0.pipe", "rank-1.pipe"}
+        wait_until(lambda: pipes <= {path.name for path in self.folder.iterdir()}, "the pipes of both ranks")
 
 
 def test_ranks_that_hang_are_asked_for_their_last_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

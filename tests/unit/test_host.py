@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.launch.resolve import host
 from slipway.launch.resolve.host import read_host
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
@@ -39,6 +40,7 @@ def test_without_any_folder_for_temporary_files_the_flag_to_add_is_named(monkeyp
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    monkeypatch.setattr(host, "detect_runtime", lambda environ: "docker")
     with pytest.raises(LaunchError, match="--tmpfs /tmp:exec,mode=1777") as caught:
         read_host({})
     assert caught.value.code == CONFIGURATION

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
+from waiting import wait_until
 
 from slipway.launch import notices
 from slipway.launch.notices import Notices, open_notices
@@ -29,13 +30,12 @@ SECRET = "T00/B00/hunter2hunter2"
 
 @dataclass
 class Chat:
-    """A server that takes messages after it failed so often; `at` says when each came."""
+    """A server that takes messages after it failed so often."""
 
     url: str = ""
     failures: int = 0
     tries: int = 0
     posts: list[dict[str, Any]] = field(default_factory=list)
-    at: list[float] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -49,7 +49,6 @@ def chat() -> Iterator[Chat]:
             failed = made.tries <= made.failures
             if not failed:
                 made.posts.append(content)
-                made.at.append(time.monotonic())
             self.send_response(500 if failed else 200)
             self.end_headers()
 
@@ -168,12 +167,12 @@ def test_what_comes_within_the_minute_is_told_together_and_the_end_does_not_wait
     chat: Chat, start: Any, run: Run
 ) -> None:
     with start() as told:
+        waits = waits_of(told)
         told.hang(run, "one")
-        while not chat.posts:
-            time.sleep(0.01)
+        wait_until(lambda: chat.posts, "the first message")
         told.hang(run, "two")
+        wait_until(lambda: len(waits) == 2, "the second message to be held back")
         told.restart(run, verdict(Word.PEER, "three"))
-        time.sleep(0.2)
         assert len(chat.posts) == 1
         told.end(run, verdict(Word.FINISHED))
     first, second = chat.posts
@@ -182,15 +181,27 @@ def test_what_comes_within_the_minute_is_told_together_and_the_end_does_not_wait
     assert (len(lines), lines[0], lines[-1]) == (3, "gpt-1: two", "gpt-1: finished on 1 node")
 
 
+def waits_of(told: Notices, *, passes: bool = False) -> list[float]:
+    """The seconds that it waits before each message, from now on. `passes`: they are over at once."""
+    waits: list[float] = []
+    wait = told._over.wait
+
+    def note(seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(0.0 if passes else seconds)
+
+    told._over.wait = note  # type: ignore[method-assign,assignment]
+    return waits
+
+
 def test_after_the_minute_the_next_one_goes(chat: Chat, start: Any, run: Run) -> None:
-    with start(pause=0.3) as told:
-        told.hang(run, "one")
-        while not chat.posts:
-            time.sleep(0.01)
-        told.hang(run, "two")
-        while len(chat.posts) < 2:
-            time.sleep(0.01)
-    assert chat.at[1] - chat.at[0] >= 0.25
+    with start() as told:
+        waits = waits_of(told, passes=True)
+        for number, text in enumerate(("one", "two"), start=1):
+            told.hang(run, text)
+            wait_until(lambda count=number: len(chat.posts) == count, f"message {number}")
+    assert waits[0] == 0
+    assert 0 < waits[1] <= 60
 
 
 def test_secrets_are_taken_out(chat: Chat, start: Any, run: Run) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from slipway.launch.watch.outside import Outside, find_program, read_dump
 from slipway.launch.watch.standing import read_standing
@@ -31,10 +31,7 @@ def stand_in(folder: Path, text: str) -> str:
 
 def look(program: str) -> Outside:
     outside = Outside([7], program)
-    until = time.monotonic() + 20
-    while not outside.over:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: outside.over, "the end of py-spy")
     return outside
 
 

@@ -172,12 +172,12 @@ def test_torchrun_is_not_waited_for_once_the_workers_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
 ) -> None:
     """Its own end waits for the torchrun of the other node."""
-    worker, began = Worker("node", tmp_path / "node-0", SLEEPS), time.monotonic()
+    worker = Worker("node", tmp_path / "node-0", SLEEPS)
     ended = subprocess.Popen(["true"])
     ended.wait()
     worker.workers = [ended.pid]
-    assert supervise_worker(monkeypatch, tmp_path, worker, script).status == -signal.SIGKILL
-    assert time.monotonic() - began < 15
+    status = supervise_worker(monkeypatch, tmp_path, worker, script, after_failure=3600).status
+    assert status == -signal.SIGKILL
 
 
 def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chrome_traces import flying, span, write_traces
 from stand_ins import Slipway
+from waiting import wait_until
 
 from slipway.cli import trace as command
 from slipway.launch.attempt.stops import Stops
@@ -28,6 +29,17 @@ def _run(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(NODE.parent / "run.json", {"workload": "gpt", "started": 1.0, "attempt": 2})
     monkeypatch.setattr(command, "LOOK", 0.2)
     monkeypatch.setattr(command, "GLANCE", 0.01)
+    monkeypatch.setattr(command, "read_json", note)
+
+
+SEEN: list[object] = []  # the states of answers that the command has read
+
+
+def note(file: Path) -> dict[str, Any]:
+    """Read a file for the command."""
+    found = read_json(file)
+    SEEN.append(found.get("state"))
+    return found
 
 
 @contextmanager
@@ -44,13 +56,12 @@ def rank_0(*turns: Callable[[str], None]) -> Iterator[list[dict[str, object]]]:
     asked: list[dict[str, object]] = []
 
     def serve() -> None:
-        until = time.monotonic() + 20
-        while not (request := read_json(WANTED)) and time.monotonic() < until:
-            time.sleep(0.01)
+        request = wait_until(lambda: read_json(WANTED), "a request")
         asked.append(request)
         for turn in turns:
             turn(str(request["id"]))
-            time.sleep(0.1)
+            if turn is not turns[-1]:
+                wait_until(lambda: SEEN[-1] == read_json(ANSWER).get("state"), "the command to read the answer")
 
     thread = threading.Thread(target=serve)
     thread.start()

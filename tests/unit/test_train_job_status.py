@@ -6,8 +6,7 @@ import json
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for
+from waiting import wait_until
 
 from slipway.launch.attempt import train_job_status
 from slipway.launch.attempt.attempt import progress_elsewhere
@@ -139,7 +139,7 @@ def test_progress_is_posted_while_it_trains_and_at_the_end_with_the_token_of_the
     said: list[str] = []
     beats(tmp_path, 10)
     with TrainJobStatus(trainer.environ, tmp_path, tmp_path / "node-0", said.append, every=0.1):
-        until(lambda: trainer.posts)
+        wait_until(lambda: trainer.posts, "the first message")
         Path(trainer.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).write_text("second")
         beats(tmp_path, 1000)
     assert not said
@@ -148,13 +148,6 @@ def test_progress_is_posted_while_it_trains_and_at_the_end_with_the_token_of_the
     assert first["trainerStatus"]["progressPercentage"] == 1
     assert last["trainerStatus"]["progressPercentage"] == 100
     assert {"name": "loss", "value": "2.5"} in last["trainerStatus"]["metrics"]
-
-
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +168,8 @@ def test_what_cannot_be_told_is_said_once_and_nothing_is_raised(
     said: list[str] = []
     beats(tmp_path, 10)
     with TrainJobStatus({**trainer.environ, **change}, tmp_path, tmp_path / "node-0", said.append, every=0.02):
-        until(lambda: said)
-        time.sleep(0.1)
+        wait_until(lambda: said, "the complaint")
+        beats(tmp_path, 1000)  # so that there is more to tell at the end, too
     [line] = said
     assert line.startswith("Trainer cannot be told how far the training is, which goes on: ")
     assert "first" not in line, "the token"

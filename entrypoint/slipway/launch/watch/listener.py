@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from slipway.launch.watch.recorder import read_answer, read_numbers
@@ -130,12 +131,12 @@ def peer_user(link: socket.socket) -> int:
     return int(user)
 
 
-def activity(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def activity(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[tuple[int, int], ...]:
     """How many bytes each process has written so far, by /proc/PID/io: to files, pipes and terminals."""
     found = []
     for pid in pids:
         with suppress(OSError, ValueError, StopIteration):
-            with open(f"/proc/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
+            with open(f"{proc}/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
                 line = next(line for line in file if line.startswith("wchar:"))
             found.append((pid, int(line.split()[1])))
     return tuple(found)

@@ -32,13 +32,14 @@ class Watch:
         last_line: Callable[[int], str] = lambda rank: "",
         gpu_use: Callable[[int], int | None] = lambda rank: None,
         process: int | None = None,
+        proc: Path = Path("/proc"),
     ) -> None:
         """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output;
         `gpu_use`: percent of the time in which a rank's GPU was in use; `process`: the rank of the launcher's only one, where
-        each has its own.
+        each has its own; `proc`: where the kernel shows processes.
         """
         self._ranks = tuple(ranks)
-        self._node_rank, self._limit = node_rank, limit
+        self._node_rank, self._limit, self._proc = node_rank, limit, proc
         names = (RANKS_FILE, STACKS_WANTED, STACKS_FILE)
         self._progress, self._request, self._answer = (own_file(node_dir, name, process) for name in names)
         self._last_line, self._gpu_use = last_line, gpu_use
@@ -101,10 +102,10 @@ class Watch:
 
     def _take(self, listener: Listener, workers: Sequence[int], chunks: int, now: float) -> None:
         known = listener.workers
-        below = trees(workers)
-        cpu = {pid: sum(cpu_seconds(stat_fields(one)) for one in (pid, *below[pid])) for pid in workers}
+        below = trees(workers, self._proc)
+        cpu = {pid: sum(cpu_seconds(stat_fields(one, self._proc)) for one in (pid, *below[pid])) for pid in workers}
         numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
-        written = tuple(activity([pid, *below[pid]]) for pid in workers)
+        written = tuple(activity([pid, *below[pid]], self._proc) for pid in workers)
         self._still.look((tuple(workers), chunks, numbers, written), now)
         if not self._still.seconds:
             self._cpu = cpu
