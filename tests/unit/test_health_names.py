@@ -9,6 +9,7 @@ import pytest
 from stand_ins import resolve
 
 from slipway.launch.health.names import judge_own_name, judge_port, look_at_names
+from slipway.launch.health.names import resolve as look_up
 from slipway.launch.health.patience import within
 from slipway.launch.muster.card import Finding
 from slipway.protocol.errors import CONFIGURATION
@@ -43,10 +44,10 @@ def test_a_master_that_does_not_resolve_is_an_error_with_its_usual_cause() -> No
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 300])
-def test_a_name_that_is_none_is_an_error_too(name: str) -> None:
-    row = list(look_at_names(resolve(TWO | {"MASTER_ADDR": name})))[-1]
-    assert row.level == "error"
-    assert "does not resolve" in row.found
+def test_a_host_whose_own_name_cannot_be_one_is_warned_of(name: str) -> None:
+    row = judge_own_name(name, True, look_up)
+    assert row.level == "warning"
+    assert "does not resolve (no name of a host looks like that)" in row.found
 
 
 def test_a_master_on_loopback_is_a_warning_with_several_nodes() -> None:
