@@ -10,13 +10,16 @@ from slipway.launch.muster.messages import Hello
 from slipway.launch.muster.roster import Roster, Seat
 
 
-def make_roster(nodes: int, least: int | None = None, allow_uneven: bool = False, **own: Any) -> Roster:
+def make_roster(
+    nodes: int, least: int | None = None, allow_uneven: bool = False, doubtful: bool = False, **own: Any
+) -> Roster:
     return Roster(
         own=make_card(0, nodes, **own),
         nodes=nodes,
         least=least or nodes,
         process="node 0's",
         allow_uneven=allow_uneven,
+        doubtful=doubtful,
     )
 
 
@@ -209,37 +212,41 @@ def test_strays_are_bounded() -> None:
 def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
     roster = make_roster(3, least=2, processes=3)
     admit(roster, make_hello(0, 3, tries=1))
-    assert (roster.hint(3.0) or "").startswith("the job is under way")
+    assert roster.under_way.startswith("the job is under way")
+    assert roster.question == ""
     admit(roster, make_hello(1, 3))
-    assert roster.hint(3.0) is None
+    assert roster.under_way == ""
 
 
-def test_a_hint_counts_what_one_machine_has() -> None:
-    roster = make_roster(4, processes=4, gpus=("H200",) * 4)
-    assert (roster.hint(3.0) or "").startswith("WORLD_SIZE=4 counts nodes, and this node alone has 4 GPUs; ")
-    assert make_roster(4, processes=3, gpus=("H200",) * 5).hint(3.0) is None
-    assert "has 4 processes; " in (make_roster(4, processes=4, gpus=("H200",) * 5).hint(3.0) or "")
+EIGHT = {"processes": 8, "gpus": ("H200",) * 8}
+QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
+    (4, [{"processes": 2}] * 2, "The nodes that are here have 2 × 2 = 4: then set WORLD_SIZE=2."),
+    (16, [EIGHT] * 2, "The nodes that are here have 2 × 8 = 16: then set WORLD_SIZE=2."),
+    (6, [{"processes": 4}, {"processes": 2}], "The nodes that are here have 4 + 2 = 6: then set WORLD_SIZE=2."),
+    (4, [{"processes": 2}] * 3, ""),
+    (4, [{"processes": 1}] * 2, ""),
+    (4, [{"processes": 4}], "Was it meant to count the 4 processes of this machine? Then unset WORLD_SIZE."),
+    (4, [{"processes": 2, "gpus": ("H200",) * 4}], "Was it meant to count the 4 GPUs of this machine? Then unset WORLD_SIZE."),
+    (4, [{"processes": 3, "gpus": ("H200",) * 5}], ""),
+    (16, [EIGHT], "processes, of which this node has 8? Then set WORLD_SIZE=2."),
+    (6, [{"processes": 2}], "processes, of which this node has 2? Then set WORLD_SIZE=3."),
+    (6, [{"processes": 1}], ""),
+    (6, [{"processes": 4}], ""),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("nodes", "own", "seconds", "says"),
-    [
-        (16, {"processes": 8, "gpus": ("H200",) * 8}, 10.0, "of which a node has 8, set WORLD_SIZE=2."),
-        (16, {"processes": 8, "gpus": ("H200",) * 8}, 9.0, ""),
-        (6, {"processes": 2}, 11.0, "set WORLD_SIZE=3."),
-        (6, {"processes": 1}, 11.0, ""),
-        (6, {"processes": 4}, 11.0, ""),
-    ],
-)
-def test_where_nobody_comes_a_world_size_in_processes_of_several_nodes_is_noticed(
-    nodes: int, own: dict[str, Any], seconds: float, says: str
+@pytest.mark.parametrize(("nodes", "here", "asks"), QUESTIONS)
+@pytest.mark.parametrize("doubtful", [True, False])
+def test_who_may_have_counted_processes_is_asked_unless_a_scheduler_gave_the_number(
+    nodes: int, here: list[dict[str, Any]], asks: str, doubtful: bool
 ) -> None:
-    roster = make_roster(nodes, **own)
-    admit(roster, make_hello(0, nodes, **own))
-    hint = roster.hint(seconds) or ""
-    assert hint.endswith(says) if says else not hint
-    admit(roster, make_hello(1, nodes))
-    assert roster.hint(seconds) is None
+    roster = make_roster(nodes, doubtful=doubtful, **here[0])
+    admit(roster, *(make_hello(rank, nodes, **own) for rank, own in enumerate(here)))
+    if asks and doubtful:
+        assert roster.question.startswith(f"WORLD_SIZE={nodes} counts nodes. Was it meant to count ")
+        assert roster.question.endswith(asks)
+    else:
+        assert roster.question == ""
 
 
 def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
@@ -260,20 +267,3 @@ def test_a_rival_is_another_process_on_the_same_seat() -> None:
     assert roster.rival(make_hello(1, 2, process="second")) is not None
     assert roster.rival(make_hello(1, 2, process="another")) is not None
     assert roster.rival(make_hello(0, 2, process="second")) is None
-
-
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        ({"processes": 4}, "WORLD_SIZE=4 counts nodes, and this node alone has 4 processes"),
-        ({"processes": 2, "gpus": ("H200",) * 4}, "this node alone has 4 GPUs"),
-        ({"processes": 2}, None),
-    ],
-)
-def test_a_world_size_that_counts_processes_is_noticed(own: dict[str, Any], said: str | None) -> None:
-    roster = make_roster(4, **own)
-    admit(roster, make_hello(0, 4, **own))
-    hint = roster.hint(3.0)
-    assert (hint is None) if said is None else (hint is not None and said in hint)
-    admit(roster, make_hello(1, 4))
-    assert roster.hint(3.0) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import BARE_SRUN, PYTORCHJOB_NEW
 from stand_ins import make_sources, plan_for
 from test_single_node import make_job, tried
 
@@ -17,7 +18,7 @@ from slipway.launch.muster.card import Go
 from slipway.launch.node import Node, enter
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, last_outcome
-from slipway.launch.several_nodes import agree, make_card, runs_folder
+from slipway.launch.several_nodes import agree, make_card, may_count_processes, runs_folder
 from slipway.launch.verdict.attempts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
@@ -198,3 +199,18 @@ def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
     assert (node.missed, node.failures, node.reached) == (2, 1, 40)
     card = make_card(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
     assert (card.tries, card.failures, card.reached, card.attempt) == (3, 1, 40, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "doubtful"),
+    [
+        ({"WORLD_SIZE": "2"}, True),
+        ({"WORLD_SIZE": "", "NNODES": "2"}, False),
+        ({"WORLD_SIZE": "2", "JOB_COMPLETION_INDEX": "1"}, False),
+        (BARE_SRUN | {"WORLD_SIZE": "", "RANK": ""}, False),
+        (PYTORCHJOB_NEW, False),
+    ],
+    ids=["WORLD_SIZE", "NNODES", "an Indexed Job", "Slurm", "a PyTorchJob"],
+)
+def test_the_number_of_nodes_is_only_doubted_where_no_scheduler_gave_it(given: dict[str, str], doubtful: bool) -> None:
+    assert may_count_processes(job_of(**given).plan.topology) is doubtful

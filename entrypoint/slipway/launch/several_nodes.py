@@ -21,6 +21,7 @@ from slipway.launch.muster.terms import Terms
 from slipway.launch.node import Node
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import interfaces, make_plan
+from slipway.launch.resolve.topology import Topology
 from slipway.launch.resolve.versions import installed
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.attempts import Ending
@@ -53,6 +54,7 @@ class SeveralNodes:
             folder=runs_folder(job),
             say=say,
             token=job.sources.value("SLIPWAY_TOKEN"),
+            doubtful=may_count_processes(topology),
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
         )
         self._muster = Muster(terms)
@@ -139,6 +141,11 @@ class Exchange:
             self._told += 1
             if stop.here:
                 self._muster.stop(stop.number.name, stop.name)
+
+
+def may_count_processes(topology: Topology) -> bool:
+    """Whether somebody may have meant processes by the number of nodes: as WORLD_SIZE, and no scheduler has a say here."""
+    return topology.scheduler == "none" and topology.values["WORLD_SIZE"].source.endswith(" (WORLD_SIZE)")
 
 
 def one_line(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -25,6 +25,7 @@ from slipway.protocol.outcomes import Word
 
 FIRST_LINE_SECONDS = 3.0
 LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
+ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
 # Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
@@ -46,6 +47,7 @@ class Coordinator:
             least=self._terms.enough,
             process=self._terms.process,
             allow_uneven=self._terms.allow_uneven,
+            doubtful=self._terms.doubtful,
         )
         self._state = State(self._roster)
 
@@ -80,15 +82,19 @@ class Coordinator:
     async def _gather(self) -> None:
         """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
         server, loop = self._server, asyncio.get_running_loop()
-        line = self._began + FIRST_LINE_SECONDS
+        line, ask = self._began + FIRST_LINE_SECONDS, self._began + ASK_SECONDS
         while not self._settled():
             self._heed_stops()
             if loop.time() >= self._state.deadline:
-                raise LaunchError(self._describe() + f"; gave up after {self._terms.timeout:.0f} s.", PEER)
+                gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
+                raise LaunchError(f"{gave_up} {self._roster.question}".rstrip(), PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
-                if hint := self._roster.hint(loop.time() - self._began):
-                    server.broadcast(wire.Waiting(hint))
+                if under_way := self._roster.under_way:
+                    server.broadcast(wire.Waiting(under_way))
+                if loop.time() >= ask and (question := self._roster.question):
+                    ask = math.inf
+                    server.broadcast(wire.Waiting(question))
                 line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
             settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)
             wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))

@@ -9,7 +9,6 @@ from slipway.launch.muster.messages import Hello
 from slipway.launch.rank_ranges import rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
-ALONE_SECONDS = 10.0  # after which node 0 doubts that as many nodes are to come
 RANKS = 1_000_000  # a node rank above this is nonsense
 
 
@@ -33,15 +32,17 @@ class Seat:
 class Roster:
     """The seats of one muster, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
 
-    def __init__(self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool) -> None:
-        """A roster with `nodes` empty seats, of which at least so many must be taken."""
+    def __init__(
+        self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool = False
+    ) -> None:
+        """A roster with `nodes` empty seats, of which at least so many must be taken; `doubtful` as in Terms."""
         self.own = own
         self.nodes = nodes
         self.least = least
         self.seats: dict[int, Seat] = {}
         self._here = 0  # seats taken among the expected ones; thousands of launchers ask for it
         self._process = process
-        self._allow_uneven = allow_uneven
+        self._allow_uneven, self._doubtful = allow_uneven, doubtful
 
     def objection(self, hello: Hello) -> str | None:
         """Why this launcher can never have a seat (its fault alone: the muster goes on), or None."""
@@ -150,24 +151,28 @@ class Roster:
         wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 
-    def hint(self, seconds: float) -> str | None:
-        """What to say where the job is under way, or where WORLD_SIZE seems to count processes: those of this one machine, or,
-        where nobody came for a while, of several like it.
-        """
+    @property
+    def under_way(self) -> str:
+        """What to do where the job has begun already, without nodes that it needs; else empty."""
         if self.newest and not self.enough:
             return "the job is under way: start its command on the missing nodes again; an empty disk will do."
-        if len(self.seats) > 1:
-            return None
+        return ""
+
+    @property
+    def question(self) -> str:
+        """What to ask where WORLD_SIZE may count processes: those of the nodes that are here, or of this node alone."""
+        if not self._doubtful or self.newest or not self.missing:
+            return ""
+        here = [card.processes for rank, card in self.cards.items() if rank < self.nodes]
+        asked = f"WORLD_SIZE={self.nodes} counts nodes. Was it meant to count"
+        if len(here) > 1:
+            made = f"{len(here)} × {here[0]}" if len(set(here)) == 1 else " + ".join(map(str, here))
+            told = f"{asked} processes? The nodes that are here have {made} = {self.nodes}: then set WORLD_SIZE={len(here)}."
+            return told if sum(here) == self.nodes else ""
         kinds = {self.own.processes: "processes", len(self.own.gpus): "GPUs"}
         if kind := kinds.get(self.nodes):
-            return (
-                f"WORLD_SIZE={self.nodes} counts nodes, and this node alone has {self.nodes} {kind}; "
-                "for one machine unset WORLD_SIZE."
-            )
-        here = max(kinds)
-        if here == 1 or self.nodes % here or seconds < ALONE_SECONDS:
-            return None
-        return (
-            f"WORLD_SIZE={self.nodes} counts nodes, and nobody came; if it was meant to count processes, of which a node has "
-            f"{here}, set WORLD_SIZE={self.nodes // here}."
-        )
+            return f"{asked} the {self.nodes} {kind} of this machine? Then unset WORLD_SIZE."
+        most = max(kinds)
+        if most == 1 or self.nodes % most:
+            return ""
+        return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."

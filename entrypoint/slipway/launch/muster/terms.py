@@ -14,7 +14,8 @@ class Terms:
     has failed: at least the grace for stopping workers; `heartbeat` how much silence makes a node a lost one, where this
     is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `replaced`: somebody starts
     another launcher for one that is told to go, so that the others need not stop for good. `folder` holds the runs; `say`
-    prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its lifetime.
+    prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its lifetime. `doubtful`:
+    whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler says so.
     """
 
     node_rank: int
@@ -26,6 +27,7 @@ class Terms:
     say: Callable[[str], None]
     token: str = ""
     allow_uneven: bool = False
+    doubtful: bool = False
     patience: float = 150.0
     least: int | None = None
     replaced: bool = False
