@@ -41,6 +41,7 @@ from slipway.train.worker.heartbeat import Heartbeat
 from slipway.train.worker.place import Place, read_place
 
 PACE = 0.005  # s that a step takes, so that a job without an end computes little
+ASK = 0.05  # s between two tries to meet the other ranks
 LOADS = 2  # attempts that may begin from one snapshot in memory
 
 
@@ -60,7 +61,7 @@ class Ranks:
 
     def _gather_here(self, port: int) -> list[Any]:
         files: dict[int, Any] = {}
-        with socket.create_server(("", port)) as server:
+        with self._listen(port) as server:
             while len(files) < self._place.world_size - 1:
                 file = server.accept()[0].makefile("rw")
                 attempt, rank = map(int, (file.readline() or "-1 -1").split())
@@ -68,13 +69,23 @@ class Ranks:
                     files[rank] = file
         return [files[rank] for rank in sorted(files)]
 
+    @staticmethod
+    def _listen(port: int) -> socket.socket:
+        while True:  # a rank that asks before anybody listens may get this port as its own for a moment
+            with suppress(OSError):
+                return socket.create_server(("", port))
+            time.sleep(ASK)
+
     def _join(self, address: tuple[str, int]) -> Any:
         while True:
             with suppress(OSError):
-                file = socket.create_connection(address).makefile("rw")
-                print(self._place.attempt, self._place.rank, file=file, flush=True)
-                return file
-            time.sleep(PACE)
+                link = socket.create_connection(address)
+                if link.getsockname() != link.getpeername():
+                    file = link.makefile("rw")
+                    print(self._place.attempt, self._place.rank, file=file, flush=True)
+                    return file
+                link.close()
+            time.sleep(ASK)
 
     def share(self, value: Any) -> list[Any]:
         """The value of every rank, on every rank. Raises PeerLostError."""

@@ -18,7 +18,7 @@ from slipway.launch.muster.card import Go
 from slipway.launch.node import Node, enter
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, last_outcome
-from slipway.launch.several_nodes import agree, make_card, may_count_processes, runs_folder
+from slipway.launch.several_nodes import SeveralNodes, agree, make_card, may_count_processes, runs_folder
 from slipway.launch.verdict.attempts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
@@ -214,3 +214,32 @@ def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
 )
 def test_the_number_of_nodes_is_only_doubted_where_no_scheduler_gave_it(given: dict[str, str], doubtful: bool) -> None:
     assert may_count_processes(job_of(**given).plan.topology) is doubtful
+
+
+def test_a_request_of_the_last_moment_is_told_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Messages:
+        stops = ()
+
+        def __init__(self, terms: object) -> None:
+            pass
+
+        def stop(self, number: str, name: str) -> None:
+            told.append(name)
+
+        def report(self, outcome: Outcome, *_: object) -> Ending:
+            told.append(outcome.word)
+            return Ending(judge([outcome]))
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("slipway.launch.several_nodes.Muster", Messages)
+    with Stops() as stops, SeveralNodes(job_of(), stops) as nodes:
+        signal.raise_signal(signal.SIGTERM)  # after the workers were looked at for the last time
+        nodes.report(STOPPED, lambda verdict, leaving: Ending(verdict), lambda: False)
+    assert told == ["SIGTERM", "stopped"]

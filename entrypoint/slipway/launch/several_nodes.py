@@ -117,6 +117,7 @@ class SeveralNodes:
             if hang and hangs.end:
                 self._muster.correct(hangs.outcome(hang, outcome.node_rank, outcome.host))
 
+        self._stops.look()  # a request that came at the very end is known to all before the outcome is: it may tell who leaves
         ending = self._muster.report(outcome, rule, stopped, glance)
         if hangs:
             hangs.forget()
