@@ -10,8 +10,14 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources
 
 from slipway.launch.resolve import container_checks, host
-from slipway.launch.resolve.container_checks import default_runs, fleeting_results, require_writable, warnings
-from slipway.launch.resolve.folders import mount_point, read_mounts
+from slipway.launch.resolve.container_checks import (
+    default_runs,
+    fleeting_results,
+    require_writable,
+    unmounted,
+    warnings,
+)
+from slipway.launch.resolve.folders import mount_point, mounted_from, read_mounts
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -107,9 +113,8 @@ def test_the_folder_for_runs_is_the_images_own_or_on_a_read_only_root_a_spare_on
 @pytest.mark.parametrize(
     ("mounts", "read_only", "says"),
     [
-        (OVERLAY, False, 'add -v "$PWD/runs:/checkpoints" to docker run'),
+        (OVERLAY, False, 'mkdir -p runs, and add --user "$(id -u):0" -v "$PWD/runs:/checkpoints" to docker run'),
         (VOLUME, True, "mount it without :ro"),
-        (VOLUME, False, '--user "$(id -u):0" to docker run'),
     ],
 )
 def test_results_that_cannot_be_written_are_an_error_with_the_flag(
@@ -123,6 +128,74 @@ def test_results_that_cannot_be_written_are_an_error_with_the_flag(
     assert says in str(caught.value)
     assert caught.value.code == CONFIGURATION
     require_writable(make_host(), CHECKPOINTS)  # a checkout says it when the folder is made
+
+
+@pytest.mark.parametrize(
+    ("runtime", "source", "owner", "says"),
+    [
+        ("docker", "./runs", 0, 'type: rmdir runs && mkdir runs; otherwise: sudo chown -R "$(id -u)" runs. And add --user "$(id -u):0"'),
+        ("host", "./out", 0, "type: rmdir out && mkdir out;"),
+        ("docker", "./runs", 4711, "belongs to user 4711, so user 7 cannot write there. Start as its owner: add --user 4711:0"),
+        ("docker", "results", 0, "docker run --rm --user 0 -v results:/checkpoints slipway:dev sh -c 'chgrp -R 0 /checkpoints && "),
+        ("docker", "results", 4711, "chmod -R g+rwX /checkpoints'"),
+        ("docker", "", 4711, "Start as its owner"),  # a volume without a name
+        ("kubernetes", "./x", 0, "fsGroup"),
+        ("slurm", "./x", 4711, "submit the job as that user"),
+    ],
+)  # fmt: skip
+def test_a_mounted_folder_of_another_user_is_an_error_with_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, source: str, owner: int, says: str
+) -> None:
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: False)
+    monkeypatch.setattr(container_checks, "is_read_only", lambda folder: False)
+    monkeypatch.setattr(container_checks, "owner_of", lambda folder: owner)
+    monkeypatch.setattr(container_checks, "mounted_from", lambda point: source)
+    monkeypatch.setattr("os.getuid", lambda: 7)
+    with pytest.raises(LaunchError) as caught:
+        require_writable(in_image(runtime, VOLUME), CHECKPOINTS)
+    assert says in str(caught.value)
+    assert caught.value.code == CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("host", "folder", "says"),
+    [
+        (in_image(), Path("/workspace"), ' Nothing is mounted at /workspace, where your files would be: add -v "$PWD:/workspace" to'),
+        (in_image("slurm"), Path("/workspace"), '--container-mounts="$PWD:/workspace" to srun'),
+        (in_image("kubernetes"), Path("/workspace"), "mount a volume"),
+        (in_image(mounts={**OVERLAY, Path("/workspace"): "ext4"}), Path("/workspace"), ""),
+        (in_image(mounts={**OVERLAY, Path("/mine"): "ext4"}), Path("/mine/deeper"), ""),
+        (make_host(), Path("/workspace"), ""),
+    ],
+)  # fmt: skip
+def test_files_that_are_missing_in_the_image_were_not_mounted(host: Host, folder: Path, says: str) -> None:
+    said = unmounted(host, folder)
+    assert says in said
+    assert bool(says) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("point", "source"),
+    [
+        ("/check points", "./my runs"),
+        ("/kept", "./mount"),
+        ("/", "./runs"),  # of the root's source nothing is known
+        ("/nowhere", "./runs"),
+        ("/named", "results"),
+        ("/unnamed", ""),
+        ("/podman", "results"),
+    ],
+)
+def test_where_a_mounted_folder_comes_from(tmp_path: Path, point: str, source: str) -> None:
+    file = tmp_path / "mountinfo"
+    file.write_text(
+        MOUNTINFO
+        + "27 22 8:1 /var/lib/docker/volumes/results/_data /named rw - ext4 /dev/sda1 rw\n"
+        + f"28 22 8:1 /volumes/{'0a' * 32}/_data /unnamed rw - ext4 /dev/sda1 rw\n"
+        + "29 22 8:1 /home/me/.local/share/containers/storage/volumes/results/_data /podman rw - ext4 /dev/sda1 rw\n"
+    )
+    assert mounted_from(Path(point), file) == source
+    assert mounted_from(Path(point), tmp_path / "absent") == "./runs"
 
 
 @pytest.mark.parametrize(

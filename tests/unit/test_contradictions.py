@@ -57,11 +57,11 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         (PER_PROCESS | {"RANK": "4"}, ("RANK", "do not fit together")),
         (TWO_TASKS_PER_NODE | {"SLURM_PROCID": ""}, ("one launcher per process", "srun --ntasks-per-node=1")),
         (BARE_SRUN | {"SLURM_STEP_NODELIST": "gpu[07-"}, ("gpu[07-", "--master-addr HOST")),
-        ({"SLIPWAY_BACKEND": "nccl"}, ("nccl", "environment (SLIPWAY_BACKEND)", "--backend gloo", "--gpus all")),
+        ({"SLIPWAY_BACKEND": "nccl"}, ("nccl", "environment (SLIPWAY_BACKEND)", "--backend gloo", "nvidia-smi")),
         ({"SLIPWAY_BACKEND": "ucc"}, ("SLIPWAY_BACKEND=ucc", "auto, nccl, gloo, mpi")),
         ({"NPROC_PER_NODE": "0"}, ("NPROC_PER_NODE=0", "1 to 1024", "--nproc-per-node")),
         ({"NPROC_PER_NODE": "many"}, ("NPROC_PER_NODE=many", "auto, gpu or cpu")),
-        ({"NPROC_PER_NODE": "gpu"}, ("NPROC_PER_NODE=gpu", "from the environment", "--gpus all", "auto")),
+        ({"NPROC_PER_NODE": "gpu"}, ("NPROC_PER_NODE=gpu", "from the environment", "nvidia-smi", "auto")),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_environment_says_what_to_type(environ: dict[str, str], says: tuple[str, ...]) -> None:

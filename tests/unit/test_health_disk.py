@@ -103,7 +103,9 @@ def test_results_that_go_with_the_container_are_a_warning(tmp_path: Path) -> Non
     rows = {row.what: row for row in look_at_disks(host, {"HOME": str(tmp_path)}, tmp_path)}
     assert rows["results"].level == "warning"
     assert rows["results"].found == fleeting_results(host, tmp_path).removeprefix("warning: ")
-    assert f'add -v "$PWD/runs:{tmp_path}" to docker run' in rows["results"].found
+    assert (
+        f'mkdir -p runs, and add --user "$(id -u):0" -v "$PWD/runs:{tmp_path}" to docker run' in rows["results"].found
+    )
     kept = dataclasses.replace(host, mounts={Path("/"): "overlay", tmp_path: "ext4"})
     assert "results" not in {row.what for row in look_at_disks(kept, {"HOME": str(tmp_path)}, tmp_path)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -41,6 +42,21 @@ CASES = [
         Here("docker", "", user=4711),
         f"docker run --rm --user 4711:0 {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}",
         f"docker run --rm --user 4711:0 {VOLUME} slipway:dev {READ[8:]}",
+    ),
+    (
+        Here("docker", "", user=4711, source=""),
+        f'mkdir -p runs && docker run --rm --user "$(id -u):0" {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}',
+        f"docker run --rm --user 4711:0 slipway:dev {READ[8:]}",
+    ),
+    (
+        Here("docker", "", source="my-volume"),
+        f'docker run --rm {ROOM} -v "my-volume:/checkpoints" slipway:dev {TRAIN[8:]}',
+        f'docker run --rm -v "my-volume:/checkpoints" slipway:dev {READ[8:]}',
+    ),
+    (
+        Here("docker", "", source="./my runs"),
+        f'docker run --rm {ROOM} -v "$PWD/my runs:/checkpoints" slipway:dev {TRAIN[8:]}',
+        f'docker run --rm -v "$PWD/my runs:/checkpoints" slipway:dev {READ[8:]}',
     ),
     (
         Here("compose", "", service="train"),
@@ -114,7 +130,7 @@ def test_a_command_in_rows_is_the_same_to_a_shell(here: Here, columns: int) -> N
 
 def shell_words(command: str) -> list[str]:
     """What bash makes of a command: the words of each program in it."""
-    programs = {shlex.split(part)[0] for part in command.split(" | ")}
+    programs = {shlex.split(part)[0] for part in re.split(r" \| | && ", command)}
     stand_ins = "".join(f"function {name} {{ printf '%s\\n' {name} \"$@\" >&2; }}\n" for name in programs)
     done = subprocess.run(["bash", "-uc", stand_ins + command], capture_output=True, text=True, check=True)
     return sorted(done.stderr.splitlines())
@@ -138,7 +154,7 @@ def test_where_a_run_was_is_seen(
     monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
     host = dataclasses.replace(make_host(), image=image, runtime=runtime)
     here = find_here(
-        Job(plan_for(devices=make_devices(2)), make_sources(environ), make_devices(2), environ, None, host)
+        Job(plan_for(devices=make_devices(2)), make_sources(environ), make_devices(2), environ, None, host), False
     )
     assert (here.runtime, here.image) == expected
     assert bool(here.program) is (image is None)

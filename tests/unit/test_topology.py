@@ -1,5 +1,7 @@
 """Every row of the contract at the container's door, the winners' sources, and the line of arithmetic."""
 
+import dataclasses
+
 import pytest
 from environments import (
     BARE_SRUN,
@@ -16,11 +18,11 @@ from environments import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_ins import make_devices, resolve
+from stand_ins import make_devices, make_host, make_sources, resolve
 
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.settings import Claim
-from slipway.launch.resolve.topology import Topology
+from slipway.launch.resolve.topology import Topology, resolve_topology
 
 
 def resolve_case(case: Case) -> Topology:
@@ -164,8 +166,23 @@ def test_a_rank_under_its_other_name_is_warned_about_too() -> None:
 
 @pytest.mark.parametrize(("gpus", "said"), [(0, True), (1, False)])
 def test_training_on_the_cpu_is_told_in_a_plain_line(gpus: int, said: bool) -> None:
-    line = "no GPU visible, training on CPU; in a container add --gpus all"
+    line = "no GPU visible (no NVIDIA driver), training on CPU"
     assert (line in resolve({}, devices=make_devices(gpus)).notes) == said
+
+
+@pytest.mark.parametrize(
+    ("image", "runtime", "advice"),
+    [
+        ("0.1", "docker", "; add --gpus all to docker run"),
+        (None, "docker", ""),  # a checkout in a container of somebody else's
+        (None, "host", ""),
+        (None, "slurm", "; ask Slurm for them with --gpus-per-node=N"),
+    ],
+)
+def test_docker_is_spoken_of_in_the_image_alone(image: str | None, runtime: str, advice: str) -> None:
+    host = dataclasses.replace(make_host(), image=image, runtime=runtime)
+    notes = resolve_topology(make_sources({}), make_devices(0), host).notes
+    assert f"no GPU visible (no NVIDIA driver), training on CPU{advice}" in notes
 
 
 def test_an_indexed_job_without_a_number_of_nodes_says_what_to_set() -> None:

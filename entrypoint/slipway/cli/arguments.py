@@ -14,7 +14,7 @@ import click
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
-from slipway.launch.resolve.container_checks import default_runs, results_folder, warnings
+from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import read_host
@@ -43,7 +43,8 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         workload, arguments = find_workload(words)
     except LaunchError as error:
         set_to = "" if typed else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
-        raise LaunchError(f"{set_to}{error}", error.code) from None
+        files = unmounted(host, Path.cwd()) if words[0].endswith(".py") and not Path(words[0]).exists() else ""
+        raise LaunchError(f"{set_to}{error}{files}", error.code) from None
     chosen = check_arguments(workload.name, arguments) if workload.own else None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)

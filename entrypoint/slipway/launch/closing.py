@@ -12,7 +12,7 @@ from slipway.launch.attempt.width import columns_of
 from slipway.launch.attempt.worker_output import say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.folders import mount_point
+from slipway.launch.resolve.folders import mount_point, mounted_from
 from slipway.launch.resolve.host import CHECKPOINTS
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
@@ -81,7 +81,8 @@ def show_losses(run: Path) -> None:
 
 def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     """Say what to type next, where there is something to go on from."""
-    step, here = newest_step(run.path), find_here(job)
+    step, here = newest_step(run.path), find_here(job, bool(fleeting))
+    fleeting = fleeting or (here.runtime == "docker" and not here.source)
     if step is None and job.plan.workload.resumes:
         return
     error = sys.stderr.fileno()
@@ -98,8 +99,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         )
 
 
-def find_here(job: Job) -> Here:
-    """Where this run is, for the commands to try next."""
+def find_here(job: Job, fleeting: bool) -> Here:
+    """Where this run is, for the commands to try next; `fleeting`: it ends with its container or pod."""
     topology, host = job.plan.topology, job.host
     claim, service = job.sources.variable("IMAGE"), job.environ.get("COMPOSE_SERVICE", "")
     runtime = "compose" if service and host.runtime == "docker" else host.runtime
@@ -114,6 +115,7 @@ def find_here(job: Job) -> Here:
         nodes=topology.nodes,
         user=os.getuid(),
         results=str(results if results not in (None, Path("/")) else CHECKPOINTS),
+        source="" if fleeting else mounted_from(results or CHECKPOINTS),
         folder=job.environ.get("RUNS", "$PWD/runs"),
         service=service,
     )

@@ -27,7 +27,7 @@ def quick_check(
     a file server does not answer.
     """
     found = (
-        probe("driver", lambda: look_at_gpus(devices, environ, nvml, host.runtime)),
+        probe("driver", lambda: look_at_gpus(devices, environ, nvml, host.shell)),
         probe("Xid errors", look_at_kernel_log) if devices.driver or devices.problem else (),
         probe(str(SHM), lambda: look_at_shm(host.runtime)),
         probe("memory", look_at_memory),

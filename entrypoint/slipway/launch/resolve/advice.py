@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 # {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one.
+# Docker makes a folder that is not there, but as root; and files that the container writes shall be the caller's.
+KEEP = '--user "$(id -u):0" -v "$PWD/runs:{target}" to docker run'
+
 ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpus": {
@@ -14,7 +17,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "kubernetes": "put nvidia.com/gpu into the pod's limits, and where it stands there runtimeClassName: nvidia into "
             "the pod, as NVIDIA's runtime is not that machine's default",
             "slurm": "ask Slurm for them with --gpus-per-node=N",
-            "host": "in a container add --gpus all",
+            "host": "install NVIDIA's driver, so that nvidia-smi lists them",
         },
         "shared memory": {
             "docker": "add --shm-size 1g to docker run",
@@ -23,10 +26,16 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "host": "mount -o remount,size=1g /dev/shm",
         },
         "results": {
-            "docker": 'add -v "$PWD/runs:{target}" to docker run',
+            "docker": "type mkdir -p runs, and add " + KEEP,
             "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
             "slurm": 'add --container-mounts="$PWD/runs:{target}" to srun',
-            "host": 'add -v "$PWD/runs:{target}" to docker run',
+            "host": "type mkdir -p runs, and add " + KEEP,
+        },
+        "files": {
+            "docker": 'add -v "$PWD:{target}" to docker run',
+            "kubernetes": "mount a volume with them at {target}",
+            "slurm": 'add --container-mounts="$PWD:{target}" to srun',
+            "host": 'add -v "$PWD:{target}" to docker run',
         },
         "owner": {
             "docker": 'add --user "$(id -u):0" to docker run',

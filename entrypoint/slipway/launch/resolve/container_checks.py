@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point
+from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point, mounted_from, owner_of
 from slipway.launch.resolve.host import CHECKPOINTS, Host
+from slipway.launch.resolve.next_lines import USUAL_IMAGE
 from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
@@ -55,10 +56,37 @@ def require_writable(host: Host, folder: Path) -> None:
         )
     if is_read_only(folder):
         raise LaunchError(f"{point} is mounted read-only, and the results go there; mount it without :ro.")
+    owner = owner_of(point)
     raise LaunchError(
-        f"{point} is mounted, but user {os.getuid()} cannot write there. Let the folder be that user's on the host "
-        f"(sudo chown {os.getuid()} DIR), or start as its owner: {advise('owner', host.runtime)}."
+        f"{point} is mounted and belongs to {'root' if owner == 0 else f'user {owner}'}, so user {os.getuid()} cannot write "
+        f"there. {_make_writable(host, point, owner)}"
     )
+
+
+def _make_writable(host: Host, point: Path, owner: int) -> str:
+    """What to type so that results can be written to a mounted folder of another user."""
+    if host.runtime not in ("docker", "host"):
+        return f"Let it be that user's (chown {os.getuid()} DIR), or {advise('owner', host.runtime)}."
+    source = mounted_from(point)
+    folder = source.removeprefix("./")
+    if source and source == folder:
+        return (
+            f"Let group 0, which every user of the image has, write to the volume. Type: docker run --rm --user 0 "
+            f"-v {source}:{point} {USUAL_IMAGE} sh -c 'chgrp -R 0 {point} && chmod -R g+rwX {point}'"
+        )
+    if owner:
+        return f"Start as its owner: add --user {owner}:0 to docker run."
+    return (
+        f"Docker creates a folder that does not exist as root. If it is empty, type: rmdir {folder} && mkdir {folder}; "
+        f'otherwise: sudo chown -R "$(id -u)" {folder}. And {advise("owner", host.runtime)}.'
+    )
+
+
+def unmounted(host: Host, folder: Path) -> str:
+    """What to add where files are missing in a `folder` of the image that nobody mounted; empty where that is not the cause."""
+    if host.image is None or mount_point(folder, host.mounts) != Path("/"):
+        return ""
+    return f" Nothing is mounted at {folder}, where your files would be: {advise('files', host.runtime, str(folder))}."
 
 
 def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterator[str]:

@@ -18,6 +18,11 @@ def can_write(folder: Path) -> bool:
     return os.access(existing(folder), os.W_OK | os.X_OK)
 
 
+def owner_of(folder: Path) -> int:
+    """The number of the user to whom a folder belongs."""
+    return folder.stat().st_uid
+
+
 def may_execute(folder: Path) -> bool:
     """Whether code in a folder may be started or loaded: a tmpfs of docker's is mounted noexec by default."""
     return not os.statvfs(existing(folder)).f_flag & os.ST_NOEXEC
@@ -59,10 +64,27 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, st
     mounts = {}
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
         temporary = "/volumes/kubernetes.io~empty-dir/" in before.split()[3]  # the kubelet's own name for the folder
-        mounts[Path(point)] = EMPTY_DIR if temporary else after.split()[0]
+        mounts[Path(_unescaped(before.split()[4]))] = EMPTY_DIR if temporary else after.split()[0]
     return mounts
+
+
+def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """What an engine mounted at `point`: the name of a volume, or a folder of the host as ./NAME, since of the way to it only the
+    part within its file system is known; ./runs where nothing is. Empty where it is a volume without a name.
+    """
+    try:
+        fields = [line.split() for line in mountinfo.read_text(errors="surrogateescape").splitlines()]
+    except OSError:
+        fields = []
+    source = next((_unescaped(each[3]) for each in reversed(fields) if Path(_unescaped(each[4])) == point), "/")
+    if volume := re.search(r"/volumes/([^/]+)/_data$", source):  # Docker's and Podman's
+        return "" if re.fullmatch(r"[0-9a-f]{64}", volume[1]) else volume[1]
+    return f"./{Path(source).name or 'runs'}"
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
 
 
 def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:

@@ -35,6 +35,11 @@ class Host:
     noexec: bool = False
     scratch: Path = Path("/tmp")  # noqa: S108  # a default for tests; `read_host` asks
 
+    @property
+    def shell(self) -> str:
+        """The runtime from whose shell one starts us: a checkout is started by hand, also in a container of somebody else's."""
+        return "host" if self.runtime == "docker" and self.image is None else self.runtime
+
 
 def read_host(environ: Mapping[str, str]) -> Host:
     """Look at this host. Asks name resolution only where the full name matters (Kubernetes).

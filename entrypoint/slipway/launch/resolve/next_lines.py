@@ -34,6 +34,7 @@ class Here:
     nodes: int = 1
     user: int = IMAGE_USER
     results: str = "/checkpoints"
+    source: str = "./runs"  # what docker mounts there: a volume, or ./FOLDER; empty where that ends with the container
     folder: str = "$PWD/runs"
     service: str = "train"  # of a compose file
 
@@ -82,12 +83,17 @@ def _on_host(words: str, trains: bool, here: Here) -> str:
 
 
 def _in_docker(words: str, trains: bool, here: Here) -> str:
+    """Where the last container took its results along, a training gets a folder; Docker would make that as root."""
     gpus = " --gpus all" if here.gpus and trains else ""
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
     room = " --shm-size 1g --stop-timeout 120" if trains else ""
     image = shlex.quote(here.image or USUAL_IMAGE)
     told = f" -e IMAGE={image}" if here.image and trains else ""
-    return f'docker run --rm{gpus}{user}{room}{told} -v "$PWD/runs:{here.results}" {image} {words}'
+    before, source = "", here.source.replace("./", "$PWD/", 1)
+    if trains and not source:
+        before, user, source = "mkdir -p runs && ", ' --user "$(id -u):0"', "$PWD/runs"
+    volume = f' -v "{source}:{here.results}"' if source else ""
+    return f"{before}docker run --rm{gpus}{user}{room}{told}{volume} {image} {words}"
 
 
 def _in_compose(words: str, trains: bool, here: Here) -> str:

@@ -172,7 +172,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
-    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.runtime)
+    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.shell)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
     wanted = processes >= len(devices.gpus) and sources.value("SLIPWAY_CPU_BINDING") != "none"
     if device == "cpu" or not wanted or not is_fair(devices.gpus, processes, devices.cpus):
@@ -187,7 +187,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         master_port=_number("MASTER_PORT", values),
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
-        backend=choose_backend(sources, device, processes, devices, process, host.runtime),
+        backend=choose_backend(sources, device, processes, devices, process, host.shell),
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler if readings else "none",
@@ -201,7 +201,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         mended=host.mended,
         notes=(
             *ignored,
-            *_notes(sources, values, nodes, device, devices, process, host.runtime),
+            *_notes(sources, values, nodes, device, devices, process, host.shell),
             *_place_notes(devices, device, processes, process),
         ),
         image=host.image,
@@ -346,7 +346,8 @@ def _notes(
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
-        notes.append(f"no GPU visible, training on CPU; {advise('gpus', runtime)}")
+        advice = "" if runtime == "host" else f"; {advise('gpus', runtime)}"
+        notes.append(f"no GPU visible ({devices.reason}), training on CPU{advice}")
     return notes
 
 
