@@ -1,4 +1,7 @@
-"""Slipway's own workloads stop on request: a snapshot, the right exit code, and a resume that goes on from it."""
+"""Slipway's own workloads stop on request: a snapshot, the right exit code, and a resume that goes on from it.
+
+What the launcher makes of each signal is shown by workers without torch; three jobs are real ones.
+"""
 
 import json
 import os
@@ -8,9 +11,13 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rule, Rules
 
 Run = Callable[..., Launcher]
 ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1")
+
+
+UNDER_WAY = Rule("hold")
 
 
 def snapshots(folder: Path) -> list[str]:
@@ -26,41 +33,59 @@ def last_step(folder: Path) -> int:
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 79)], ids=lambda value: str(value)
 )
 def test_a_stop_leaves_a_snapshot_and_says_what_it_was(
-    start: Run, tmp_path: Path, number: signal.Signals, code: int
+    start: Run, rules: Rules, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
-    job.signal(number)
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(UNDER_WAY))
+    stop(job, rules, number)
     assert job.end() == code, job.text
-    assert len(snapshots(tmp_path)) == 1
+    assert snapshots(tmp_path) == ["step-00000005"]
     assert any(number.name in line for line in job.closing), job.closing
     outcome = json.loads(next(tmp_path.glob("runs/*/outcome.json")).read_text())
     assert outcome["code"] == code
 
 
-def test_a_stop_that_reaches_every_process_saves_as_well(start: Run, tmp_path: Path) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
+def stop(job: Launcher, rules: Rules, *numbers: signal.Signals) -> None:
+    """Send signals to a job whose rank 0 is held, and let that go once the launcher has taken note of the first."""
+    rules.wait_for(UNDER_WAY, job)
+    for number in numbers:
+        job.signal(number)
+    job.wait_for(f"{numbers[0].name} received")
+    rules.let_go(UNDER_WAY)
+
+
+@pytest.mark.pull
+def test_a_stop_that_reaches_every_process_saves_as_well(start: Run, rules: Rules, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(UNDER_WAY, torch=True))
+    rules.wait_for(UNDER_WAY, job)
     for pid in _family(job.process.pid):
         os.kill(pid, signal.SIGTERM)
+    job.wait_for("SIGTERM received")
+    rules.let_go(UNDER_WAY)
     assert job.end() == 75, job.text
     assert len(snapshots(tmp_path)) == 1
 
 
-def test_two_stops_in_a_row_count_as_one(start: Run, tmp_path: Path) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
-    job.signal(signal.SIGTERM)
-    job.signal(signal.SIGTERM)
+@pytest.mark.pull
+def test_two_stops_in_a_row_count_as_one(start: Run, rules: Rules, tmp_path: Path) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(UNDER_WAY))
+    stop(job, rules, signal.SIGTERM, signal.SIGTERM)
     assert job.end() == 75, job.text
     assert len(snapshots(tmp_path)) == 1
+    assert job.text.count("SIGTERM received") == 1
 
 
-def test_a_stop_before_the_workers_have_started_ends_at_once(start: Run) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("run directory")
+@pytest.mark.pull
+def test_workers_that_begin_after_a_stop_take_no_step(start: Run, rules: Rules, tmp_path: Path) -> None:
+    begins = Rule("hold", step=0, phase="setup")
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(begins))
+    rules.wait_for(begins, job)
     job.signal(signal.SIGTERM)
+    job.wait_for("SIGTERM received")
+    rules.let_go(begins)
     assert job.end() == 75, job.text
+    assert "step 1/" not in job.text
+    outcome = json.loads(next(tmp_path.glob("runs/*/outcome.json")).read_text())
+    assert [tried["reached"] for tried in outcome["attempts"]] == [0]
 
 
 @pytest.mark.core
@@ -81,17 +106,19 @@ def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(start: Run, sli
     assert len(list(tmp_path.glob("runs/*"))) == 1
 
 
-def test_resume_auto_on_a_finished_run_says_so_and_is_content(slipway: Run, tmp_path: Path) -> None:
-    words = ("linear", "--epochs", "1", "--run-dir", "done")
-    assert slipway(*words).end() == 0
+@pytest.mark.pull
+def test_resume_auto_on_a_finished_run_says_so_and_is_content(slipway: Run, rules: Rules) -> None:
+    words = ("linear", "--steps", "3", "--run-dir", "done")
+    assert slipway(*words, **rules.variables()).end() == 0
     again = slipway(*words, "--resume", "auto")
     assert again.end() == 0, again.text
     assert "is finished" in again.text
 
 
-def test_a_run_directory_in_use_is_never_overwritten(slipway: Run, tmp_path: Path) -> None:
-    words = ("linear", "--epochs", "1", "--run-dir", "mine")
-    assert slipway(*words).end() == 0
+@pytest.mark.pull
+def test_a_run_directory_in_use_is_never_overwritten(slipway: Run, rules: Rules, tmp_path: Path) -> None:
+    words = ("linear", "--steps", "3", "--run-dir", "mine")
+    assert slipway(*words, **rules.variables()).end() == 0
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "mine").rglob("*"))
     again = slipway(*words)
     assert again.end() == 78, again.text
@@ -124,11 +151,10 @@ if os.getppid() == int(os.environ["TESTER"]):
 """
 
 
-def test_a_stop_that_comes_when_all_is_over_leaves_the_exit_code_as_it_is(
-    slipway: Run, script: Path, tmp_path: Path
-) -> None:
+def test_a_stop_that_comes_when_all_is_over_leaves_the_exit_code_as_it_is(slipway: Run, tmp_path: Path) -> None:
     (tmp_path / "late").mkdir()
     (tmp_path / "late/sitecustomize.py").write_text(LATE)
+    (tmp_path / "own.py").write_text("import sys\nsys.exit(3)\n")
     place = {"PYTHONPATH": str(tmp_path / "late"), "TESTER": str(os.getpid())}
-    job = slipway("run", str(script), "--then", "exit-3", NPROC_PER_NODE="1", **place)
+    job = slipway("run", "own.py", NPROC_PER_NODE="1", **place)
     assert job.process.returncode == 1, job.text
