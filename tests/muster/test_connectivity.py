@@ -16,7 +16,7 @@ from slipway.launch.muster.connection_errors import (
     explain_connection,
     explain_ring,
 )
-from slipway.launch.muster.link import dial
+from slipway.launch.muster.link import resolve
 from slipway.launch.resolve.connectivity import (
     free_port,
     interface_towards,
@@ -183,7 +183,7 @@ def test_a_resolver_that_does_not_answer_is_not_taken_for_node_0(monkeypatch: py
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: silent.wait(10))
     try:
         with pytest.raises(socket.gaierror) as error:
-            asyncio.run(dial("lm-0.lm", 29500))
+            asyncio.run(resolve("lm-0.lm"))
     finally:
         silent.set()
     assert connection_failure(error.value) == ("no DNS", "no answer within 0 s")

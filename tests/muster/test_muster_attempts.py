@@ -137,10 +137,10 @@ def test_a_node_0_that_was_met_is_waited_for_and_nobody_looks_for_a_typing_mista
         job.close(0)
         job.report("peer")
 
-    async def vanished(*_: object) -> None:
+    def vanished(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr("slipway.launch.muster.client.resolve", vanished)
+    monkeypatch.setattr(socket, "getaddrinfo", vanished)
     gave_up = job.join(1)[1]
     assert isinstance(gave_up, LaunchError)
     back = [line for line in job.lines[1] if line.startswith("waiting for node 0 to come back: MASTER_ADDR=127.0.0.1 ")]

@@ -7,9 +7,11 @@ import pytest
 from environments import PER_PROCESS
 from stand_ins import plan_for, write_files
 
-from slipway.launch import books as module
+from slipway.launch import clock as module
 from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.books import EVERY, YOUNG, Books, age, earlier_ledger
+from slipway.launch.books import EVERY, Books, earlier_ledger
+from slipway.launch.clock import YOUNG, Clock, age
+from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import Beat
 from slipway.launch.run_directory.ledger_file import KEPT, last_ledger, read_failures, write_ledger
 from slipway.launch.run_directory.run import Run
@@ -21,25 +23,24 @@ GOOD = Outcome(0, "n0", "finished", 1.0)
 BAD = Outcome(1, "n1", "failed", 9.0, rank=3, evidence="ValueError: bad")
 
 
-class Clock:
-    """Both clocks, 1,000 s apart."""
+class Hands:
+    """What the clocks show, which are 1,000 s apart."""
 
-    def __init__(self) -> None:
-        self.now = 500.0
+    now = 500.0
 
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now + 1000
+    @property
+    def clock(self) -> Clock:
+        """The clocks of a launcher that is 2 s old."""
+        return Clock(time=lambda: self.now + 1000, monotonic=lambda: self.now, age=lambda: 2.0)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(module, "age", lambda: 2.0)
-    return made
+def hands() -> Hands:
+    return Hands()
+
+
+def keep_books(hands: Hands, plan: Plan | None = None, ledger: Ledger = NOTHING) -> Books:
+    return Books(ledger, plan or plan_for(), hands.clock)
 
 
 @pytest.fixture
@@ -52,28 +53,28 @@ def kinds(ledger: Ledger) -> dict[str, float]:
     return {kind.value: round(ledger[kind], 3) for kind in KINDS if ledger[kind]}
 
 
-def train(clock: Clock, books: Books, seconds: float, first: int, reached: int, before: int = 0) -> None:
+def train(hands: Hands, books: Books, seconds: float, first: int, reached: int, before: int = 0) -> None:
     """An attempt of which the second half is training."""
-    milestones = Milestones(clock.now, before)
-    clock.now += seconds
+    milestones = Milestones(hands.now, before)
+    hands.now += seconds
     spent = {Phase.SETUP: seconds / 2, Phase.TRAIN: seconds / 2}
-    milestones.take({0: Beat(0, Phase.TRAIN, reached, monotonic=clock.now, first=first, spent=spent)}, clock.now)
+    milestones.take({0: Beat(0, Phase.TRAIN, reached, monotonic=hands.now, first=first, spent=spent)}, hands.now)
     books.look(milestones)
 
 
-def test_a_job_with_a_restart_from_the_start_of_its_process(clock: Clock, run: Run) -> None:
-    books = Books(NOTHING, plan_for())
-    clock.now += 1
+def test_a_job_with_a_restart_from_the_start_of_its_process(hands: Hands, run: Run) -> None:
+    books = keep_books(hands)
+    hands.now += 1
     books.meet(run, books.ledger, again=False)
-    train(clock, books, 20, 0, 40)
-    clock.now += 3
+    train(hands, books, 20, 0, 40)
+    hands.now += 3
     books.end_attempt(BAD)
-    clock.now += 4
+    hands.now += 4
     books.book(Kind.PAUSING)
-    clock.now += 5
+    hands.now += 5
     books.meet(run, books.ledger, again=True)
-    train(clock, books, 10, 20, 60, before=40)
-    clock.now += 6
+    train(hands, books, 10, 20, 60, before=40)
+    hands.now += 6
     books.end_attempt(GOOD)
     assert kinds(books.ledger) == {
         "starting": 12.0, "waiting": 1.0, "training": 12.5, "noticing": 3.0, "pausing": 4.0, "rejoining": 5.0,
@@ -82,23 +83,23 @@ def test_a_job_with_a_restart_from_the_start_of_its_process(clock: Clock, run: R
     assert books.ledger.wall == 2 + 1 + 20 + 3 + 4 + 5 + 10 + 6
     assert books.ledger.attempts == 2
     assert last_ledger(run.path) == books.ledger.written
-    assert books.ledger.until == clock.time()
+    assert books.ledger.until == hands.clock.time()
     told = {"time": 9.0, "node_rank": 1, "host": "n1", "rank": 3, "word": "failed", "evidence": "ValueError: bad"}
     assert read_failures(run.node(0)) == [{"attempt": 1, **told}]
 
 
-def test_it_is_written_every_few_seconds_while_an_attempt_runs(clock: Clock, run: Run) -> None:
-    books = Books(NOTHING, plan_for())
+def test_it_is_written_every_few_seconds_while_an_attempt_runs(hands: Hands, run: Run) -> None:
+    books = keep_books(hands)
     books.meet(run, books.ledger, again=False)
-    train(clock, books, EVERY, 0, 40)
+    train(hands, books, EVERY, 0, 40)
     kept = last_ledger(run.path)
     assert kept
-    assert (kept.wall, kept.attempts, kept.until) == (2 + EVERY, 1, clock.time())
-    milestones = Milestones(clock.now, 0)
-    clock.now += EVERY - 1
+    assert (kept.wall, kept.attempts, kept.until) == (2 + EVERY, 1, hands.clock.time())
+    milestones = Milestones(hands.now, 0)
+    hands.now += EVERY - 1
     books.look(milestones)
     assert last_ledger(run.path) == kept
-    clock.now += 1
+    hands.now += 1
     books.look(milestones)
     assert (later := last_ledger(run.path))
     assert later.wall == 2 + 2 * EVERY
@@ -110,26 +111,26 @@ def test_it_is_written_every_few_seconds_while_an_attempt_runs(clock: Clock, run
     [({}, 1, True), ({}, 2, False), (PER_PROCESS, 1, False), (PER_PROCESS | {"RANK": "2", "LOCAL_RANK": "0"}, 1, True)],
 )
 def test_only_who_speaks_for_a_node_writes_and_not_once_another_went_on_with_the_run(
-    clock: Clock, run: Run, environ: dict[str, str], attempt: int, writes: bool
+    hands: Hands, run: Run, environ: dict[str, str], attempt: int, writes: bool
 ) -> None:
     write_files(run.path, {"run.json": json.dumps({"attempt": attempt})})
     plan = plan_for(("linear",), environ)
     run.node(plan.topology.node_rank).mkdir(exist_ok=True)
-    books = Books(NOTHING, plan)
+    books = keep_books(hands, plan)
     books.meet(run, books.ledger, again=False)
-    train(clock, books, 20, 0, 40)
+    train(hands, books, 20, 0, 40)
     books.end_attempt(GOOD)
     assert (last_ledger(run.path, plan.topology.node_rank) is not None) is writes
 
 
-def test_a_newcomer_goes_on_with_the_ledger_of_those_who_stayed(clock: Clock, run: Run) -> None:
-    books = Books(NOTHING, plan_for())
-    clock.now += 30
-    stayed = Ledger((7.0,) * len(KINDS), 2, clock.time() - 50)
+def test_a_newcomer_goes_on_with_the_ledger_of_those_who_stayed(hands: Hands, run: Run) -> None:
+    books = keep_books(hands)
+    hands.now += 30
+    stayed = Ledger((7.0,) * len(KINDS), 2, hands.clock.time() - 50)
     books.meet(run, stayed, again=True)
     assert books.ledger[Kind.REJOINING] == 57.0
     assert books.ledger[Kind.STARTING] == 7.0, "its own start was in those 50 s"
-    train(clock, books, 10, 0, 40)
+    train(hands, books, 10, 0, 40)
     books.end_attempt(GOOD)
     assert books.ledger.attempts == 3
     assert books.ledger[Kind.RESTARTING] == 12.0
@@ -148,18 +149,18 @@ LEFT = ledger_json(Ledger((3.0,) * len(KINDS), 2, 1400.0))
     ],
 )
 def test_the_time_between_two_launchers_is_the_queues_where_the_job_was_to_go_on(
-    clock: Clock, run: Run, outcome: dict[str, object] | None, queued: float
+    hands: Hands, run: Run, outcome: dict[str, object] | None, queued: float
 ) -> None:
     write_files(run.path, {"run.json": '{"attempt": 1}', "node-0/ledger.json": json.dumps(LEFT)})
     if outcome:
         write_files(run.path, {"outcome.json": json.dumps(outcome)})
-    found = earlier_ledger(run.path, 0)
+    found = earlier_ledger(run.path, 0, hands.clock)
     assert found[Kind.QUEUED] == queued
-    assert Books(found, plan_for()).ledger[Kind.RESTARTING] == 5.0
+    assert keep_books(hands, ledger=found).ledger[Kind.RESTARTING] == 5.0
 
 
-def test_a_new_run_has_nothing_behind_it(clock: Clock, tmp_path: Path) -> None:
-    assert earlier_ledger(tmp_path / "new", 0) == NOTHING
+def test_a_new_run_has_nothing_behind_it(hands: Hands, tmp_path: Path) -> None:
+    assert earlier_ledger(tmp_path / "new", 0, hands.clock) == NOTHING
 
 
 def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +169,9 @@ def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pyte
     assert age() == 0.0
 
 
-def test_what_failed_is_kept_over_launchers_and_in_bounds(clock: Clock, run: Run) -> None:
+def test_what_failed_is_kept_over_launchers_and_in_bounds(hands: Hands, run: Run) -> None:
     write_ledger(run.node(0), NOTHING, [{"attempt": number} for number in range(KEPT + 9)])
-    books = Books(NOTHING, plan_for())
+    books = keep_books(hands)
     books.meet(run, books.ledger, again=False)
     books.end_attempt(BAD)
     assert [row["attempt"] for row in read_failures(run.node(0))] == [*range(10, KEPT + 9), 1]

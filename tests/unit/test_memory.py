@@ -92,7 +92,9 @@ def test_the_next_attempt_is_announced_with_the_later_of_memory_and_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], in_memory: int, says: str
 ) -> None:
     (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
-    announce(make_job(), Node(Run(tmp_path, "auto", 4), (tried(),)), Ending(judge([tried().outcome])), 4.0, in_memory)
+    announce(
+        make_job(), Node(Run(tmp_path, "auto", 4), (tried(),)), Ending(judge([tried().outcome])), 4.0, 0.0, in_memory
+    )
     said = capfd.readouterr().err
     assert says in said
     assert ("in memory" in said) is (in_memory == 12)

@@ -69,8 +69,8 @@ def test_the_next_attempt_goes_on_where_there_is_something(
         (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
     job, node = make_job(), Node(Run(tmp_path, resume, 4), (tried(),))
     ending = Ending(judge([tried().outcome]))
-    announce(job, node, ending, 4.0)
-    announce(job, node, ending, 0.0)
+    announce(job, node, ending, 4.0, 0.0)
+    announce(job, node, ending, 0.0, 0.0)
     met = SingleNode().join(job, node, lambda: False)
     assert met
     assert met[1].run == Run(tmp_path, following, 5)
@@ -104,7 +104,7 @@ def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None
     with Stops() as stops:
         stops.came = [Stop(0.0, signal.SIGINT, "SIGINT")]
         job = make_job(environ={"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2"})
-        ended = stopped_here(job, Node(Run(Path("lm"), "none", 2), (tried(2),)), stops)
+        ended = stopped_here(job, Node(Run(Path("lm"), "none", 2), (tried(2),)), stops, 0.0)
     assert (ended.outcome.word, ended.outcome.node_rank) == ("cancelled", 1)
     assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
     course = Course((tried(1), tried(2), ended))

@@ -1,13 +1,11 @@
 """The ledger of a job while its launcher runs: what passes is booked as it does, and written down every few seconds."""
 
 import dataclasses
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.process_tree import stat_fields
+from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.ledger_file import go_on, last_ledger, read_failures, write_ledger
 from slipway.launch.run_directory.run import Run, is_newest, last_outcome
@@ -16,35 +14,28 @@ from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.outcomes import Word
 
 EVERY = 10.0  # s between two times that it is written down while an attempt runs
-YOUNG = 60.0  # s that a launcher may take until it asks how old it is
 
 
-def age() -> float:
-    """For how many seconds this process has lived: what it imported took its part of a job's time, too."""
-    ticks = int(stat_fields(os.getpid())[19])  # proc_pid_stat(5): starttime
-    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return seconds if 0 <= seconds <= YOUNG else 0.0
-
-
-def earlier_ledger(run: Path, node_rank: int) -> Ledger:
+def earlier_ledger(run: Path, node_rank: int, clock: Clock = CLOCK) -> Ledger:
     """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
 
     A run that was finished, or that its user stopped, was in no queue meanwhile.
     """
     found = last_ledger(run, node_rank) or NOTHING
     wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
-    return go_on(found, Kind.QUEUED, time.time() - age()) if found.until and wanted else found
+    return go_on(found, Kind.QUEUED, clock.time() - clock.age()) if found.until and wanted else found
 
 
 class Books:
     """The ledger, and up to which moment it is kept. It is written where this launcher speaks for its node."""
 
-    def __init__(self, ledger: Ledger, plan: Plan) -> None:
+    def __init__(self, ledger: Ledger, plan: Plan, clock: Clock = CLOCK) -> None:
         """Go on with a `ledger`, from the start of this process."""
+        self._clock = clock
         process = plan.topology.process
         self.ledger, self._own, self._node_rank = ledger, plan.workload.own, plan.topology.node_rank
         self._writes = process is None or process.local_rank == 0
-        self._kept, self._written = time.monotonic() - age(), 0.0
+        self._kept, self._written = clock.monotonic() - clock.age(), 0.0
         self._milestones: Milestones | None = None
         self._run: Run | None = None
         self._failures: list[dict[str, Any]] = []
@@ -52,8 +43,8 @@ class Books:
 
     def book(self, kind: Kind) -> None:
         """What passed since the last booking was of this kind."""
-        now = time.monotonic()
-        self.ledger = dataclasses.replace(self.ledger.book({kind: now - self._kept}), until=time.time())
+        now = self._clock.monotonic()
+        self.ledger = dataclasses.replace(self.ledger.book({kind: now - self._kept}), until=self._clock.time())
         self._kept = now
 
     def meet(self, run: Run, ledger: Ledger, *, again: bool) -> None:
@@ -64,19 +55,19 @@ class Books:
         if ledger == self.ledger:
             self.book(kind)
         else:
-            self.ledger, self._kept = go_on(ledger, kind, time.time()), time.monotonic()
+            self.ledger, self._kept = go_on(ledger, kind, self._clock.time()), self._clock.monotonic()
         self._failures = self._failures or read_failures(run.node(self._node_rank))
         self._run, self._milestones = run, None
 
     def look(self, milestones: Milestones) -> None:
         """An attempt goes on."""
         self._milestones = milestones
-        if time.monotonic() - self._written >= EVERY:
+        if self._clock.monotonic() - self._written >= EVERY:
             self._write(self._with_attempt(good=False))
 
     def end_attempt(self, outcome: Outcome) -> None:
         """An attempt is over, and this is the first cause."""
-        self.ledger, self._kept = self._with_attempt(good=outcome.good), time.monotonic()
+        self.ledger, self._kept = self._with_attempt(good=outcome.good), self._clock.monotonic()
         if self._run and not outcome.good:
             told = {name: getattr(outcome, name) for name in ("time", "node_rank", "host", "rank", "word", "evidence")}
             self._failures.append({"attempt": self._run.attempt, **told})
@@ -84,15 +75,15 @@ class Books:
 
     def _with_attempt(self, *, good: bool) -> Ledger:
         """The ledger with the attempt as far as it got."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         seen = self._milestones.seen(now, own=self._own) if self._milestones else Seen(self._kept, now)
         parts = book_attempt(
             dataclasses.replace(seen, begun=self._kept, ended=now), good=good, again=self.ledger.attempts > 0
         )
         ledger = self.ledger.book(parts).wait_for(seen.waited)
-        return dataclasses.replace(ledger, attempts=ledger.attempts + 1, until=time.time())
+        return dataclasses.replace(ledger, attempts=ledger.attempts + 1, until=self._clock.time())
 
     def _write(self, ledger: Ledger) -> None:
-        self._written = time.monotonic()
+        self._written = self._clock.monotonic()
         if self._run and self._writes and is_newest(self._run.path, self._run.attempt):
             write_ledger(self._run.node(self._node_rank), ledger, self._failures)

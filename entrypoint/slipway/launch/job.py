@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import socket
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -20,6 +19,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.books import Books
+from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.closing import conclude
 from slipway.launch.metrics import Metrics, open_metrics
 from slipway.launch.node import Node, enter, enter_alone
@@ -72,10 +72,20 @@ def alone(job: Job, node: Node) -> SingleNode:
     return SeveralProcesses(job.plan.topology, node.run.path)
 
 
-def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack) -> int:
+def make_attempts(
+    job: Job,
+    node: Node,
+    nodes: "SingleNode | SeveralNodes",
+    stops: Stops,
+    stack: ExitStack,
+    *,
+    clock: Clock = CLOCK,
+    attempt: Callable[..., Try] = attempt,
+    run_lock: Callable[..., RunLock] = RunLock,
+) -> int:
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
-    books = Books(node.ledger, job.plan)
+    books = Books(node.ledger, job.plan, clock)
     memory = stack.enter_context(closing(Memory(job)))
     own = OwnProcesses()
     spare = stack.enter_context(Spare(own, wanted=job.warm))
@@ -87,15 +97,15 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         except LaunchError as error:
             if not node.tries:
                 raise
-            return end_between(job, node, not_started(job, node.run, error), books, notices)
+            return end_between(job, node, not_started(job, node.run, error, clock.time()), books, notices)
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops), books, notices)
+            return end_between(job, node, stopped_here(job, node, stops, clock.time()), books, notices)
         ours, node = agreed
         books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
         hears = partial(tell_hang, node.run, metrics, notices)
         hangs = hang_report(ours, node.run, hears)
         try:
-            lock = lock or take_lock(ours, node, stops, stack)
+            lock = lock or take_lock(ours, node, stops, stack, run_lock)
             previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
             looks = partial(look_on, node.run, books, notices)
@@ -105,7 +115,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
-            tried = not_started(job, node.run, error)
+            tried = not_started(job, node.run, error, clock.time())
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
         rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient, hangs)
@@ -119,7 +129,7 @@ def make_attempts(job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stop
             why = f"this node leaves, and the others {stay}" if leaves else ending.why
             notices.end(node.run, ending.verdict)
             return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
-        announce(job, node, ending, ending.pause, memory.step)
+        announce(job, node, ending, ending.pause, clock.time(), memory.step)
         metrics.restart()
         notices.restart(node.run, ending.verdict)
         if not stops.wait(ending.pause):
@@ -161,12 +171,14 @@ def was_stopped(stops: Stops) -> bool:
     return bool(stops.came)
 
 
-def take_lock(job: Job, node: Node, stops: Stops, stack: ExitStack) -> RunLock:
+def take_lock(
+    job: Job, node: Node, stops: Stops, stack: ExitStack, run_lock: Callable[..., RunLock] = RunLock
+) -> RunLock:
     """Lock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
     refuse_links(node.run.path, job.plan.topology.node_rank)
     stops.watch(node.run.path)
     nonce = "" if job.single else job.plan.topology.rendezvous_id.rpartition("-")[0]
-    lock = stack.enter_context(RunLock(lock_file(node.run, job.plan), say, stops, job=nonce))
+    lock = stack.enter_context(run_lock(lock_file(node.run, job.plan), say, stops, job=nonce))
     if not node.tries and not node.missed and job.plan.topology.rank == 0:
         (node.run.path / STOP_FILE).unlink(missing_ok=True)
     return lock
@@ -221,7 +233,7 @@ def give_up(tries: tuple[Try, ...]) -> Try:
     return dataclasses.replace(last, outcome=outcome)
 
 
-def announce(job: Job, node: Node, ending: Ending, pause: float, in_memory: int = -1) -> None:
+def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_memory: int = -1) -> None:
     """Say how an attempt ended, and that another follows; `in_memory`: the step of a snapshot there, -1 without one."""
     number, path = node.run.attempt + 1, node.run.path
     later = f" in {pause:.0f} s" if pause else ""
@@ -237,7 +249,7 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, in_memory: int 
     then = f" {how} node {ranks}" if ranks else ""
     say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):
-        write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": time.time()})
+        write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": now})
 
 
 def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
@@ -258,12 +270,12 @@ def end_between(job: Job, node: Node, tried: Try, books: Books, notices: Notices
     return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=books.ledger))
 
 
-def stopped_here(job: Job, node: Node, stops: Stops) -> Try:
+def stopped_here(job: Job, node: Node, stops: Stops, now: float) -> Try:
     """What a stop makes of a job of which nothing runs: the newest snapshot is intact."""
     node_rank, host = job.plan.topology.node_rank, socket.gethostname()
     if not node.tries:
-        return Try(node.run.attempt, Outcome(node_rank, host, stops.word, time.time()))
+        return Try(node.run.attempt, Outcome(node_rank, host, stops.word, now))
     last, name = node.tries[-1], stops.came[0].name
     evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {locate(last.outcome)}"
-    outcome = Outcome(node_rank, host, stops.word, time.time(), evidence=evidence)
+    outcome = Outcome(node_rank, host, stops.word, now, evidence=evidence)
     return Try(last.number, outcome, last.after, last.after, last.moved)

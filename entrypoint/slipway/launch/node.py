@@ -1,7 +1,6 @@
 """What a launcher knows of its job between attempts."""
 
 import dataclasses
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.worker_output import say
 from slipway.launch.books import earlier_ledger
+from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.job_spec import Job
@@ -39,7 +39,7 @@ class Node:
     ledger: Ledger = NOTHING
 
 
-def enter_alone(job: Job, stops: Stops, stack: ExitStack) -> Node:
+def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK) -> Node:
     """Where the launcher of a single node stands that has just been started. At the end of the `stack` the folder of a new run is
     removed where nothing was begun in it.
 
@@ -48,26 +48,26 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack) -> Node:
     require_place(job)
     name_odd_runs(job)
     try:
-        run = choose_run(job.plan, job.sources, time.time(), take=partial(hold, stack))
+        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack))
         return Node(run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, job.plan.topology.node_rank))
     except LaunchError:
-        refuse_held(lock_file(place_run(job.plan, job.sources, time.time()), job.plan), stops)
+        refuse_held(lock_file(place_run(job.plan, job.sources, clock.time()), job.plan), stops)
         raise
 
 
-def enter(job: Job, stack: ExitStack) -> Node:
+def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK) -> Node:
     """Where one of several launchers stands that has just been started; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
-    node = Node(place_run(job.plan, job.sources, time.time()))
+    node = Node(place_run(job.plan, job.sources, clock.time()))
     try:
         require_place(job)
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
             take = partial(hold, stack)
-            run = choose_run(job.plan, job.sources, time.time(), finished_is_fine=True, take=take)
+            run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
             return dataclasses.replace(
-                node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0)
+                node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0, clock)
             )
     except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))

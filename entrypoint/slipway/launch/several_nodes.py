@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from slipway import __version__
 from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.worker_output import say
+from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.muster.card import Card, Finding, Go
 from slipway.launch.muster.messages import Peer
 from slipway.launch.muster.muster import Muster
@@ -35,10 +35,18 @@ LOOK_SECONDS = 5.0  # between two looks at the others once this node is through
 class SeveralNodes:
     """This launcher's part in the agreement of all, as a context manager."""
 
-    def __init__(self, job: Job, stops: Stops, findings: tuple[Finding, ...] = ()) -> None:
-        """`findings` are what a check brings along for the others."""
+    def __init__(
+        self,
+        job: Job,
+        stops: Stops,
+        findings: tuple[Finding, ...] = (),
+        *,
+        clock: Clock = CLOCK,
+        muster: Callable[[Terms], Muster] = Muster,
+    ) -> None:
+        """`findings` are what a check brings along for the others; `muster` makes this launcher's part in the rendezvous."""
         topology = job.plan.topology
-        self._stops, self._findings = stops, findings
+        self._stops, self._findings, self._clock = stops, findings, clock
         self._nonce = ""  # of this job, from its first attempt on
         terms = Terms(
             node_rank=topology.node_rank,
@@ -56,13 +64,14 @@ class SeveralNodes:
             token=job.sources.value("SLIPWAY_TOKEN"),
             doubtful=may_count_processes(topology),
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
+            clock=clock,
         )
-        self._muster = Muster(terms)
+        self._muster = muster(terms)
 
     def __enter__(self) -> Self:
         """Open the muster, and exchange requests to stop from here on. Raises LaunchError as it does."""
         self._muster.__enter__()
-        self._stops.listen(Exchange(self._muster, self._stops))
+        self._stops.listen(Exchange(self._muster, self._stops, self._clock))
         return self
 
     def __exit__(
@@ -109,7 +118,7 @@ class SeveralNodes:
 
         def glance() -> None:
             nonlocal looked
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if hangs is None or not outcome.good or now - looked < LOOK_SECONDS:
                 return
             looked = now
@@ -127,15 +136,15 @@ class SeveralNodes:
 class Exchange:
     """Requests to stop, between this launcher and the others."""
 
-    def __init__(self, muster: Muster, stops: Stops) -> None:
-        self._muster, self._stops = muster, stops
+    def __init__(self, muster: Muster, stops: Stops, clock: Clock) -> None:
+        self._muster, self._stops, self._clock = muster, stops, clock
         self._told = self._heard = 0
 
     def __call__(self) -> None:
         """Tell what came here, and take note of what came elsewhere."""
         for stopping in self._muster.stops[self._heard :]:
             number = signal.Signals[stopping.signal]
-            self._stops.came.append(Stop(time.monotonic(), number, stopping.text, here=False))
+            self._stops.came.append(Stop(self._clock.monotonic(), number, stopping.text, here=False))
             self._heard += 1
         while self._told < len(self._stops.came):  # a signal may add one at any moment
             stop = self._stops.came[self._told]

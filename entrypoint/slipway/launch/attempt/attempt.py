@@ -116,7 +116,7 @@ def snapshots_gone(outcome: Outcome, run: Run, now: float) -> Outcome:
     return dataclasses.replace(outcome, word=Word.UNHEALTHY, time=now, evidence=evidence, advice=advice)
 
 
-def not_started(job: Job, run: Run, error: LaunchError) -> Try:
+def not_started(job: Job, run: Run, error: LaunchError, now: float) -> Try:
     """The attempt that could not be made."""
     word, host = EXITS[error.code].word, socket.gethostname()
-    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, time.time(), evidence=str(error)))
+    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, now, evidence=str(error)))

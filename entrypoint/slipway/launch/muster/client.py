@@ -3,8 +3,6 @@
 import asyncio
 import hmac
 import re
-import secrets
-import time
 from collections.abc import Sequence
 
 from slipway.launch.muster import messages as wire
@@ -20,10 +18,10 @@ from slipway.launch.muster.connection_errors import (
     connection_failure,
     explain_connection,
 )
-from slipway.launch.muster.link import Link, connect, resolve, send_all
+from slipway.launch.muster.link import Link, connect, send_all
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
-from slipway.launch.resolve.connectivity import interface_towards, is_loopback, without_link_local
+from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.launch.watch.standing import Standing
@@ -66,7 +64,7 @@ class Client:
         self._said, self.peers = {}, []
         began = patient = asyncio.get_running_loop().time()
         pause = PAUSES[0]
-        async with Ring(card.node_rank, self._terms.address, self._terms.folder) as ring:
+        async with Ring(card.node_rank, self._terms) as ring:
             while True:
                 try:
                     link, welcome = await self._introduce(card, ring, patient + self._terms.timeout)
@@ -78,7 +76,7 @@ class Client:
                     kind, words = connection_failure(error)
                     self._turn += kind in ASTRAY
                     self._complain(kind, words, card, waited)
-                await asyncio.sleep(pause * (1 + secrets.randbelow(100) / 300))
+                await asyncio.sleep(pause * self._terms.random.uniform(1, 4 / 3))
                 soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
                 pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
 
@@ -128,7 +126,9 @@ class Client:
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
                 self._addresses = ()
-                self._addresses = without_link_local(await resolve(self._terms.address), self._terms.address)
+                self._addresses = without_link_local(
+                    await self._terms.network.resolve(self._terms.address), self._terms.address
+                )
                 first = self._turn % len(self._addresses)
                 link = await connect(self._addresses[first:] + self._addresses[:first], self._terms.port)
                 try:
@@ -151,7 +151,7 @@ class Client:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         proof = hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
-        link.send(wire.Hello(proof, self._terms.process, time.time(), ring.port, ring.key, card))
+        link.send(wire.Hello(proof, self._terms.process, self._terms.clock.time(), ring.port, ring.key, card))
         answer = await link.receive()
         if isinstance(answer, wire.Refused) and not answer.again:
             raise LaunchError(answer.reason, answer.code)
@@ -228,7 +228,7 @@ class Client:
             address=self._terms.address if card.node_rank == 0 and is_loopback(link.peer) else link.peer,
             port=start.port,
             shared=start.shared,
-            interface=interface_towards(towards, one_machine=start.one_machine),
+            interface=self._terms.network.interface_towards(towards, one_machine=start.one_machine),
             tries=start.tries,
             failures=start.failures,
             reached=start.reached,
@@ -264,4 +264,4 @@ class Client:
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""
-        return Outcome(0, host or self._terms.address, Word.LOST, time.time() - silence, evidence=words)
+        return Outcome(0, host or self._terms.address, Word.LOST, self._terms.clock.time() - silence, evidence=words)

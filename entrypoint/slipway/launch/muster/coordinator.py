@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import math
-import secrets
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,7 +16,6 @@ from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
 from slipway.launch.muster.server import Server, State
 from slipway.launch.rank_ranges import rank_ranges
-from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
@@ -201,12 +198,13 @@ class Coordinator:
         if not troubled:
             return self._start(notes)
         opening = OPENING.get(self._roster.own.runtime, 0.0)
-        self._open_by = min(self._open_by, loop.time() + opening)
-        if loop.time() >= self._open_by:
+        if (
+            loop.time() >= self._open_by
+        ):  # the second time: who was only frozen or cut off for a while has answered by then
             raise self._cut_off(troubled, ranks)
-        server.broadcast(
-            wire.Waiting(f"{self._trouble(troubled[0], ranks)} Networks may need a while; trying for {opening:.0f} s.")
-        )
+        self._open_by = min(self._open_by, loop.time() + opening)
+        again = f"Networks may need a while; trying for {opening:.0f} s." if opening else "Trying once more."
+        server.broadcast(wire.Waiting(f"{self._trouble(troubled[0], ranks)} {again}"))
         await server.until(changed, loop.time() + AGAIN_SECONDS)
         return None
 
@@ -259,7 +257,7 @@ class Coordinator:
             nodes=len(self._roster.ranks),
             group_rank=0,
             processes=min(seat.card.processes for seat in seats.values()),
-            port=free_port(self._terms.port + 1),
+            port=self._terms.network.free_port(self._terms.port + 1),
             shared=len(seeing) == len(seats),
             one_machine=all(seat.address is None for seat in seats.values()),
             tries=newest.tries,
@@ -268,13 +266,13 @@ class Coordinator:
             ledger=newest.ledger,
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
             notes=tuple(plain(note, 200) for note in notes),
-            nonce=self._roster.nonce or secrets.token_hex(8),
+            nonce=self._roster.nonce or self._terms.random.randbytes(8).hex(),
         )
 
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:
         """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
-        path = self._terms.folder / f".slipway-muster-{secrets.token_hex(8)}"
+        path = self._terms.folder / f".slipway-muster-{self._terms.random.randbytes(8).hex()}"
         with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
             self._terms.folder.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -292,7 +290,9 @@ class Coordinator:
         for rank, seat in self._roster.seats.items():
             if rank not in self._state.outcomes:
                 silence = "its launcher did not say in time how it ended"
-                self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, time.time(), evidence=silence)
+                self._state.outcomes[rank] = Outcome(
+                    rank, seat.card.host, Word.LOST, self._terms.clock.time(), evidence=silence
+                )
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())

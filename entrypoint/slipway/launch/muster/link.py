@@ -86,11 +86,6 @@ async def send_all(lines: Sequence[bytes], link: Link) -> None:
             await link.drain()
 
 
-async def dial(address: str, port: int) -> Link:
-    """Connect to a name or address. OSError (socket.gaierror, TimeoutError and their kin) says what failed."""
-    return await connect(await resolve(address), port)
-
-
 async def connect(addresses: Sequence[str], port: int) -> Link:
     """Connect to the first of some addresses that takes a connection. OSError says what failed at the last one."""
     error: OSError = OSError("no address")

@@ -9,14 +9,13 @@ import contextlib
 import math
 import resource
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.terms import Terms
-from slipway.launch.resolve.connectivity import BACKLOG, is_loopback, listen
+from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
 
@@ -47,7 +46,7 @@ class Muster:
         """Listen (on node 0) and start the thread. LaunchError: 78 where MASTER_PORT is in use, 1 where nothing can be opened."""
         self._socket = None
         if self._terms.node_rank == 0:
-            self._socket = listen(self._terms.port, loopback=is_loopback(self._terms.address))
+            self._socket = self._terms.network.listen(self._terms.port, loopback=is_loopback(self._terms.address))
             _allow_files(self._terms.nodes + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
         try:
@@ -138,16 +137,14 @@ class Muster:
 
         Once node 0 was found it has `notice` seconds from then on.
         """
-        import asyncio
-
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         until = math.inf
         while not future.done():
-            concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
+            self._rest(future)
             glance()
             if not future.done() and stopped():
-                until = min(until, time.monotonic() + (notice if self._client.welcome else 0.0))
-            if not future.done() and time.monotonic() >= until:
+                until = min(until, self._terms.clock.monotonic() + (notice if self._client.welcome else 0.0))
+            if not future.done() and self._terms.clock.monotonic() >= until:
                 future.cancel()
                 return None
             if not self._thread.is_alive():
@@ -155,6 +152,16 @@ class Muster:
         if future.cancelled() or not future.done():
             raise LaunchError("the thread that talks to the other launchers ended unexpectedly.", FAILED)
         return future.result()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine in the muster's thread."""
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _rest(self, future: concurrent.futures.Future[Any]) -> None:
+        """Wait until the work is done, or it is time to look at something else."""
+        concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
 
     def _run(self) -> None:
         import asyncio

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,8 +9,9 @@ from typing import Self
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.codec import MalformedError
 from slipway.launch.muster.connection_errors import STALLED, connection_failure
-from slipway.launch.muster.link import Link, dial
-from slipway.launch.resolve.connectivity import is_loopback, listen
+from slipway.launch.muster.link import Link, connect
+from slipway.launch.muster.terms import Terms
+from slipway.launch.resolve.connectivity import is_loopback
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
 RETRY_SECONDS = 0.5
@@ -23,20 +23,19 @@ KNOCK_BYTES = 16_384
 class Ring:
     """One launcher's listener for its neighbour, and its own visit to the next; an async context manager."""
 
-    def __init__(self, node_rank: int, master: str, folder: Path) -> None:
-        """`master` is node 0's address as this node knows it; `folder` is where the shared-folder test looks."""
-        self.key = secrets.token_hex(16)
+    def __init__(self, node_rank: int, terms: Terms) -> None:
+        """Nothing is opened yet."""
+        self.key = terms.random.randbytes(16).hex()
         self.port = 0
-        self.neighbour = master  # until node 0 names the neighbour's address
+        self.neighbour = terms.address  # until node 0 names the neighbour's address
         self._node_rank = node_rank
-        self._master = master
-        self._folder = folder
+        self._terms = terms
         self._visitors = 0
         self._connected = False  # to the neighbour, which has not answered so far
 
     async def __aenter__(self) -> Self:
         """Listen on a free port; on loopback alone where the whole job is."""
-        listener = listen(0, loopback=is_loopback(self._master))
+        listener = self._terms.network.listen(0, loopback=is_loopback(self._terms.address))
         self.port = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._answer, sock=listener, limit=KNOCK_BYTES)
         return self
@@ -49,10 +48,10 @@ class Ring:
 
     async def probe(self, probe: wire.Probe, link: Link) -> None:
         """Visit the neighbour that node 0 names, look for its file, and tell it both."""
-        self.neighbour = probe.address or self._master
+        self.neighbour = probe.address or self._terms.address
         trouble = await self._visit(probe)
         try:
-            sees = (self._folder / Path(probe.file).name).exists()
+            sees = (self._terms.folder / Path(probe.file).name).exists()
         except OSError:
             sees = False
         link.send(wire.Probed(probe.round, trouble, sees))
@@ -71,7 +70,7 @@ class Ring:
 
     async def _knock(self, probe: wire.Probe) -> str:
         try:
-            link = await dial(self.neighbour, probe.port)
+            link = await connect(await self._terms.network.resolve(self.neighbour), probe.port)
         except OSError as error:
             return connection_failure(error)[1]
         self._connected = True

@@ -3,8 +3,6 @@
 import asyncio
 import hmac
 import math
-import secrets
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -174,7 +172,7 @@ class Server:
             oldest.cut()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                challenge, sent = secrets.token_hex(16), time.time()
+                challenge, sent = self.terms.random.randbytes(16).hex(), self.terms.clock.time()
                 link.send(wire.Greeting(challenge))
                 hello = await link.receive()
         except TimeoutError:
@@ -184,7 +182,7 @@ class Server:
         if not isinstance(hello, wire.Hello):
             raise MalformedError("not a hello")
         # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
-        offset = hello.clock - (sent + time.time()) / 2
+        offset = hello.clock - (sent + self.terms.clock.time()) / 2
         proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
         if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
             self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello)
@@ -311,7 +309,7 @@ class Server:
         del self.state.links[node_rank]
         self.changes += 1
         if self.state.running:
-            self.take(Outcome(node_rank, seat.card.host, Word.LOST, time.time() - silence, evidence=ended))
+            self.take(Outcome(node_rank, seat.card.host, Word.LOST, self.terms.clock.time() - silence, evidence=ended))
         elif self.state.roster:
             self.state.roster.vacate(node_rank)
         self.wake()

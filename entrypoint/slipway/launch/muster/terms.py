@@ -1,9 +1,12 @@
 """The terms on which the launchers of a job meet: what each of them was told when it started."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random, SystemRandom
+
+from slipway.launch.clock import CLOCK, Clock
+from slipway.launch.muster.network import NETWORK, Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,7 @@ class Terms:
     another launcher for one that is told to go, so that the others need not stop for good. `folder` holds the runs; `say`
     prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its lifetime. `doubtful`:
     whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler says so.
+    `clock`, `network` and `random` are this machine's, except in the simulation.
     """
 
     node_rank: int
@@ -33,7 +37,10 @@ class Terms:
     replaced: bool = False
     window: float = 0.0
     heartbeat: float = 30.0
-    process: str = field(default_factory=lambda: secrets.token_hex(16))
+    clock: Clock = CLOCK
+    network: Network = NETWORK
+    random: Random = field(default_factory=SystemRandom)
+    process: str = field(default_factory=lambda: SystemRandom().randbytes(16).hex())
 
     @property
     def enough(self) -> int:

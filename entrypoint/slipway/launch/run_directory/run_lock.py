@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import socket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
 
 TOUCH = 1.0  # s between two signs of life
+LOOK = TOUCH / 4  # s between two looks for a sign of life
 STILL = 15.0  # s without one after which a launcher that cannot be seen is dead; a busy disk delays them by seconds
 
 
@@ -105,9 +107,11 @@ def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STI
     holder = read_holder(file)
     if holder and holder.space and holder.space == _space() and _visible(holder.pid):
         return start_ticks(holder.pid) == holder.started
-    seen, until = _touched(file), time.monotonic() + patience
-    while seen and time.monotonic() < until:
-        if stopped(TOUCH / 4):
+    seen = _touched(file)
+    for _ in range(
+        math.ceil(patience / LOOK) if seen else 0
+    ):  # looks, not seconds: this process may be frozen meanwhile
+        if stopped(LOOK):
             return True
         if (now := _touched(file)) != seen:
             return bool(now)
@@ -175,9 +179,8 @@ class RunLock:
                 self._take_over()
         except OSError as error:
             raise cannot_make(error) from None
-        self._keeper = threading.Thread(target=self._keep, daemon=True, name="holder")
         try:
-            self._keeper.start()
+            self._start_keeping()
         except RuntimeError as error:
             self._file.unlink(missing_ok=True)
             raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
@@ -210,12 +213,24 @@ class RunLock:
             aside = (folder / self._file.name).rename(folder / f".{self._file.name}.{os.urandom(8).hex()}")
             aside.unlink()
 
+    def _start_keeping(self) -> None:
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="holder")
+        self._keeper.start()
+
+    def _stop_keeping(self) -> None:
+        self._released.set()
+        self._keeper.join()
+
     def _keep(self) -> None:
         while not self._released.wait(TOUCH):
-            with suppress(OSError):  # a disk that is full for a while, a server that is away
-                os.utime(self._number)
-                if not self._mine():
-                    self.lost = f"{_name(read_holder(self._file))}, which took this run directory over"
+            self._touch()
+
+    def _touch(self) -> None:
+        """Show that this launcher lives, and notice where another one took over."""
+        with suppress(OSError):  # a disk that is full for a while, a server that is away
+            os.utime(self._number)
+            if not self._mine():
+                self.lost = f"{_name(read_holder(self._file))}, which took this run directory over"
 
     def _mine(self) -> bool:
         """Whether our file is still in its place, or none is: then somebody cleared the folder away."""
@@ -226,8 +241,7 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         """Let go."""
-        self._released.set()
-        self._keeper.join()
+        self._stop_keeping()
         with suppress(OSError):
             if self._mine():
                 self._file.unlink(missing_ok=True)
