@@ -52,6 +52,10 @@ test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of
 test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
 	@$(SECTIONS) muster -- $(ARGS)
 
+.PHONY: test-sim
+test-sim: .venv/.dev ## Simulate jobs whose nodes are harmed, with a virtual clock and network (needs no torch; SIM_SEEDS=20000, SIM_SEED=17)
+	@$(SECTIONS) sim -- $(ARGS)
+
 .PHONY: test-launch
 test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, several launchers
 	@$(SECTIONS) launch -- $(ARGS)

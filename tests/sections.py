@@ -63,6 +63,7 @@ SECTIONS = {
         Section("lint", "style and types", goal="lint"),
         Section("unit", "the launcher's parts, without PyTorch", marked=False, at_once=2),
         Section("muster", "how nodes find each other", marked=False, at_once=6),
+        Section("sim", "the launchers' protocol, with a virtual clock and network", marked=False, at_once=2),
         Section("launch", "real jobs: signals, failures, several launchers", at_once=2),
         Section("train", "real training on the CPU", at_once=2),
         Section("faults", "jobs that are harmed, and what they end with", image=True, at_once=3),
@@ -84,7 +85,7 @@ SECTIONS = {
 
 # Turn by turn. The rows of one turn run beside each other: what waits beside what computes.
 TURNS = (
-    (("build",), ("lint", "unit", "muster")),
+    (("build",), ("lint", "unit", "muster", "sim")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
     (("slurm", "release"), ("machine", "compose", "k8s")),
     (("under-load", "mutants", "chaos"),),

@@ -1,0 +1,276 @@
+"""What must always hold in a simulation, checked at the event that could break it. Each rule is one method."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.run_directory.run import Run
+from slipway.launch.run_directory.run_lock import TOUCH
+from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.watch.culprit import Hang
+from slipway.protocol.files import newest_step
+from slipway.protocol.outcomes import Word
+
+if TYPE_CHECKING:
+    from virtual_launcher import Launcher, Order, Team
+    from world import World
+
+BEAT = 12.0 / 6  # seconds between two heartbeats (Order.environ)
+SLACK = 0.1  # seconds by which clocks of two nodes are compared wrongly at most, with the latencies of the network
+LATE = 3.0  # seconds after being thawed within which a launcher must notice that it was replaced
+
+
+class BrokenRuleError(Exception):
+    """Something happened that must never happen."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What befell a node, and between which moments others notice that it did."""
+
+    order: str
+    rank: int
+    word: str  # what becomes of it: FAILED or LOST
+    earliest: float
+    latest: float
+
+
+@dataclass
+class Attempt:
+    """What is known of one attempt of one job."""
+
+    order: str
+    number: int
+    places: dict[int, Launcher] = field(default_factory=dict)  # by their place among the nodes
+    run: str = ""
+    nodes: int = 0
+    begun: float = 0.0
+    ruling: Ending | None = None  # node 0's
+
+
+@dataclass
+class Known:
+    """What is known of one launcher."""
+
+    nonce: str = ""
+    run: str = ""
+    attempt: Attempt | None = None
+    news: Outcome | None = None
+    thawed: float = 0.0
+
+
+class Rules:
+    """The rules of one simulation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.attempts: dict[tuple[str, int], Attempt] = {}  # by nonce and number
+        self._over: list[Attempt] = []  # attempts of which nobody knows any more
+        self._harms: list[Harm] = []
+        self._known: dict[Launcher, Known] = defaultdict(Known)
+        self._newest: dict[Path, Attempt] = {}  # that a run directory has seen
+        self._writers: dict[Path, Launcher] = {}
+        self._visits: set[tuple[str, str]] = set()  # who reached whose ring listener since the last start
+        self._training: dict[str, Team] = {}
+
+    def fail(self, text: str) -> None:
+        """End the simulation: a rule was broken."""
+        error = BrokenRuleError(f"after {self._world.loop.time():.3f} s: {text}")
+        self._world.loop.trouble.append(error)
+        raise error
+
+    def visits(self, visitor: str, neighbour: str) -> None:
+        """A launcher reached its neighbour's ring listener."""
+        self._visits.add((visitor, neighbour))
+
+    def goes(self, launcher: Launcher, card: Card, go: Go) -> None:
+        """A launcher was told to start an attempt."""
+        known, key = self._known[launcher], (go.nonce, go.attempt)
+        if key in self.attempts and all(one.done for one in self.attempts[key].places.values()):
+            self._over.append(self.attempts.pop(key))  # nobody knows of it any more
+        attempt = self.attempts.setdefault(
+            key, Attempt(launcher.order.name, go.attempt, {}, go.run, go.nodes, self._world.loop.time())
+        )
+        self._world.log(
+            launcher.process.name,
+            f"go: attempt {go.attempt} of {go.run}, {go.group_rank} of {go.nodes}, nonce {go.nonce}",
+        )
+        if attempt.order != launcher.order.name:
+            self.fail(f"{launcher.process.name} takes part in {attempt.order}, another job")
+        if known.nonce not in ("", go.nonce):
+            self.fail(f"{launcher.process.name} took part in job {known.nonce}, and is now in {go.nonce}")
+        if known.run not in ("", go.run):
+            self.fail(f"{launcher.process.name} worked on {known.run}, and now works on {go.run}")
+        if attempt.run != go.run or attempt.nodes != go.nodes:
+            self.fail(
+                f"attempt {go.attempt} is of {attempt.run} on {attempt.nodes} nodes and of {go.run} on {go.nodes}"
+            )
+        if not launcher.order.least <= go.nodes <= launcher.order.nodes:
+            self.fail(f"{go.nodes} nodes start, which is not what was ordered")
+        if go.group_rank in attempt.places:
+            self.fail(f"place {go.group_rank} of attempt {go.attempt} is taken twice")
+        if any(other.rank == launcher.rank for other in attempt.places.values()):
+            self.fail(f"two launchers of node {launcher.rank} are in attempt {go.attempt}")
+        self._grows(launcher, known, card, attempt)
+        attempt.places[go.group_rank] = launcher
+        self._meet(attempt)
+        known.nonce, known.run, known.attempt, known.news = go.nonce, go.run, attempt, None
+
+    def _grows(self, launcher: Launcher, known: Known, card: Card, attempt: Attempt) -> None:
+        """The number of an attempt is higher than any that its launchers and their disks have seen."""
+        for before in (known.attempt, self._newest.get(launcher.disk / attempt.run)):
+            if before and before is not attempt and before.number >= attempt.number:
+                self.fail(f"attempt {attempt.number} follows attempt {before.number} on {launcher.process.name}")
+        if attempt.number <= card.attempt:
+            self.fail(
+                f"attempt {attempt.number} follows attempt {card.attempt}, which {launcher.process.name} knows of"
+            )
+
+    def _meet(self, attempt: Attempt) -> None:
+        """All nodes of an attempt are known: each of them has reached the next one."""
+        if len(attempt.places) < attempt.nodes:
+            return
+        names = [attempt.places[place].process.name for place in range(attempt.nodes)]
+        for place, name in enumerate(names):
+            neighbour = names[(place + 1) % len(names)]
+            if (name, neighbour) not in self._visits:
+                self.fail(f"attempt {attempt.number} started, and {name} never reached {neighbour}")
+
+    def begins(self, launcher: Launcher, run: Run) -> None:
+        """The workers of a node are started."""
+        attempt = self._known[launcher].attempt
+        assert attempt
+        self._newest[launcher.disk / run.path.name] = attempt
+
+    def resumes(self, members: Sequence[tuple[Launcher, Run]], step: int) -> None:
+        """All workers of an attempt are here: they resume from the newest snapshot that any node has."""
+        newest = max((newest_step(run.path) or 0 for _, run in members), default=0)
+        if step < newest:
+            self.fail(f"the training begins at step {step}, and there is a snapshot of step {newest}")
+
+    def steps(self, team: Team) -> None:
+        """The training made a step: no other attempt of the job trains at the same time."""
+        other = self._training.get(team.order.name)
+        if other and other is not team and other.whole and not other.finished:
+            self.fail(f"two attempts of {team.order.name} train at the same time")
+        self._training[team.order.name] = team
+
+    def writes(self, launcher: Launcher, run: Run) -> None:
+        """A launcher works on its node's folder: nobody else does."""
+        folder = launcher.disk / run.path.name / f"node-{launcher.rank}"
+        before = self._writers.get(folder)
+        if before and before is not launcher and not before.done and before.number > launcher.number:
+            late = self._world.loop.time() - self._known[launcher].thawed
+            if late > LATE:
+                self.fail(
+                    f"{launcher.process.name} still works on {folder.name} of {run.path.name}, {late:.1f} s after {before.process.name} took it"
+                )
+            return
+        self._writers[folder] = launcher
+
+    def thaws(self, launcher: Launcher) -> None:
+        """A launcher runs again."""
+        self._known[launcher].thawed = self._world.loop.time() + TOUCH
+
+    def harmed(self, launcher: Launcher, what: str, word: str = Word.LOST, until: float = 0.0) -> None:
+        """Something happens to a node; a lost one was heard last up to a heartbeat earlier, and at most `until` seconds later."""
+        now = self._world.loop.time()
+        self._world.log(launcher.process.name, f"HARM: {what}")
+        earliest, ranks = now, [launcher.rank]
+        if word == Word.LOST:
+            earliest -= BEAT + 1
+            ranks = list(range(launcher.order.nodes)) if launcher.rank == 0 else ranks
+        self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
+
+    def _harms_in(self, attempt: Attempt) -> list[Harm]:
+        """What befell the nodes of an attempt while it ran, or just before."""
+        return [harm for harm in self._harms if harm.order == attempt.order and harm.latest > attempt.begun - 1]
+
+    def learns(self, launcher: Launcher, news: Outcome | None) -> None:
+        """What a launcher knows of the first node that failed never changes within an attempt."""
+        known = self._known[launcher]
+        if known.news and news != known.news:
+            self.fail(f"{launcher.process.name} knew that {known.news} was first, and now says {news}")
+        known.news = news
+
+    def rules(self, launcher: Launcher, ending: Ending, outcomes: Mapping[int, Outcome]) -> None:
+        """Node 0 judges an attempt: the node that was harmed first is to blame."""
+        attempt = self._known[launcher].attempt
+        assert attempt
+        first = ending.verdict.first
+        told = f"{first.word} on node {first.node_rank}: {first.evidence}"
+        self._world.log(
+            launcher.process.name,
+            f"verdict on attempt {attempt.number}: {told}; again: {ending.pause}, leaving {ending.leaving}",
+        )
+        if attempt.ruling:
+            self.fail(f"attempt {attempt.number} is judged twice")
+        attempt.ruling = ending
+        if not first.own or first.stacks or first.word not in (Word.FAILED, Word.LOST):
+            return
+        harms = self._harms_in(attempt)
+        own = [harm for harm in harms if (harm.rank, harm.word) == (first.node_rank, first.word)]
+        if not own:
+            self.fail(f"node {first.node_rank} is to blame ({told}), and nothing of that kind happened to it: {harms}")
+        earliest = min(harm.earliest for harm in own)
+        for rank, outcome in outcomes.items():
+            latest = [harm.latest for harm in harms if (harm.rank, harm.word) == (rank, outcome.word)]
+            if latest and max(latest) + SLACK < earliest:
+                self.fail(f"node {first.node_rank} is to blame ({told}), but node {rank} was harmed first: {harms}")
+
+    def hears(self, launcher: Launcher, ending: Ending, alone: bool) -> None:
+        """A launcher knows what all make of an attempt: what node 0 said, unless the two were cut off from each other."""
+        attempt = self._known[launcher].attempt
+        assert attempt
+        first = ending.verdict.first
+        how = "alone: " if alone else ""
+        self._world.log(
+            launcher.process.name,
+            f"{how}attempt {attempt.number} ended: {first.word} on node {first.node_rank}, again: {ending.pause}",
+        )
+        if not alone and ending != attempt.ruling:
+            self.fail(
+                f"{launcher.process.name} heard {ending} of attempt {attempt.number}, and node 0 said {attempt.ruling}"
+            )
+        if alone and not self._harms_in(attempt):
+            self.fail(f"{launcher.process.name} judged attempt {attempt.number} alone, and nothing kept it from node 0")
+
+    def hangs(self, launcher: Launcher, hang: Hang, team: Team) -> None:
+        """Node 0 names who keeps the others waiting."""
+        self._world.log(launcher.process.name, f"judges: {hang.text[:80]}")
+        guilty = {one.rank for one, _ in team.members.values() if one.hang}
+        if set(hang.ranks) - {2 * node + local for node in guilty for local in (0, 1)}:
+            self.fail(f"ranks {hang.ranks} are said to hang, and it is node {guilty}")
+
+    def ended(self, launcher: Launcher) -> None:
+        """A launcher ended."""
+        self._world.log(launcher.process.name, f"exit code {launcher.code}")
+
+    def finish(self, order: Order, current: Mapping[int, Launcher]) -> None:
+        """All launchers ended: the job came to one end, and each that heard of it has the exit code that belongs to it."""
+        ends = [
+            one for one in self.attempts.values() if one.order == order.name and one.ruling and one.ruling.pause is None
+        ]
+        if not ends:
+            self.fail(f"{order.name} came to no end: codes { ({rank: one.code for rank, one in current.items()}) }")
+        final = ends[-1]
+        assert final.ruling
+        if len(ends) > 1 and not self._harms_in(ends[0]):
+            self.fail(f"{order.name} came to {len(ends)} ends")
+        verdict, there = final.ruling.verdict, list(final.places.values())
+        if verdict.word != Word.FINISHED:
+            self.fail(f"{order.name} ended as {verdict.word}, and could have finished")
+        for rank, launcher in current.items():
+            late = launcher not in there and (order.least < order.nodes or any(one.rank == rank for one in there))
+            cut_off = launcher in there and any(
+                harm.rank == rank and harm.word == Word.LOST for harm in self._harms_in(final)
+            )
+            allowed = {verdict.code(rank)} | ({76} if late or cut_off else set())
+            if launcher.code not in allowed:
+                self.fail(f"{launcher.process.name} ended with {launcher.code}, allowed are {allowed}")

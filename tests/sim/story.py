@@ -1,0 +1,177 @@
+"""What happens in a simulation, drawn from its seed: a job or two, and harm that befalls their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from virtual_launcher import Launcher, Order
+from world import World
+
+# Messages at which harm strikes, where it does not at a moment drawn at random.
+MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "news", "ending")
+
+SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
+
+
+class Job:
+    """A job and the scheduler that starts its launchers, and others in the place of those that are gone."""
+
+    def __init__(self, world: World, order: Order) -> None:
+        self.world, self.order, self.dice = world, order, world.dice
+        self.current: dict[int, Launcher] = {}
+        self._disks = 0
+
+    def start(self, rank: int, address: str | None = None, *, disk: Path | None = None) -> None:
+        """Start the launcher of a node: on a new machine with an empty disk, unless they are given."""
+        if self.order.shared:
+            disk = self.world.folder / self.order.name
+        if disk is None:
+            self._disks += 1
+            disk = self.world.folder / f"{self.order.name}-{rank}-{self._disks}"
+        if rank in self.current:
+            self.current[rank].replaced = True
+        self.current[rank] = self.world.launch(self.order, rank, address or self.world.new_address(), disk)
+
+    async def start_all(self) -> None:
+        """Start all nodes within some seconds."""
+        for rank in self.dice.sample(range(self.order.nodes), self.order.nodes):
+            await asyncio.sleep(self.dice.uniform(0, 3))
+            self.start(rank)
+
+
+def draw_order(name: str, dice: random.Random) -> Order:
+    """A job."""
+    nodes = dice.choice((2, 2, 3, 3, 4, 5))
+    least = dice.choice((nodes, nodes, max(2, nodes - 2)))
+    return Order(
+        name,
+        nodes,
+        least,
+        shared=dice.random() < 0.5,
+        token="",
+        steps=dice.randrange(20, 50),
+        save_every=dice.randrange(2, 9),
+    )
+
+
+class Harm:
+    """The kinds of harm, each a method that harms a node and mends what it can."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._world, self._dice = job, job.world, job.dice
+
+    async def strike(self) -> None:
+        """Harm a node at a moment."""
+        dice, job = self._dice, self._job
+        if dice.random() < 0.4:
+            kind = dice.choice(MOMENTS)
+            struck = asyncio.ensure_future(self._world.message(kind, job.order.name))
+            done, _ = await asyncio.wait([struck], timeout=60)
+            if not done:
+                return
+            await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 0.05), dice.uniform(0, 2))))
+            chosen = [one for one in job.current.values() if one.process is struck.result()]
+            launcher = dice.choice(chosen or list(job.current.values()))
+        else:
+            await asyncio.sleep(dice.uniform(0, 60))
+            launcher = dice.choice([*job.current.values()]) if job.current else None  # type: ignore[assignment]
+        if launcher is None or any(one.code is not None for one in job.current.values()):
+            return
+        kinds = [self.kill, self.power_cut, self.cut_off, self.freeze, self.replace_frozen, self.crash, self.hang]
+        kinds += (
+            [self.reset] if launcher.rank and 0 in job.current else []
+        )  # a machine's connections to itself are safe
+        if not launcher.process.alive or launcher.process.frozen:
+            return
+        await dice.choice(kinds)(launcher)
+
+    async def kill(self, launcher: Launcher) -> None:
+        """Kill the launcher; another one is started on the same machine, or on another with an empty disk."""
+        self._world.rules.harmed(launcher, "killed", until=0.1)
+        launcher.process.kill()
+        await asyncio.sleep(self._dice.uniform(0, 8))
+        self._restart(launcher)
+
+    async def power_cut(self, launcher: Launcher) -> None:
+        """Its machine loses power, for a while."""
+        machine = self._world.network.machine(launcher.address)
+        self._world.rules.harmed(launcher, "power cut", until=0.1)
+        machine.powered = False
+        launcher.process.kill()
+        await asyncio.sleep(self._dice.uniform(1, 40))
+        machine.powered = True
+        self._restart(launcher)
+
+    async def cut_off(self, launcher: Launcher) -> None:
+        """Its machine has no network, for a while."""
+        machine = self._world.network.machine(launcher.address)
+        self._world.rules.harmed(launcher, "cut off", until=0.1)
+        machine.connected = False
+        await asyncio.sleep(self._dice.uniform(1, 40))
+        machine.connected = True
+        self._world.log(launcher.process.name, "MENDED: it has network again")
+
+    async def reset(self, launcher: Launcher) -> None:
+        """Its connection to node 0 is reset."""
+        self._world.rules.harmed(launcher, "its connection is reset", until=0.1)
+        self._world.network.reset(launcher.process, self._job.current[0].address)
+
+    async def freeze(self, launcher: Launcher) -> None:
+        """It is frozen, for a while."""
+        self._world.rules.harmed(launcher, "frozen", until=0.1)
+        launcher.process.freeze()
+        await asyncio.sleep(self._dice.uniform(1, 40))
+        self._thaw(launcher)
+
+    async def replace_frozen(self, launcher: Launcher) -> None:
+        """It is frozen, another launcher is started in its place elsewhere, and later it runs again."""
+        order, least = launcher.order, 0.0
+        if (
+            launcher.rank == 0
+        ):  # two nodes 0 that live lead two jobs, and no launcher could tell which is the right one:
+            if order.least < order.nodes and not order.shared:
+                return  # where so many are enough for each, only a common disk keeps them apart
+            least = SILENCE  # until the others have noticed, they follow the old one
+        self._world.rules.harmed(launcher, "frozen, and to be replaced", until=0.1)
+        launcher.process.freeze()
+        replaced = self._dice.uniform(0, 20)
+        await asyncio.sleep(replaced)
+        if self._job.current[launcher.rank] is launcher:
+            self._job.start(launcher.rank)
+        await asyncio.sleep(max(self._dice.uniform(0, 40), least - replaced))
+        self._thaw(launcher)
+
+    async def crash(self, launcher: Launcher) -> None:
+        """Its workers fail."""
+        launcher.crash = True
+
+    async def hang(self, launcher: Launcher) -> None:
+        """Its workers stand still."""
+        if launcher.training and not any(one.hang for one in self._job.current.values()):
+            launcher.hang = True
+            self._world.log(launcher.process.name, "HARM: its workers hang")
+
+    def _thaw(self, launcher: Launcher) -> None:
+        if launcher.process.alive:
+            self._world.log(launcher.process.name, "MENDED: it runs again")
+            launcher.process.thaw(self._world.loop)
+            self._world.rules.thaws(launcher)
+
+    def _restart(self, launcher: Launcher) -> None:
+        if self._job.current[launcher.rank] is not launcher:
+            return
+        if self._dice.random() < 0.6:
+            self._job.start(launcher.rank, launcher.address, disk=launcher.disk)
+        else:
+            self._job.start(launcher.rank)
+
+
+async def tell(world: World) -> list[Job]:
+    """A job to which some harm is done; its jobs, once all has happened that was to happen."""
+    job = Job(world, draw_order("trainer", world.dice))
+    world.log("order", str(job.order))
+    harms = [Harm(job).strike() for _ in range(world.dice.randrange(4))]
+    await asyncio.gather(job.start_all(), *harms)
+    return [job]

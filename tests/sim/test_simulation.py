@@ -1,0 +1,32 @@
+"""Seeded simulations of the launchers' protocol: whatever happens to the nodes, no rule (rules.py) is broken.
+
+SIM_SEEDS says how many (300 by default), SIM_SEED the first one. What failed is replayed by its number, with a log of
+all that happened:
+
+    .venv/bin/python tests/sim/simulate.py --seed NUMBER
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from simulate import replay, simulate
+
+FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
+CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
+def test_no_rule_is_broken(first: int, tmp_path: Path) -> None:
+    wrong = {}
+    for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
+        _, error = simulate(seed, tmp_path / str(seed))
+        if error:
+            wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed)}"
+    assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, text in wrong.items())
+
+
+def test_a_seed_is_the_same_simulation_every_time(tmp_path: Path) -> None:
+    logs = [simulate(5, tmp_path / name)[0].lines for name in ("once", "again")]
+    assert len(logs[0]) > 20
+    assert logs[0] == logs[1]

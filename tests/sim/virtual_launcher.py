@@ -1,0 +1,465 @@
+"""A launcher in the simulation: the product's own code from `enter` to the exit code, with work that only pretends.
+
+What is simulated is what lies around that code: the thread of the rendezvous, signals, the heartbeat of the run
+directory's lock, and the training itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from virtual_time import Process, Program, is_on_loop
+
+from slipway import __version__
+from slipway.launch.attempt.hang_report import HangReport
+from slipway.launch.attempt.lasting import Lasting
+from slipway.launch.attempt.milestones import Milestones
+from slipway.launch.attempt.stops import TICK, Stops
+from slipway.launch.attempt.supervise import Elsewhere
+from slipway.launch.clock import Clock
+from slipway.launch.job import make_attempts
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.terms import Terms
+from slipway.launch.node import enter
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.run import Run, prepare_run
+from slipway.launch.run_directory.run_lock import TOUCH, Holder, RunLock
+from slipway.launch.several_nodes import SeveralNodes
+from slipway.launch.verdict.attempts import Ending, Try
+from slipway.launch.verdict.verdict import Outcome
+from slipway.launch.watch.standing import Call, Group, Standing
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import SNAPSHOTS, newest_step, snapshot_name
+from slipway.protocol.outcomes import Word
+from slipway.protocol.phases import Phase
+
+# simulate.py is a process of its own.
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from stand_ins import make_devices, make_host, make_sources, plan_for
+
+if TYPE_CHECKING:
+    from world import World
+
+LOOK = 0.5  # seconds between two looks at the work
+GLANCE = 1.0  # seconds between two looks of a launcher that waits for the others
+STILL = 20.0  # seconds without a step after which a node says where its ranks stand
+EPOCH = 1_700_000_000.0  # unix seconds at which a simulation begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A job as its user ordered it: `least` of the `nodes` are enough, `shared` is the run directory of all nodes.
+
+    The training takes `steps` of one second each, and is saved every `save_every`.
+    """
+
+    name: str
+    nodes: int
+    least: int
+    shared: bool
+    token: str
+    steps: int
+    save_every: int
+    restarts: int = 20
+
+    def environ(self, rank: int, folder: Path) -> dict[str, str]:
+        """The environment in which the launcher of a node is started."""
+        size = str(self.nodes) if self.least == self.nodes else f"{self.least}:{self.nodes}"
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": size,
+            "MASTER_ADDR": self.name,
+            "MASTER_PORT": "29500",
+            "SLIPWAY_RUNS": str(folder),
+            "SLIPWAY_TOKEN": self.token,
+            "SLIPWAY_MAX_RESTARTS": str(self.restarts),
+            "SLIPWAY_MUSTER_TIMEOUT": "600",
+            "SLIPWAY_HEARTBEAT_TIMEOUT": "12",
+            "SLIPWAY_ELASTIC_WINDOW": "10",
+            "SLIPWAY_GRACE_SECONDS": "20",
+            "SLIPWAY_ON_HANG": "end",
+        }
+
+
+class Launcher:
+    """The launcher of one node, from its start to its exit code."""
+
+    def __init__(self, world: World, order: Order, rank: int, address: str, disk: Path) -> None:
+        self.world, self.order, self.rank, self.address, self.disk = world, order, rank, address, disk
+        self.number = len(world.launchers)
+        self.process = Process(f"{order.name}/{rank}#{self.number}", address)
+        self.dice = random.Random(world.seed * 1_000_003 + 7 * self.number)
+        self.code: int | None = None
+        self.replaced = False  # whether another launcher was started in its place
+        self.crash = self.hang = False  # what its workers are about to do
+        self.training = False  # whether its workers run
+        self.started = world.loop.time()
+        self.stops = SimulatedStops(self)
+        self.muster: SimulatedMuster
+        self.clock = Clock(
+            time=self.wall, monotonic=world.loop.time, age=lambda: min(2.0, world.loop.time() - self.started)
+        )
+        self.process.at_death(lambda: world.network.end_process(self.process))
+        self.program = Program(world.loop, self.process, self._run, world.console)
+
+    def wall(self) -> float:
+        """Its wall clock, in unix seconds."""
+        return EPOCH + self.world.loop.time() + self.world.network.machine(self.address).ahead
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, or was killed."""
+        return self.code is not None or not self.process.alive
+
+    def _run(self) -> None:
+        try:
+            self.code = self._launch()
+        except LaunchError as error:
+            self.world.log(self.process.name, f"error: {error}")
+            self.code = error.code
+        self.world.rules.ended(self)
+
+    def _launch(self) -> int:
+        """What run_job does."""
+        environ = self.order.environ(self.rank, self.disk)
+        job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
+        with ExitStack() as stack:
+            node = enter(job, self.clock)
+            nodes = stack.enter_context(SeveralNodes(job, self.stops, clock=self.clock, muster=self._make_muster))
+            return make_attempts(
+                job, node, nodes, self.stops, stack, clock=self.clock, attempt=self._attempt, run_lock=self._make_lock
+            )
+
+    def _make_muster(self, terms: Terms) -> SimulatedMuster:
+        network, name = self.world.network.seen_from(self.process), self.process.name
+        terms = dataclasses.replace(terms, network=network, random=self.dice, process=name, say=self._say)
+        self.muster = SimulatedMuster(terms, self)
+        return self.muster
+
+    def _say(self, line: str) -> None:
+        self.world.log(self.process.name, line)
+
+    def _make_lock(self, file: Path, *arguments: Any, **more: Any) -> RunLock:
+        return SimulatedLock(self, file, *arguments, **more)
+
+    def _attempt(
+        self,
+        job: Job,
+        run: Run,
+        stops: Stops,
+        lost: Callable[[], Elsewhere | None],
+        compare: Callable[[Sequence[Standing] | None], Sequence[Standing] | None],
+        report: HangReport,
+        previous: Outcome | None = None,
+        reached: int = 0,
+        lasting: Lasting | None = None,
+    ) -> Try:
+        """What attempt.attempt does, with pretended workers."""
+        prepare_run(run, job.plan, __version__, self.clock.time())
+        work = Work(self, job, run, reached, lost, lambda at: compare(at), report)
+        return work.train(lasting or Lasting())
+
+
+class Work:
+    """One attempt of a launcher: pretended workers, and how it looks after them."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        job: Job,
+        run: Run,
+        reached: int,
+        lost: Callable[[], Elsewhere | None],
+        compare: Callable[[Sequence[Standing] | None], Sequence[Standing] | None],
+        report: HangReport,
+    ) -> None:
+        self._launcher, self._job, self._run, self._lost, self._compare, self._report = (
+            launcher, job, run, lost, compare, report,
+        )  # fmt: skip
+        self._topology = job.plan.topology
+        self._milestones = Milestones(launcher.clock.monotonic(), reached)
+        self._before = newest_step(run.path)
+        self._team = launcher.world.team(self._topology.rendezvous_id, launcher.order, self._topology.nodes)
+
+    def train(self, lasting: Lasting) -> Try:
+        """Work until the training ends, here or elsewhere."""
+        launcher, team = self._launcher, self._team
+        launcher.world.rules.begins(launcher, self._run)
+        launcher.training, launcher.hang = True, False
+        team.enter(launcher, self._run)
+        try:
+            outcome = None
+            while outcome is None:
+                launcher.program.sleep(LOOK)
+                launcher.world.rules.writes(launcher, self._run)
+                launcher.stops.look()
+                self._look(lasting)
+                outcome = self._ended()
+        finally:
+            team.leave(launcher)
+            launcher.training = False
+        gained = self._milestones.trained
+        after, moved = newest_step(self._run.path), team.moved
+        return Try(
+            self._run.attempt, outcome, self._before, after, moved, team.step, round(gained, 1), self._job.enough
+        )
+
+    def _look(self, lasting: Lasting) -> None:
+        now, team = self._launcher.clock.monotonic(), self._team
+        if team.moved:
+            self._milestones.take({0: Beat(0, Phase.TRAIN, team.step, monotonic=now)}, now)
+        self._milestones.look(now, started=True, ending=False)
+        lasting.look_on(self._milestones)
+
+    def _ended(self) -> Outcome | None:
+        """How the training ended on this node, None while it goes on."""
+        launcher, team = self._launcher, self._team
+        if launcher.crash and team.moved:
+            launcher.crash = False
+            launcher.world.rules.harmed(launcher, "its workers fail", Word.FAILED)
+            outcome = self._outcome(Word.FAILED, evidence="ValueError: bad", rank=0)
+            launcher.program.sleep(launcher.dice.uniform(0, 2))
+            return outcome
+        if elsewhere := self._lost():
+            outcome = self._outcome(Word.PEER, evidence=elsewhere.text)
+            launcher.program.sleep(launcher.dice.uniform(0, 2))
+            return outcome
+        if team.noticed(launcher):
+            outcome = self._outcome(Word.PEER, evidence="Connection closed by peer", rank=0)
+            launcher.program.sleep(launcher.dice.uniform(0, 1))
+            return outcome
+        if launcher.stops.came and (team.stop() or not team.whole):
+            return self._outcome(launcher.stops.word)
+        if team.finished:
+            return self._outcome(Word.STOPPED if team.stopping else Word.FINISHED)
+        return self._hang()
+
+    def _hang(self) -> Outcome | None:
+        """Say where the ranks stand once nothing moves; node 0 judges."""
+        launcher, team = self._launcher, self._team
+        now = launcher.clock.monotonic()
+        if not team.whole or now - team.stepped < STILL:
+            return None
+        hang = self._report.judge(self._compare(team.standings(launcher, self._topology.ranks)), now)
+        if hang is None:
+            return None
+        launcher.world.rules.hangs(launcher, hang, team)
+        return self._report.outcome(hang, launcher.rank, launcher.address)
+
+    def _outcome(self, word: str, evidence: str = "", rank: int | None = None) -> Outcome:
+        launcher = self._launcher
+        return Outcome(launcher.rank, launcher.address, word, launcher.clock.time(), rank, evidence)
+
+
+class Team:
+    """The workers of all nodes in one attempt. They step together or not at all, as those of a data-parallel job do."""
+
+    def __init__(self, world: World, order: Order, size: int) -> None:
+        self._world, self.order, self._size = world, order, size
+        self.members: dict[int, tuple[Launcher, Run]] = {}
+        self.all: list[Launcher] = []  # that ever were members
+        self.step, self.stepped, self.moved = 0, world.loop.time(), False
+        self.finished = self.stopping = self.broken = False
+        self._timer = world.loop.call_later(1.0, self._tick)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all nodes are here, and reach each other."""
+        here = [launcher for launcher, _ in self.members.values()]
+        passes = self._world.network.passes
+        return (
+            len(here) == self._size
+            and all(one.process.alive and not one.process.frozen for one in here)
+            and all(passes(one.address, other.address) for one in here for other in here)
+        )
+
+    def enter(self, launcher: Launcher, run: Run) -> None:
+        """The workers of a node begin; the last ones load the newest snapshot of all nodes."""
+        self.members[launcher.rank] = (launcher, run)
+        self.all.append(launcher)
+        self.stepped = self._world.loop.time()
+        if len(self.members) == self._size:
+            found = [newest_step(run.path) or 0 for _, run in self.members.values() if run.resume == "auto"]
+            self.step = max(found, default=0)
+            self._world.rules.resumes([(launcher, run) for launcher, run in self.members.values()], self.step)
+
+    def leave(self, launcher: Launcher) -> None:
+        """The workers of a node ended."""
+        self.members.pop(launcher.rank, None)
+        self.broken = self.broken or not self.finished
+
+    def noticed(self, launcher: Launcher) -> bool:
+        """Whether the workers of a node see that others ended: the connection to one of them was closed."""
+        if not self.broken or launcher.dice.random() < 0.8:
+            return False
+        ended = [
+            one for one in self.all if one is not launcher and one not in [here for here, _ in self.members.values()]
+        ]
+        network = self._world.network
+        return any(network.passes(one.address, launcher.address) for one in ended)
+
+    def stop(self) -> bool:
+        """Ask all to stop at the next step, after a save; whether they have."""
+        self.stopping = True
+        return self.finished
+
+    def standings(self, launcher: Launcher, ranks: Sequence[int]) -> list[Standing]:
+        """Where the ranks of a node stand: in a collective that those of a node that hangs have not begun."""
+        since = launcher.wall() - STILL
+        begun = 6 if launcher.hang else 7
+        call = Call("world", 7, "all_reduce", "[4]", since, done=False)
+        calls = () if launcher.hang else (call,)
+        world = ((0, self._size * len(ranks) - 1, 1),)
+        return [
+            Standing(rank, launcher.rank, "sleeps", calls=calls, groups=(Group("world", world, begun),))
+            for rank in ranks
+        ]
+
+    def _tick(self) -> None:
+        """A second passes."""
+        if self.finished or (self.all and not self.members):
+            return
+        self._timer = self._world.loop.call_later(1.0, self._tick)
+        if not self.whole or any(
+            launcher.hang or launcher.crash for launcher, _ in self.members.values() if self.moved
+        ):
+            return
+        self.step, self.stepped, self.moved = self.step + 1, self._world.loop.time(), True
+        self._world.rules.steps(self)
+        last = self.step >= self.order.steps
+        if self.stopping or last or self.step % self.order.save_every == 0:
+            for _, run in self.members.values():
+                (run.path / SNAPSHOTS / snapshot_name(self.step)).mkdir(parents=True, exist_ok=True)
+        self.finished = self.stopping or last
+
+
+class SimulatedStops(Stops):
+    """Requests to stop without signals: `ask` is one. Waiting takes virtual time."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.came = []
+        self._file: Path | None = None
+        self._seen: tuple[int, ...] = ()
+        self._listen: Callable[[], object] = lambda: None
+
+    def wait(self, seconds: float) -> bool:
+        """As the product's."""
+        until = self._launcher.clock.monotonic() + seconds
+        while not self.came and (left := until - self._launcher.clock.monotonic()) > 0:
+            self._launcher.program.sleep(min(left, TICK))
+            self.look()
+        return bool(self.came)
+
+
+class SimulatedLock(RunLock):
+    """The product's lock on a run directory, whose heartbeat comes from the loop instead of a thread."""
+
+    def __init__(self, launcher: Launcher, file: Path, *arguments: Any, **more: Any) -> None:
+        super().__init__(file, *arguments, **more)
+        self._launcher = launcher
+
+    def _create(self, mine: Holder) -> bool:
+        # Another host's, as far as anybody knows: all launchers of a simulation are in one process.
+        launcher = self._launcher
+        mine = dataclasses.replace(mine, space="", host=launcher.address, pid=launcher.number, since=launcher.wall())
+        return super()._create(mine)
+
+    def _start_keeping(self) -> None:
+        self._timer = self._launcher.world.loop.call_later(TOUCH, self._keep_on)
+
+    def _keep_on(self) -> None:
+        self._touch()
+        now = self._launcher.world.loop.time()
+        with suppress(OSError):
+            os.utime(self._number, (now, now))  # the kernel's own times are too coarse for this
+        self._start_keeping()
+
+    def _stop_keeping(self) -> None:
+        self._timer.cancel()
+
+    def __exit__(self, *problem: object) -> None:
+        """Let go, unless the process was killed: then its file stays."""
+        self._stop_keeping()
+        if self._launcher.process.alive:
+            super().__exit__(*problem)
+        else:
+            os.close(self._number)
+
+
+class SimulatedMuster(Muster):
+    """The product's part of a launcher in the rendezvous, on the virtual loop instead of a thread."""
+
+    def __init__(self, terms: Terms, launcher: Launcher) -> None:
+        super().__init__(terms)
+        self._launcher = launcher
+        self._thread = launcher.process  # type: ignore[assignment]  # it is asked whether it lives
+
+    def __enter__(self) -> Self:
+        """Listen on node 0, and serve."""
+        launcher = self._launcher
+        rank, port = self._terms.node_rank, self._terms.port
+        self._socket = self._terms.network.listen(port) if rank == 0 else None
+        self._serving = launcher.world.loop.create_task(self._serve())
+        while not self._ready.done():
+            launcher.program.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close all connections, unless the process was killed."""
+        if self._launcher.process.alive:
+            self._closing.set()
+            self._launcher.program.block(self._serving)
+
+    def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+        """As the product's; the rules see what was agreed on."""
+        go = super().join(card, stopped)
+        if go:
+            self._launcher.world.rules.goes(self._launcher, card, go)
+        return go
+
+    def report(self, outcome: Outcome, rule: Any, *arguments: Any, **more: Any) -> Ending:
+        """As the product's; the rules see what node 0 or this launcher made of it."""
+        rules, launcher, judged = self._launcher.world.rules, self._launcher, []
+
+        def ruling(verdict: Any, leaving: tuple[int, ...]) -> Ending:
+            ending: Ending = rule(verdict, leaving)
+            if is_on_loop():  # the coordinator's call
+                rules.rules(launcher, ending, dict(self._server.state.outcomes))
+            else:
+                judged.append(ending)
+            return ending
+
+        ending = super().report(outcome, ruling, *arguments, **more)
+        rules.hears(launcher, ending, alone=bool(judged))
+        return ending
+
+    @property
+    def news(self) -> Outcome | None:
+        """As the product's; the rules see it."""
+        news = super().news
+        self._launcher.world.rules.learns(self._launcher, news)
+        return news
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._launcher.world.loop.create_task(work)
+
+    def _rest(self, future: Any) -> None:
+        loop = self._launcher.world.loop
+        done = loop.create_future()
+        wake: Callable[[object], None] = lambda _=None: done.done() or done.set_result(None)  # type: ignore[assignment]  # noqa: E731
+        future.add_done_callback(wake)
+        timer = loop.call_later(GLANCE, wake, None)
+        self._launcher.program.block(done)
+        timer.cancel()
+        future.remove_done_callback(wake)
