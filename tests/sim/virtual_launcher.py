@@ -134,7 +134,7 @@ class Launcher:
         environ = self.order.environ(self.rank, self.disk)
         job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
         with ExitStack() as stack:
-            node = enter(job, self.clock)
+            node = enter(job, stack, self.clock)
             nodes = stack.enter_context(SeveralNodes(job, self.stops, clock=self.clock, muster=self._make_muster))
             return make_attempts(
                 job, node, nodes, self.stops, stack, clock=self.clock, attempt=self._attempt, run_lock=self._make_lock

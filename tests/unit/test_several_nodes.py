@@ -216,7 +216,7 @@ def test_the_number_of_nodes_is_only_doubted_where_no_scheduler_gave_it(given: d
     assert may_count_processes(job_of(**given).plan.topology) is doubtful
 
 
-def test_a_request_of_the_last_moment_is_told_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
     told: list[str] = []
 
     class Messages:
@@ -238,8 +238,7 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome(monkeypatch: py
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr("slipway.launch.several_nodes.Muster", Messages)
-    with Stops() as stops, SeveralNodes(job_of(), stops) as nodes:
+    with Stops() as stops, SeveralNodes(job_of(), stops, muster=Messages) as nodes:
         signal.raise_signal(signal.SIGTERM)  # after the workers were looked at for the last time
         nodes.report(STOPPED, lambda verdict, leaving: Ending(verdict), lambda: False)
     assert told == ["SIGTERM", "stopped"]
