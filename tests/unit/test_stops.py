@@ -31,7 +31,12 @@ TERM, USR1, INT, HUP = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIG
         ([(0, INT), (1, INT)], "cancelled", None, False),
         ([(0, INT), (6, INT)], "cancelled", INT, True),
         ([(0, INT), (6, TERM)], "cancelled", TERM, False),
-        ([(0, TERM), (6, INT)], "stopped", INT, True),
+        ([(0, TERM), (6, INT)], "stopped", INT, False),
+        ([(0, USR1), (60, INT)], "stopped", INT, False),
+        ([(0, USR1), (60, INT), (62, INT)], "stopped", INT, False),
+        ([(0, USR1), (60, INT), (66, INT)], "stopped", INT, True),
+        ([(0, INT), (3, USR1), (60, TERM)], "cancelled", TERM, False),
+        ([(0, INT), (3, TERM), (6, INT)], "cancelled", INT, True),
     ],
 )
 def test_requests_within_five_seconds_are_one_and_a_later_one_asks_for_haste(

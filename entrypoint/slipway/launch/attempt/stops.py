@@ -132,8 +132,11 @@ class Stops:
 
     @property
     def impatient(self) -> bool:
-        """Whether its user asked again to stop for good: nothing is waited for any longer."""
-        return any(stop.number == signal.SIGINT and stop.at - self.came[0].at > SAME_STOP for stop in self.came)
+        """Whether its user asked twice to stop for good: nothing is waited for any longer. What the system asked is no request
+        of theirs, so one Ctrl-C after a scheduler's signal leaves the grace as it is.
+        """
+        asked = [stop.at for stop in self.came if stop.number == signal.SIGINT]
+        return any(at - asked[0] > SAME_STOP for at in asked)
 
 
 def ask_to_stop(run: Path) -> None:
