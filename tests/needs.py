@@ -213,6 +213,13 @@ def freezer() -> Missing | None:
     return None if FREEZER.is_dir() else Missing(f"{FREEZER} is not mounted", ELSEWHERE)
 
 
+def fuse() -> Missing | None:
+    """A file system that a process serves, out of a .sqsh file."""
+    if not Path("/dev/fuse").exists():
+        return Missing("there is no /dev/fuse here", ELSEWHERE)
+    return programs("squashfuse", "mksquashfs")
+
+
 def ipv6() -> Missing | None:
     """IPv6, at least to this machine itself."""
     try:
@@ -247,6 +254,7 @@ NEEDS = {
     "actionlint": Need("actionlint", actionlint),
     "stress-ng": Need("stress-ng", lambda: programs("stress-ng")),
     "zstd": Need("zstd", lambda: programs("zstd")),
+    "FUSE": Need("FUSE", fuse, demanded=False),
     "IPv6": Need("IPv6", ipv6, demanded=False),
     "gpu": Need("a GPU", gpu, demanded=False),
 }  # fmt: skip
