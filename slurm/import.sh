@@ -116,10 +116,12 @@ else
     mkdir "$unpacking/image"
     "$python" "$(dirname "$0")/unpack.py" "$unpacking/image.tar" "$unpacking/image" || exit 78
     say "packing $file"
-    # enroot's own default: nothing but the names is compressed, so that nodes start quickly.
+    # As enroot does by default, but for -noF: nothing but the table of files is compressed, so that nodes start quickly. Without
+    # -noF the ends of files are packed with lzo, which takes 97 % of mksquashfs's time (23 CPU seconds per 2 GB in place of 0.6)
+    # and makes the file 7 % smaller.
     # shellcheck disable=SC2086  # several options
     mksquashfs "$unpacking/image" "$making/image.sqsh" -all-root -no-xattrs -no-progress -quiet -processors "$(nproc)" \
-        ${ENROOT_SQUASH_OPTIONS:--comp lzo -noD -exit-on-error} || fail "mksquashfs could not write $file"
+        ${ENROOT_SQUASH_OPTIONS:--comp lzo -noD -noF -exit-on-error} || fail "mksquashfs could not write $file"
 fi
 
 chmod g+r "$making/image.sqsh"

@@ -1,9 +1,10 @@
 """What a cluster loses: a launcher, a node's daemon, a node. The job goes on from its newest snapshot."""
 
 import re
+from pathlib import Path
 
 from cluster import Cluster, Job
-from jobs import attempt, newest_step, outcome, train_long, wait_for_step
+from jobs import attempt, newest_step, outcome, train, train_long, wait_for_step
 
 STEPS = 150
 
@@ -50,3 +51,39 @@ def test_a_killed_slurmd_harms_no_job_until_slurm_gives_its_node_up(cluster: Clu
         cluster.wait(lambda: outcome(job).get("word") == "stopped", "the verdict", job)
         assert newest_step(job) >= 60
     went_on(job)
+
+
+# What pyxis and enroot do on a node whose disk is full: the task ends before the container runs anything.
+NO_CONTAINER = """
+if [[ $SLURMD_NODENAME == node2 ]]; then
+    echo 'slurmstepd: error: pyxis:     Write on output file failed because No space left on device' >&2
+    echo "slurmstepd: error: pyxis: couldn't start container" >&2
+    exit 1
+fi
+exec "$@"
+"""
+SRUN = """#!/bin/bash
+options=()
+while [[ $1 == --* ]]; do options+=("$1"); shift; done
+exec /usr/bin/srun "${options[@]}" bash -c "$NO_CONTAINER" bash "$@"
+"""
+
+
+def test_a_node_that_cannot_start_containers_is_named_and_does_not_loop_the_job(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for name, text in {"bin/slipway": "#!/bin/bash\nexit 76\n", "path/srun": SRUN}.items():
+        program = tmp_path / name
+        program.parent.mkdir()
+        program.write_text(text)
+        program.chmod(0o755)
+    path = f"{tmp_path}/path:/usr/bin:/bin:/usr/sbin:/sbin"
+    job = train(cluster, VENV=str(tmp_path), PATH=path, NO_CONTAINER=NO_CONTAINER)
+    for requeues in range(1, 4):
+        cluster.wait(lambda number=requeues: job.text.count("requeueing: a node") == number, "a requeue", job)
+        cluster.wait(lambda: job.state == "PENDING", "the queue", job)
+        cluster.command("scontrol", "update", f"jobid={job.number}", "StartTime=now")
+    assert job.end() == "FAILED", job.text
+    assert job.text.count("no launcher started on node2; ") == 4
+    assert "3 requeues in a row brought no new snapshot. Submit again with --exclude=node2" in job.text
+    assert job.fact("ExitCode") == "76:0"

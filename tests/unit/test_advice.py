@@ -60,3 +60,10 @@ def test_the_rows_of_a_check_fit_the_runtime(tmp_path: Path, runtime: str) -> No
     rows = quick_check({}, host, devices, tmp_path, None)
     assert any(row.what == "driver" and row.advice for row in rows)
     assert not [row for row in rows if DOCKERS.search(row.advice)]
+
+
+@pytest.mark.parametrize("chosen", [{"NPROC_PER_NODE": "cpu"}, {"NVIDIA_VISIBLE_DEVICES": "void"}])
+def test_the_row_of_the_driver_advises_nobody_who_chose_the_cpu(tmp_path: Path, chosen: dict[str, str]) -> None:
+    devices = make_devices(0)._replace(driver="550.54")
+    [row] = [row for row in quick_check(chosen, make_host(), devices, tmp_path, None) if row.what == "driver"]
+    assert (row.level, row.advice) == ("ok", "")

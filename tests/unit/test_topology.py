@@ -185,6 +185,27 @@ def test_docker_is_spoken_of_in_the_image_alone(image: str | None, runtime: str,
     assert f"no GPU visible (no NVIDIA driver), training on CPU{advice}" in notes
 
 
+@pytest.mark.parametrize(
+    "where", [BARE_SRUN, INDEXED_JOB | {"NNODES": "4", "MASTER_ADDR": "a"}], ids=["Slurm", "Kubernetes"]
+)
+@pytest.mark.parametrize(
+    ("chosen", "advised"),
+    [
+        ({}, True),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, True),
+        ({"NPROC_PER_NODE": "2"}, True),
+        ({"NPROC_PER_NODE": "cpu"}, False),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, False),  # a pod of `slipway render k8s --gpus 0`
+        ({"CUDA_VISIBLE_DEVICES": ""}, False),
+    ],
+)
+def test_who_chose_the_cpu_is_not_advised_to_ask_for_gpus(
+    where: dict[str, str], chosen: dict[str, str], advised: bool
+) -> None:
+    [note] = [note for note in resolve({**where, **chosen}).notes if "training on CPU" in note]
+    assert (";" in note) == advised, note
+
+
 def test_an_indexed_job_without_a_number_of_nodes_says_what_to_set() -> None:
     notes = resolve({"JOB_COMPLETION_INDEX": "0"}, fqdn="lm-0.lm.default.svc").notes
     assert any("NNODES" in note for note in notes)

@@ -15,12 +15,34 @@ KILLED, *UNHEARD = (128 + number for number in (SIGKILL, SIGUSR1, SIGTERM))
 REQUEUED = {STOPPED, PEER, KILLED, *UNHEARD}
 
 
+# A task that starts does what is in front of the launcher, on its node.
+SRUN = r"""
+[[ "$1" != --help ]] || { echo --container-image; exit; }
+echo "$@" >>"$CALLS.srun"
+while [[ "$1" == --* ]]; do shift; done
+words=("$@")
+for number in "${!words[@]}"; do
+    case "${words[number]}" in /usr/bin/env | */bin/slipway) words[number]=true; break ;; esac
+done
+for SLURMD_NODENAME in $STARTS; do export SLURMD_NODENAME; "${words[@]//\/checkpoints/$RUNS_HERE}"; done
+eval "${TRAINS:-}"
+exit "$CODE"
+"""
+SCONTROL = """
+case "$*" in
+    *hostnames*) printf '%s\n' node1 node2 node3 ;;
+    *show*) echo "$RECORD" ;;
+    *) echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}" ;;
+esac
+"""
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
     """A folder with `srun` and `scontrol`, and a virtual environment with a launcher."""
     for name, body in {
-        "srun": 'echo "$@" >>"$CALLS.srun"; [[ "$1" != --help ]] || { echo --container-image; exit; }; exit "$CODE"',
-        "scontrol": 'if [[ "$*" == *show* ]]; then echo "$RECORD"; else echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}"; fi',
+        "srun": SRUN,
+        "scontrol": SCONTROL,
         "slipway": "exit 1",
     }.items():
         program = tmp_path / "bin" / name
@@ -40,6 +62,8 @@ def submitted(cluster: Path, *words: str, code: int = 0, **variables: str) -> su
         "CODE": str(code),
         "RECORD": "JobId=7 JobName=slipway Restarts=0 JOB_GRES=(null) Network=(null)",
         "VENV": str(cluster),
+        "STARTS": "node1 node2 node3",
+        "RUNS_HERE": str(cluster / "runs"),
         **variables,
     }
     return subprocess.run(["bash", SBATCH, *words], env=environ, capture_output=True, text=True)
@@ -81,6 +105,96 @@ def test_a_job_is_not_requeued_for_ever(cluster: Path) -> None:
     assert "MAX_REQUEUES=3" in done.stderr
 
 
+SNAPSHOT = 'mkdir --parents "$RUN/snapshots/step-0000000$STEP"'
+SCRIPT = """mkdir --parents "$RUN/node-0" && echo '{"running": '$SECONDS_RUN'.5}' >"$RUN/node-0/ledger.json" """
+
+
+@pytest.mark.parametrize("code", [PEER, KILLED, *UNHEARD])
+@pytest.mark.parametrize("found", ["nothing", "the snapshot of before"])
+def test_the_fourth_start_in_a_row_without_progress_is_the_last(cluster: Path, code: int, found: str) -> None:
+    trains = {} if found == "nothing" else {"TRAINS": SNAPSHOT, "RUN": f"{cluster}/runs/gpt-7", "STEP": "5"}
+    if trains:
+        submitted(cluster, code=code, **trains)
+    told = [submitted(cluster, code=code, **trains).stderr for _ in range(4)]
+    assert [text.startswith("train.sbatch: requeueing: ") for text in told] == [True, True, True, False]
+    assert "3 requeues in a row brought no new snapshot" in told[-1]
+    assert not list((cluster / "runs").glob(".slipway-job-*")), "nothing is left of a job that is over"
+
+
+@pytest.mark.parametrize("place", ["runs/gpt-7", "runs/named"])
+def test_a_new_snapshot_renews_the_requeues(cluster: Path, place: str) -> None:
+    words = ("gpt", "--run-dir", f"{cluster}/{place}") if place == "runs/named" else ("gpt",)
+    for step in range(1, 9):
+        told = submitted(cluster, *words, code=PEER, TRAINS=SNAPSHOT, RUN=f"{cluster}/{place}", STEP=str(step)).stderr
+        assert told.startswith("train.sbatch: requeueing: "), told
+
+
+@pytest.mark.parametrize(("seconds", "requeued"), [(700, True), (7, False)])
+def test_ten_minutes_of_a_script_are_progress(cluster: Path, seconds: int, requeued: bool) -> None:
+    run = {"TRAINS": SCRIPT, "RUN": f"{cluster}/runs/train-7"}
+    for start in range(1, 5):
+        told = submitted(cluster, code=PEER, SECONDS_RUN=str(start * seconds), **run).stderr
+    assert told.startswith("train.sbatch: requeueing: ") == requeued, told
+
+
+def test_a_job_that_saves_when_it_is_told_to_stop_is_requeued_as_often_as_that_happens(cluster: Path) -> None:
+    for _ in range(6):
+        assert submitted(cluster, code=STOPPED).stderr.startswith("train.sbatch: requeueing: ")
+
+
+@pytest.mark.parametrize("code", [FAILED, PEER])
+@pytest.mark.parametrize(
+    ("starts", "named"), [("node1 node3", "node2"), ("node3", "node1,node2"), ("", "node1,node2,node3")]
+)
+@pytest.mark.parametrize("container", [True, False])
+def test_nodes_whose_task_ended_before_its_launcher_spoke_are_named(
+    cluster: Path, code: int, starts: str, named: str, container: bool
+) -> None:
+    where = {"VENV": "", "IMAGE": "registry#slipway:1"} if container else {}
+    done = submitted(cluster, code=code, STARTS=starts, SLURM_JOB_NODELIST="node[1-3]", **where)
+    assert f"no launcher started on {named}; " in done.stderr
+    assert f"sbatch --exclude={named} " in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, FAILED, PEER])
+def test_no_node_is_named_where_all_launchers_started(cluster: Path, code: int) -> None:
+    done = submitted(cluster, code=code, SLURM_JOB_NODELIST="node[1-3]")
+    assert "--exclude" not in done.stderr
+
+
+def test_what_an_earlier_start_noted_of_a_node_does_not_count(cluster: Path) -> None:
+    submitted(cluster, code=PEER, SLURM_JOB_NODELIST="node[1-3]")
+    done = submitted(cluster, code=PEER, SLURM_JOB_NODELIST="node[1-3]", STARTS="node1 node2")
+    assert "no launcher started on node3; " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["IMAGE", "NAME"])
+@pytest.mark.parametrize("venv", [True, False])
+def test_a_batch_script_that_pyxis_put_into_a_container_says_so(cluster: Path, name: str, venv: bool) -> None:
+    inherited = {f"PYXIS_CONTAINER_{name}": "x", "PYXIS_CONTAINER_MOUNTS": "/a:/a", **({} if venv else {"VENV": ""})}
+    done = submitted(cluster, **inherited)
+    assert done.returncode == 78
+    assert f"PYXIS_CONTAINER_{name}" in done.stderr
+    assert f"unset {' '.join(sorted(inherited.keys() - {'VENV'}))}," in done.stderr
+    assert not (cluster / "runs").exists()
+
+
+def test_what_pyxis_passes_on_without_a_container_is_no_mistake(cluster: Path) -> None:
+    assert submitted(cluster, PYXIS_CONTAINER_MOUNTS="/a:/a", PYXIS_CONTAINER_IMAGE="").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({}, True), ({"SHARED": "/nowhere"}, False), ({"IMAGE": "/no.sqsh"}, False)]
+)
+def test_where_neither_folder_nor_image_is_named_the_message_says_that_they_can_be(
+    cluster: Path, given: dict[str, str], told: bool
+) -> None:
+    done = submitted(cluster, VENV="", **given)
+    assert done.returncode == 78
+    assert ("or set SHARED or IMAGE" in done.stderr) == told
+    assert not {path.name for path in cluster.iterdir()} & {"runs", "cache"}, "nothing was made"
+
+
 def test_a_refused_requeue_is_told(cluster: Path) -> None:
     done = submitted(cluster, code=STOPPED, REFUSED="1")
     assert done.returncode == STOPPED
@@ -89,26 +203,24 @@ def test_a_refused_requeue_is_told(cluster: Path) -> None:
 
 def test_the_words_of_the_command_line_are_those_of_the_launcher(cluster: Path) -> None:
     submitted(cluster, "gpt", "--data", "a b")
-    assert (
-        calls(cluster, "srun")
-        == f"--export=ALL --kill-on-bad-exit=0 --wait=0 --cpu-bind=none {cluster}/bin/slipway run gpt --data a b"
-    )
+    called = calls(cluster, "srun")
+    assert called.startswith("--export=ALL --kill-on-bad-exit=0 --wait=0 --cpu-bind=none /bin/sh -c ")
+    assert called.endswith(f"/nodes {cluster}/bin/slipway run gpt --data a b")
 
 
 def test_the_container_has_explicit_flags(cluster: Path) -> None:
     done = submitted(cluster, "gpt", VENV="", IMAGE="registry#slipway:1", MOUNTS="/scratch:/scratch")
     assert done.returncode == 0, done.stderr
-    assert calls(cluster, "srun").split()[4:] == [
+    called = calls(cluster, "srun").split()
+    assert called[4:9] == [
         "--container-image=registry#slipway:1",
         f"--container-mounts={cluster}:/workspace,{cluster}/runs:/checkpoints,{cluster}/cache:/data,/scratch:/scratch",
         "--container-workdir=/workspace",
         "--no-container-mount-home",
         "--no-container-entrypoint",
-        "/usr/bin/env",
-        "/opt/slipway/bin/slipway",
-        "run",
-        "gpt",
     ]
+    note = "/checkpoints/.slipway-job-7/nodes"
+    assert called[-5:] == [note, "/usr/bin/env", "/opt/slipway/bin/slipway", "run", "gpt"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from slipway.launch.health.finding import ok, sick, skipped, warning
 from slipway.launch.muster.card import Finding
-from slipway.launch.resolve.advice import advise
+from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, ask
 from slipway.protocol.causes import OLDEST_DRIVER
 
@@ -74,7 +74,7 @@ def judge_driver(devices: Devices, environ: Mapping[str, str], runtime: str = "h
         )
     if not devices.gpus:
         found = f"{devices.driver}; {devices.reason}"
-        chosen = "CUDA_VISIBLE_DEVICES" in environ
+        chosen = means_cpu(environ, environ.get("NPROC_PER_NODE", ""))
         return ok("driver", found) if chosen else warning("driver", found, advise("gpus", runtime))
     return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
 

@@ -6,6 +6,7 @@ All of it stands here, so that nobody who has a pod or a Slurm job is told to ty
 from collections.abc import Mapping
 from types import MappingProxyType
 
+WITHOUT = ("void", "none", "")  # as NVIDIA_VISIBLE_DEVICES: nothing of a GPU, or none of them
 # {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one.
 # Docker makes a folder that is not there, but as root; and files that the container writes shall be the caller's.
 KEEP = '--user "$(id -u):0" -v "$PWD/runs:{target}" to docker run'
@@ -99,6 +100,11 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
+
+
+def means_cpu(environ: Mapping[str, str], processes: str) -> bool:
+    """Whether somebody chose to train without GPUs, and needs no advice on how to have some. `processes`: NPROC_PER_NODE."""
+    return processes == "cpu" or "CUDA_VISIBLE_DEVICES" in environ or environ.get("NVIDIA_VISIBLE_DEVICES") in WITHOUT
 
 
 def advise(lacking: str, runtime: str, target: str = "") -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from slipway.launch.rank_ranges import rank_ranges
-from slipway.launch.resolve.advice import advise
+from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
@@ -346,7 +346,8 @@ def _notes(
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
-        advice = "" if runtime == "host" else f"; {advise('gpus', runtime)}"
+        chosen = runtime == "host" or means_cpu(sources.environ, values["NPROC_PER_NODE"].value)
+        advice = "" if chosen else f"; {advise('gpus', runtime)}"
         notes.append(f"no GPU visible ({devices.reason}), training on CPU{advice}")
     return notes
 
