@@ -440,8 +440,8 @@ def stderr(text: str, *, uncaught: bool = False) -> list[str]:
             "unhealthy",
             "525.60.13",
         ),
-        ("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes", "failed", "the whole output"),
-        ("ncclInternalError", "Proxy append mismatch", "failed", "the whole output"),
+        ("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes", "failed", "slipway logs --rank"),
+        ("ncclInternalError", "Proxy append mismatch", "failed", "slipway logs --rank"),
     ],
 )
 def test_what_nccl_said_last_decides_for_a_users_script_too(
@@ -576,8 +576,9 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
         ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}, "runtime": "docker"}, "--shm-size 1g"),
-        ({"failures": [failure(0, 3)]}, "node-0/logs/rank-0.log"),
-        ({"hang": "hang: x"}, "node-0/logs/rank-*.log"),
+        ({"failures": [failure(0, 3)], "run": Path("/a run")}, "`slipway logs '/a run' --rank 0`"),
+        ({"hang": "hang: x", "behind": 3, "run": Path("/r")}, "`slipway logs /r --rank 3`"),
+        ({"hang": "hang: x"}, "`slipway logs --rank 0`"),
         (
             {"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 28] No space left on device"]}},
             "free some space",

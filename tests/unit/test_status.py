@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
+from slipway.cli.reports import describe_ending
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.run_directory import status as module
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
@@ -162,6 +163,17 @@ def test_a_run_that_ended_shows_its_verdict() -> None:
     assert "exit code   1" in lines
     assert status_json(read_status(run))["alive"] is False
     assert status_json(read_status(run))["ledger"] is None
+
+
+def test_the_stacks_of_a_hang_are_shown_with_its_verdict_and_in_the_report() -> None:
+    stacks = ["rank 1 (node 0) stands in b.py:2 g()", "    at a.py:1 f()"]
+    hang = FIRST | {"stacks": stacks, "advice": "look above; for more type `slipway logs /r --rank 1`"}
+    status = read_status(make(outcome=FAILED | {"first": hang}))
+    lines = status_lines(status)
+    assert f"  stacks      {stacks[0]}" in lines
+    assert f"              {stacks[1]}" in lines
+    assert "  what to do  look above; for more type slipway logs /r --rank 1" in lines
+    assert ("stacks", "\n".join(stacks)) in describe_ending(status).facts
 
 
 @pytest.mark.parametrize("outcome", [None, FAILED | {"attempt": 1}, {"attempt": 2}, FAILED | {"first": None}])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
+from slipway.launch.verdict.attempts import FUTILE, Course
 from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
 from slipway.protocol.outcomes import Word
@@ -81,6 +82,24 @@ def test_the_block_names_node_rank_and_exception() -> None:
         "  what to do  look at the log",
         "  exit code   1 (a scheduler should retry within its limit)",
     )
+
+
+def test_what_another_attempt_would_not_change_is_not_left_to_a_scheduler() -> None:
+    outcomes = ended(("failed", {"rank": 0, "evidence": "ValueError: bad label"}))
+    lines = block(judge(outcomes), Course(why=FUTILE))
+    assert f"  restarts    none: {FUTILE}" in lines
+    assert lines[-1] == "  exit code   1 (no scheduler needs to retry it: the cause is still there)"
+    assert "should retry" in block(judge(outcomes), Course(why="--max-restarts is 0"))[-1]
+
+
+def test_the_block_shows_the_stacks_and_the_commands_as_they_are_typed() -> None:
+    stacks = ("rank 1 (node 0) stands in b.py:2 g()", "    at f() a.py:1")
+    advice = "look above; for more type `slipway logs /runs/x --rank 1` or `slipway check`"
+    outcomes = ended(("peer", {"rank": 1, "evidence": "hang: x", "stacks": stacks, "advice": advice}))
+    lines = block(judge(outcomes), typed=lambda command: f"<{command}>")
+    assert f"  stacks      {stacks[0]}" in lines
+    assert f"              {stacks[1]}" in lines
+    assert "  what to do  look above; for more type <slipway logs /runs/x --rank 1> or <slipway check>" in lines
 
 
 def test_where_all_lost_somebody_it_is_told_who_did_not_fail() -> None:

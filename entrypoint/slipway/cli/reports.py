@@ -132,7 +132,9 @@ def describe_ending(status: Status) -> RunEnding:
     if word not in ENDINGS or not isinstance(first, dict):
         return RunEnding("without a verdict", not status.record, tuple(seen), tries, seconds)
     facts = [("verdict", _or_none(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
-    facts += [("what to do", str(first["advice"]))] if first.get("advice") else []
+    if isinstance(stacks := first.get("stacks"), list) and stacks:
+        facts.append(("stacks", "\n".join(map(str, stacks))))
+    facts += [("what to do", str(first["advice"]).replace("`", ""))] if first.get("advice") else []
     facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.attempt.hang_report import ADVICE
+from slipway.launch.attempt.hang_report import ADVICE, logs_command
 from slipway.launch.process_tree import signal_name
 from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
@@ -29,7 +29,7 @@ from slipway.protocol.causes import (
 )
 from slipway.protocol.cgroups import cgroup_folders, read_kernel_file
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
-from slipway.protocol.files import LOGS, NODE, OUTCOMES, error_file, rank_file, rank_log, read_json
+from slipway.protocol.files import OUTCOMES, error_file, rank_file, read_json
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line
 from slipway.protocol.tracebacks import Raised, read_traceback
@@ -138,9 +138,8 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if any(record.get("outcome") != Word.PEER for record in bad.values()):
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
-        logs = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log('*')} of the run directory"
-        advice = f"the Python stacks of all ranks are in {logs}" if facts.own else ADVICE
-        advice += ", NCCL's last collectives beside them (nccl-attempt-*)" if facts.recorded else ""
+        advice = f"{ADVICE} `{logs_command(facts.run, facts.behind)}`"
+        advice += "; NCCL's last collectives are beside its log (nccl-attempt-*)" if facts.recorded else ""
         word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
         # Before what others lost because their peers were ended.
         return outcome(word, facts.hang, rank=facts.behind, advice=advice, time=facts.hung or now, stacks=facts.stacks)
@@ -194,8 +193,8 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
         # Schedulers that take a machine back do not wait for a word of ours. A crash stays a crash.
         rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
         return outcome(facts.stop, f"{facts.signal}, while rank {rank} was killed (SIGKILL); {intact}", rank=rank)
-    log = f"{NODE}{facts.node_rank}/{LOGS}/{rank_log(first['rank'])}"
-    return outcome(**first, advice=_advice(first["word"], first["evidence"], facts.runtime, log))
+    logs = logs_command(facts.run, first["rank"])
+    return outcome(**first, advice=_advice(first["word"], first["evidence"], facts.runtime, logs))
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -291,7 +290,7 @@ def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
     return outcome(Word.PEER if unmet else Word.FAILED, f"{facts.parent} ended with {facts.status}: {last.strip()}")
 
 
-def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
+def _advice(word: str, evidence: str, runtime: str, logs: str = "") -> str:
     if evidence.startswith("out of memory") or OUT_OF_MEMORY_BESIDE in evidence:
         return "give the container more memory, or use a smaller batch or fewer data-loader workers"
     if re.search(SMALL_SHM, evidence):
@@ -315,10 +314,11 @@ def _advice(word: str, evidence: str, runtime: str, log: str = "") -> str:
     if re.search(DRIVER_TOO_OLD, evidence):
         return f"update the host's NVIDIA driver: CUDA 12 needs {OLDEST_DRIVER} or newer, and `nvidia-smi` shows which it is"
     if word == Word.PEER:
-        return "look at what was lost; the job can be started again with --resume auto"
+        seen = f" (`{logs}`)" if logs else ""
+        return f"look at what was lost{seen}; the job can be started again with --resume auto"
     if word == Word.UNHEALTHY:
-        return "look at this node (nvidia-smi, dmesg, df); the job can go on elsewhere with --resume auto"
-    return f"the whole output is in {log} of the run directory" if word == Word.FAILED and log else ""
+        return "look at this node (`slipway check --local`, nvidia-smi, dmesg); the job can go on elsewhere with --resume auto"
+    return f"see all that it printed: `{logs}`" if word == Word.FAILED and logs else ""
 
 
 def count_ooms(root: Path = Path("/")) -> int:

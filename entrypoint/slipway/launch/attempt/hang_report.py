@@ -1,5 +1,6 @@
 """What is made of where all ranks stand: whether that is a hang, told once, and kept in a file for others as long as it lasts."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,13 @@ from slipway.protocol.files import HANG_FILE, own_file, write_passing_json
 from slipway.protocol.outcomes import Word
 
 BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
-ADVICE = "its stack was told when the hang was noticed, and is in outcome.json"
+ADVICE = "look at the lines above, where it stands; for all that it printed type"
+
+
+def logs_command(run: Path | None, rank: int | None) -> str:
+    """What shows all that a rank printed; the newest run needs no name."""
+    named = [shlex.quote(str(run))] if run else []
+    return " ".join(["slipway logs", *named, f"--rank {rank or 0}"])
 
 
 class HangReport:
@@ -69,7 +76,8 @@ class HangReport:
     def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
         """How the attempt ends where the hang ends it, though this node's own ranks are through."""
         rank, evidence = next(iter(hang.ranks), None), f"hang: {hang.text}"
-        return Outcome(node_rank, host, Word.PEER, time.time(), rank, evidence, advice=ADVICE, stacks=self.stacks)
+        advice = f"{ADVICE} `{logs_command(self._file.parent.parent, rank)}`"
+        return Outcome(node_rank, host, Word.PEER, time.time(), rank, evidence, advice=advice, stacks=self.stacks)
 
     def forget(self) -> None:
         """The hang is over, or the attempt."""

@@ -14,7 +14,7 @@ from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_b
 from slipway.launch.run_directory.ledger_file import last_ledger, read_failures
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lock_files, is_alive, read_holder
-from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.block import ENDINGS, stack_lines, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError
@@ -262,5 +262,7 @@ def _ending(status: Status) -> list[str]:
     ]
     if isinstance(at := first.get("time"), int | float):
         lines.append(f"  when        {utc(at)}")
-    lines += [f"  what to do  {first['advice']}"] if first.get("advice") else []
+    stacks = first.get("stacks")
+    lines += stack_lines([str(line) for line in stacks]) if isinstance(stacks, list) else []
+    lines += [f"  what to do  {str(first['advice']).replace('`', '')}"] if first.get("advice") else []
     return [*lines, f"  exit code   {outcome.get('code')}"]

@@ -20,6 +20,8 @@ SPELL = 5.0
 # Seconds before the next attempt. What passes by itself (a port, a file server) is over in seconds, what is broken longer
 # should not be tried in a hurry; a minute is as long as somebody who watches will wait.
 PAUSES = (1.0, 4.0, 16.0, 60.0)
+# Why there is no further attempt, where one would not help; schedulers are told the same beside the exit code.
+FUTILE = "it failed before its first step, so another attempt would most likely end in the same way"
 STUCK = 3  # attempts in a row without a new snapshot
 RETRYABLE = (Word.FAILED, Word.PEER, Word.LOST)
 # What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
@@ -128,7 +130,7 @@ def decide(tries: tuple[Try, ...], failures: int, limit: int) -> Decision:
     if failures > limit:
         return Decision(None, f"--max-restarts {limit}, and {failures} failures in a row were without progress")
     if last.moved is False and not is_passing(last.outcome):
-        return Decision(None, "it failed before its first step, which another attempt would not change")
+        return Decision(None, FUTILE)
     return Decision(PAUSES[min(failures, len(PAUSES)) - 1] if failures else 0.0)
 
 

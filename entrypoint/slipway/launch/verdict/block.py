@@ -3,10 +3,11 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slipway.launch.verdict.attempts import Course
+from slipway.launch.verdict.attempts import FUTILE, Course
 from slipway.launch.verdict.ledger import ledger_json
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
@@ -25,14 +26,20 @@ ENDINGS: Mapping[str, str] = {
     Word.NO_PROGRESS: "no progress",
 }
 TALLIES = {**{word: word for word in CODES}, Word.PEER: "ended because a peer went away"}
+_COMMAND = re.compile(r"`(slipway [^`]+)`")  # in an advice
 SHOWN = 8  # attempts that people are shown; outcome.json has all
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
 
 
-def block(verdict: Verdict, course: Course = Course(), rank: int | None = None) -> tuple[str, ...]:  # noqa: B008  # frozen
+def block(
+    verdict: Verdict,
+    course: Course = Course(),  # noqa: B008  # frozen
+    rank: int | None = None,
+    typed: Callable[[str], str] = str,
+) -> tuple[str, ...]:
     """The lines that every node prints at the end; `course`: the attempts that this launcher made; `rank`: the only one that it
-    can speak for, as it was started for that process alone.
+    can speak for, as it was started for that process alone; `typed`: how a command of `slipway` is typed outside of what ran it.
     """
     nodes = sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
@@ -47,8 +54,15 @@ def block(verdict: Verdict, course: Course = Course(), rank: int | None = None) 
     lines += [_beside(other, verdict.first) for other in verdict.others]
     lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
     lines += _attempts(course)
-    lines += [f"  what to do  {verdict.first.advice}"] if verdict.first.advice else []
-    return (*lines, f"  exit code   {_codes(verdict)}")
+    lines += stack_lines(verdict.first.stacks)
+    advice = _COMMAND.sub(lambda command: typed(command[1]), verdict.first.advice)
+    lines += [f"  what to do  {advice}"] if advice else []
+    return (*lines, f"  exit code   {_codes(verdict, course.why)}")
+
+
+def stack_lines(stacks: Sequence[str]) -> list[str]:
+    """Where the ranks of a hang stood."""
+    return [f"  {'stacks' if number == 0 else '':<12}{line}" for number, line in enumerate(stacks)]
 
 
 def locate(outcome: Outcome) -> str:
@@ -128,7 +142,9 @@ def _summary(verdict: Verdict) -> str:
     return ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
 
 
-def _codes(verdict: Verdict) -> str:
+def _codes(verdict: Verdict, why: str) -> str:
+    if why == FUTILE:
+        return f"{CODES[verdict.word]} (no scheduler needs to retry it: the cause is still there)"
     if verdict.word != Word.UNHEALTHY:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])

@@ -22,7 +22,7 @@ p { margin: .3rem 0 } .soft, small { color: var(--soft) } small { display: block
 .card svg { display: block; width: 100% }
 .wide { overflow-x: auto; border: 1px solid var(--faint); border-radius: .6rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--faint);
+th, td { text-align: left; vertical-align: top; white-space: pre-wrap; padding: .35rem .7rem; border-bottom: 1px solid var(--faint);
   overflow-wrap: anywhere; min-width: 6.5rem }
 thead th { background: var(--card); font-weight: 600 } tbody th { font-weight: 500; white-space: nowrap }
 tr:last-child > * { border-bottom: 0 } tr.differs > * { background: var(--mark) }
