@@ -98,6 +98,83 @@ SKYPILOT = {
     "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_TASK_ID": "sky-2026-11-21-06-50-00-000001_lm_1",
     "SKYPILOT_CLUSTER_INFO": '{"cluster_name": "lm"}',
 }  # fmt: skip
+# Hydra's mpiexec, of MPICH and of Intel MPI, four processes on two nodes, and what it was given for one node alone
+MPICH = {
+    "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_ID": "3",
+    "MASTER_ADDR": "n0",
+}  # fmt: skip
+MPICH_ONE_NODE = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "5"}
+# `srun --mpi=pmi2`: mpi/pmi2 of Slurm sets these beside its own
+PMI2 = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "PMI_JOBID": "7.0"}
+# An mpirun in an allocation of three nodes starts its daemons by srun on the two others, as seen on the last: one per node
+OPEN_MPI_IN_SLURM = BARE_SRUN | {
+    "SLURM_NNODES": "3", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "gpu[06-08]", "SLURM_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_NAMESPACE": "prterun-gpu06-4711@1",
+}  # fmt: skip
+# ... and on its own node, which belongs to no step
+OPEN_MPI_ON_NODE_0 = {
+    "SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "gpu[06-08]", "SLURM_NODELIST": "gpu[06-08]",
+    "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_NAMESPACE": "prterun-gpu06-4711@1", "SLURM_NODEID": "0", "SLURM_PROCID": "0",
+}  # fmt: skip
+# jsrun of IBM's Spectrum LSF (JSM); and a task that `blaunch` started, LSF_PM_TASKID counts from 1
+JSRUN = {
+    "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "LSB_JOBID": "41", "MASTER_ADDR": "n0",
+}  # fmt: skip
+LSF = {
+    "LSB_JOBID": "41", "LSB_MCPU_HOSTS": "n0 8 n1 8 ", "LSB_HOSTS": "n0 n0 n1 n1", "LSB_DJOB_NUMPROC": "16", "LSF_PM_TASKID": "2",
+}  # fmt: skip
+# https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html, a child node; the main node has index 1
+AWS_BATCH = {
+    "AWS_BATCH_JOB_ID": "5e1f0a2b-11#0", "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_JOB_NUM_NODES": "3",
+    "AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1", "AWS_BATCH_JQ_NAME": "train",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.9",
+}  # fmt: skip
+AWS_BATCH_MAIN = {name: value for name, value in AWS_BATCH.items() if "IPV4" not in name} | {
+    "AWS_BATCH_JOB_NODE_INDEX": "1", "AWS_BATCH_JOB_ATTEMPT": "2",
+}  # fmt: skip
+# https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
+LEADER_WORKER_SET = {
+    "LWS_LEADER_ADDRESS": "lm-0.lm.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+}  # fmt: skip
+# https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8", "SM_NUM_CPUS": "96",
+    "TRAINING_JOB_NAME": "lm-2026-11-21", "SM_NETWORK_INTERFACE_NAME": "eth0",
+}  # fmt: skip
+# https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu: type PyTorch, one process per node, and two
+AZURE_ML = {
+    "AZUREML_NODE_COUNT": "2", "AZUREML_RUN_ID": "lm_41", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105", "WORLD_SIZE": "2",
+    "RANK": "1", "NODE_RANK": "1", "LOCAL_RANK": "0",
+}  # fmt: skip
+AZURE_ML_PROCESSES = AZURE_ML | {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+# ... and type MPI
+AZURE_ML_MPI = OPEN_MPI | {"AZUREML_NODE_COUNT": "2", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "MASTER_ADDR": ""}
+# https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+VERTEX_AI = {
+    "CLUSTER_SPEC": '{"cluster":{"workerpool0":["train-workerpool0-7:2222"],"workerpool1":["train-workerpool1-7-0:2222",'
+    '"train-workerpool1-7-1:2222"]},"environment":"cloud","task":{"type":"workerpool1","index":1,"trial":"x"}}',
+    "CLOUD_ML_JOB_ID": "7",
+}  # fmt: skip
+# https://dstack.ai/docs/concepts/tasks#distributed-tasks
+DSTACK = {
+    "DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_IP": "10.0.0.4", "DSTACK_GPUS_NUM": "16",
+    "DSTACK_GPUS_PER_NODE": "8", "DSTACK_NODES_IPS": "10.0.0.4\n10.0.0.5", "DSTACK_RUN_NAME": "lm",
+}  # fmt: skip
+# https://docs.runpod.io/instant-clusters/configuration
+INSTANT_CLUSTER = {
+    "NUM_NODES": "2", "NODE_RANK": "1", "NUM_TRAINERS": "8", "WORLD_SIZE": "16", "PRIMARY_ADDR": "10.65.0.2",
+    "MASTER_ADDR": "10.65.0.2", "PRIMARY_PORT": "29400", "MASTER_PORT": "29400", "NODE_ADDR": "10.65.0.3",
+    "HOST_NODE_ADDR": "10.65.0.2:29400",
+}  # fmt: skip
+# What Ray Train's TorchTrainer gives each worker: https://docs.ray.io/en/latest/train/api/api.html
+RAY = {
+    "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4",
+    "MASTER_PORT": "45123", "RAY_JOB_ID": "01000000", "ACCELERATE_TORCH_DEVICE": "cpu",
+}  # fmt: skip
 # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables, set by somebody else's launcher
 PER_PROCESS = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500",
@@ -159,5 +236,26 @@ CASES = (
     Case("Open MPI, four per node", OPEN_MPI_TASKS, place(2, 1, "n0", level="process", processes_per_node=4, world_size=8)),
     Case("SkyPilot", SKYPILOT, place(2, 1, "10.0.0.4", processes_per_node=8, scheduler="SkyPilot"), gpus=8),
     Case("SkyPilot on CPUs", SKYPILOT | {"SKYPILOT_NUM_GPUS_PER_NODE": "0"}, place(2, 1, "10.0.0.4", **PER_NODE)),
+    Case("MPICH", MPICH, place(2, 1, "n0", level="process", processes_per_node=2, world_size=4, scheduler="MPICH")),
+    Case("MPICH, one node", MPICH_ONE_NODE, place(1, 0, "127.0.0.1", 29_500, level="process", world_size=2)),
+    Case("MPICH, one per node", MPICH | {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, place(2, 1, "n0", **PER_NODE)),
+    Case("PALS", {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "MASTER_ADDR": "n0"}, place(2, 1, "n0", level="process", world_size=4)),
+    Case("srun --mpi=pmi2", BARE_SRUN | PMI2, place(2, 1, "gpu07", scheduler="Slurm", job="7", **PER_NODE)),
+    Case("mpiexec in a step of Slurm", BARE_SRUN | MPICH | {"MASTER_ADDR": ""}, place(2, 1, "gpu07", scheduler="MPICH", level="process")),
+    Case("mpirun in Slurm", OPEN_MPI_IN_SLURM, place(3, 2, "gpu06", 29_500, scheduler="Open MPI", **PER_NODE)),
+    Case("mpirun in Slurm, its own node", OPEN_MPI_ON_NODE_0, place(3, 0, "gpu06", 29_500, scheduler="Open MPI", **PER_NODE)),
+    Case("jsrun", JSRUN, place(2, 1, "n0", level="process", processes_per_node=2, world_size=4, job="41")),
+    Case("LSF", LSF, place(2, 1, "n0", 29_500, scheduler="LSF", job="41", **PER_NODE)),
+    Case("AWS Batch", AWS_BATCH, place(3, 1, "10.0.0.9", 29_500, scheduler="AWS Batch", job="5e1f0a2b-11", restarts=0, **PER_NODE)),
+    Case("AWS Batch, main node", AWS_BATCH_MAIN, place(3, 0, "host", 29_500, job="5e1f0a2b-11", restarts=1, **PER_NODE)),
+    Case("LeaderWorkerSet", LEADER_WORKER_SET, place(4, 3, "lm-0.lm.default", 29_500, scheduler="LeaderWorkerSet", **PER_NODE)),
+    Case("SageMaker", SAGEMAKER, place(2, 1, "algo-1", 29_500, processes_per_node=8, job="lm-2026-11-21"), gpus=8),
+    Case("Azure ML", AZURE_ML, place(2, 1, "10.0.0.4", 6105, scheduler="Azure ML", job="lm_41", **PER_NODE)),
+    Case("Azure ML, processes", AZURE_ML_PROCESSES, place(2, 1, "10.0.0.4", 6105, level="process", world_size=4)),
+    Case("Azure ML, MPI", AZURE_ML_MPI, place(2, 1, "10.0.0.4", 29_500, **PER_NODE)),
+    Case("Vertex AI", VERTEX_AI, place(3, 2, "train-workerpool0-7", 29_500, scheduler="Vertex AI", job="7", **PER_NODE)),
+    Case("dstack", DSTACK, place(2, 1, "10.0.0.4", 29_500, scheduler="dstack", job="lm", processes_per_node=8), gpus=8),
+    Case("an instant cluster", INSTANT_CLUSTER, place(2, 1, "10.65.0.2", 29_400, processes_per_node=8), gpus=8),
+    Case("Ray Train", RAY, place(2, 1, "10.0.0.4", 45_123, level="process", processes_per_node=2, world_size=4)),
     Case("LOCAL_RANK", PER_PROCESS, place(2, 1, "n0", 29_500, level="process", processes_per_node=2, world_size=4)),
 )  # fmt: skip

@@ -13,7 +13,8 @@ from environments import (
     VOLCANO_PYTORCH,
 )
 
-from slipway.launch.resolve.schedulers import BEFORE_PLAIN, Reading, read_schedulers
+from slipway.launch.resolve.scheduler import Reading
+from slipway.launch.resolve.schedulers import BEFORE_PLAIN, read_schedulers
 
 POD = "lm-2.lm.default.svc.cluster.local"
 
@@ -135,5 +136,7 @@ def test_a_machine_without_a_scheduler_has_no_readings() -> None:
 
 
 def test_of_several_schedulers_the_nearest_comes_first() -> None:
-    names = [reading.scheduler for reading in read_schedulers(TRAINER | BARE_SRUN | SKYPILOT | OPEN_MPI, POD)]
-    assert names == ["Kubeflow Trainer", "Slurm", "Kubernetes", "Open MPI", "SkyPilot"]
+    names = [reading.scheduler for reading in read_schedulers(TRAINER | BARE_SRUN | SKYPILOT | VOLCANO, POD)]
+    assert names == ["Kubeflow Trainer", "Slurm", "Kubernetes", "Volcano", "SkyPilot"]
+    names = [reading.scheduler for reading in read_schedulers(BARE_SRUN | SKYPILOT | OPEN_MPI, POD)]
+    assert names == ["Open MPI", "SkyPilot"], "Slurm's step only started mpirun's daemons"

@@ -8,6 +8,7 @@ from environments import (
     CASES,
     ENROOT,
     INDEXED_JOB,
+    MPICH,
     PER_PROCESS,
     PLAIN,
     PYTORCHJOB_NEW,
@@ -23,6 +24,7 @@ from stand_ins import make_devices, make_host, make_sources, resolve
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.settings import Claim
 from slipway.launch.resolve.topology import Topology, resolve_topology
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 def resolve_case(case: Case) -> Topology:
@@ -319,3 +321,62 @@ def test_slurms_port_is_even_and_below_the_ephemeral_ones(job: int, step: int) -
 def test_two_steps_of_a_job_get_different_ports() -> None:
     ports = {resolve(BARE_SRUN | {"SLURM_STEP_ID": str(step)}).master_port for step in range(20)}
     assert len(ports) > 15
+
+
+UNKNOWN = [
+    {"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0", "FLUX_JOB_NNODES": "2"},
+    {"MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_RANK": "3"},
+    {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"},
+    {"GRID_NUM_NODES": "3", "GRID_NODE_INDEX": "2"},
+    {"MPIRUN_NPROCS": "2", "MPIRUN_RANK": "0"},
+]
+
+
+@pytest.mark.parametrize("environ", UNKNOWN, ids=lambda environ: next(iter(environ)))
+def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(environ: dict[str, str]) -> None:
+    with pytest.raises(
+        LaunchError, match=r"does not know.* set NNODES, NODE_RANK and MASTER_ADDR.* type --nnodes 1"
+    ) as caught:
+        resolve(environ)
+    assert caught.value.code == CONFIGURATION
+    assert resolve(environ, {"WORLD_SIZE": "1"}).nodes == 1
+    assert resolve(environ | {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "n0"}).nodes == 2
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"CI_NODE_TOTAL": "4", "CI_NODE_INDEX": "1"},
+        {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ID": "5e:3"},
+        {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+        {"CLOUD_RUN_TASK_INDEX": "1", "CLOUD_RUN_TASK_COUNT": "4"},
+        {"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"},
+        {"CACHE_SIZE": "100", "BATCH_SIZE": "4"},
+        {"LSB_JOBID": "41", "LSB_MCPU_HOSTS": "n0 8 n1 8"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+    ],
+    ids=str,
+)
+def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None:
+    assert resolve(environ).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "says nothing about how many of them are on this node"),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not among SM_HOSTS"),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS=algo-1 is no JSON"),
+        ({"CLUSTER_SPEC": "{}"}, "CLUSTER_SPEC={} has no cluster and task"),
+        (
+            BARE_SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"},
+            "PMI_RANK=2 of PMI_SIZE=3, but the Slurm step says SLURM_PROCID=1 of 2",
+        ),
+        (MPICH | {"MASTER_ADDR": ""}, "add -genv MASTER_ADDR HOST to mpiexec"),
+    ],
+)
+def test_what_a_starter_says_that_makes_no_sense_ends_with_78(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        resolve(environ)
+    assert said in str(caught.value)
+    assert caught.value.code == CONFIGURATION

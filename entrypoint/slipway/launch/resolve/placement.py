@@ -3,7 +3,7 @@
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.processes import Process, injected_by_hook
-from slipway.launch.resolve.schedulers import Reading
+from slipway.launch.resolve.scheduler import Reading
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
 from slipway.protocol.errors import UNHEALTHY, LaunchError
 

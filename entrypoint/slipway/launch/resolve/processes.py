@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from slipway.launch.resolve.schedulers import SLURM, Reading
+from slipway.launch.resolve.scheduler import Reading
+from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources
 from slipway.protocol.errors import LaunchError
 
@@ -38,6 +39,8 @@ def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | N
         if reading.get("PROCESSES"):
             names = ("PROCESS_RANK", "PROCESSES", "LOCAL_RANK", "LOCAL_PROCESSES")
             return _read_process([reading.get(name) for name in names], reading.scheduler)
+    if any(reading.get("PER_NODE") for reading in readings):
+        return None
     local_rank = sources.variable("LOCAL_RANK")
     if local_rank is None or injected_by_hook(sources.environ, readings, "LOCAL_RANK"):
         return None

@@ -1,42 +1,22 @@
-"""One small table per scheduler: which of its variables says what about the job.
+"""One small table per scheduler: which of its variables says what about the job. Those of clouds are in clouds.py. Pure."""
 
-`read_schedulers` is pure. A reading's values are keyed by our own names: WORLD_SIZE and RANK count nodes; JOB names the
-job, RESTARTS counts how often it was requeued; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there where the
-launcher was started once per process.
-"""
-
+import re
 import zlib
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
+from slipway.launch.resolve.clouds import (
+    AWS_BATCH,
+    AZURE_ML,
+    DSTACK,
+    INSTANT_CLUSTER,
+    LEADER_WORKER_SET,
+    SAGEMAKER,
+    VERTEX_AI,
+)
 from slipway.launch.resolve.nodelist import expand_nodelist
+from slipway.launch.resolve.scheduler import Claims, Reading, Scheduler
 from slipway.launch.resolve.settings import Claim
 from slipway.protocol.errors import LaunchError
-
-Claims = dict[str, Claim]
-
-
-class Reading(NamedTuple):
-    """What one scheduler says. `strict`: RANK and WORLD_SIZE of the environment must not contradict it."""
-
-    scheduler: str
-    claims: Mapping[str, Claim]
-    strict: bool = False
-    broken: str = ""  # why the master's address cannot be read from what it says
-
-    def get(self, name: str) -> Claim | None:
-        """The claim about one of our names, or None."""
-        return self.claims.get(name)
-
-
-class Scheduler(NamedTuple):
-    """`marks`: it is there when one of them is set. `table`: our name -> its variables, the first set one counts."""
-
-    name: str
-    marks: tuple[str, ...]
-    table: Mapping[str, tuple[str, ...]]
-    derive: Callable[[Mapping[str, str], str, Claims], None] | None = None
-    strict: bool = False
 
 
 def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...]:
@@ -46,7 +26,7 @@ def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...
     """
     readings = []
     for scheduler in SCHEDULERS:
-        if any(environ.get(mark) for mark in scheduler.marks):
+        if scheduler.is_here(environ):
             claims = {
                 ours: Claim(environ[theirs], f"{scheduler.name} ({theirs})")
                 for ours, names in scheduler.table.items()
@@ -59,7 +39,55 @@ def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...
             except LaunchError as error:
                 broken = str(error)  # harmless where somebody else names the master
             readings.append(Reading(scheduler.name, claims, scheduler.strict, broken))
-    return tuple(readings)
+    return _without_outer(environ, tuple(readings))
+
+
+def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
+    """The readings without that of a scheduler which only started the starter of this process.
+
+    An mpirun in a Slurm allocation starts its daemons by a step of its own, on the nodes other than its own; what they start sees
+    that step as its own. `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE itself, to what it says in SLURM_PROCID and SLURM_NTASKS.
+    Raises LaunchError where both say different things and nothing shows which of them started this process.
+    """
+    names = {reading.scheduler for reading in readings}
+    outer = ""
+    if SLURM.name in names and names & {OPEN_MPI.name, JSRUN.name}:
+        outer = SLURM.name
+    elif {SLURM.name, MPICH.name} <= names:
+        outer = SLURM.name if environ.get("MPI_LOCALNRANKS") else MPICH.name
+        tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+        same = (environ["PMI_RANK"], environ["PMI_SIZE"]) == (environ.get("SLURM_PROCID"), tasks)
+        if outer == MPICH.name and not same:
+            raise LaunchError(
+                f"mpiexec says PMI_RANK={environ['PMI_RANK']} of PMI_SIZE={environ['PMI_SIZE']}, but the Slurm step says "
+                f"SLURM_PROCID={environ.get('SLURM_PROCID')} of {tasks} tasks, and nothing shows which of them started this "
+                "process. Unset PMI_RANK and PMI_SIZE for Slurm's reading, or SLURM_STEP_ID for mpiexec's."
+            )
+    return tuple(reading for reading in readings if reading.scheduler != outer)
+
+
+# What starters of several processes tell them, by the ends of the variables' names: how many they are, and which one this is.
+_SIZE = re.compile(
+    r"[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS|SIZE)"
+)
+_INDEX = re.compile(r"[A-Z0-9]+_(?:\w+_)?(?:RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)")
+_KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
+
+
+def explain_unknown_start(environ: Mapping[str, str]) -> str:
+    """What to set where the environment looks as if somebody started several of these whom nobody here knows; else empty."""
+    for size, count in environ.items():
+        family = size.partition("_")[0]
+        if family in _KNOWN or not _SIZE.fullmatch(size) or not count.isdigit() or int(count) < 2:
+            continue
+        ranks = (name for name in environ if name.partition("_")[0] == family and _INDEX.fullmatch(name))
+        if name := next((name for name in ranks if environ[name].isdigit()), None):
+            return (
+                f"{size}={count} and {name}={environ[name]} look as if this command was started {count} times, by a starter that "
+                "Slipway does not know. Where they are one job, with one launcher per node, set NNODES, NODE_RANK and "
+                "MASTER_ADDR. Where each is a job of its own, type --nnodes 1."
+            )
+    return ""
 
 
 def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -140,6 +168,29 @@ def _derive_volcano(environ: Mapping[str, str], fqdn: str, claims: Claims) -> No
 
 
 def _derive_open_mpi(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
+    _derive_mpi("Open MPI", environ, claims)
+
+
+def _derive_jsrun(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
+    _derive_mpi("jsrun", environ, claims)
+
+
+def _derive_mpich(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
+    if "LOCAL_PROCESSES" not in claims and (size := claims.get("WORLD_SIZE")) and size.value != "1":
+        for name in ("WORLD_SIZE", "RANK"):
+            claims.pop(name, None)
+        raise LaunchError(
+            f"mpiexec started {size.value} of these (PMI_SIZE), and says nothing about how many of them are on this node. Set "
+            "NNODES, NODE_RANK and MASTER_ADDR, or start one launcher per node by hand."
+        )
+    _derive_mpi("MPICH", environ, claims)
+
+
+def _derive_mpi(name: str, environ: Mapping[str, str], claims: Claims) -> None:
+    """What an mpirun says: of one launcher per node or, where several are on this node, of one per process."""
+    # In an allocation of Slurm mpirun starts rank 0 on its first node.
+    if hosts := environ.get("SLURM_JOB_NODELIST"):
+        claims["MASTER_ADDR"] = Claim(expand_nodelist(hosts)[0], "Slurm (SLURM_JOB_NODELIST)")
     local, rank, size = claims.pop("LOCAL_PROCESSES", None), claims.get("RANK"), claims.get("WORLD_SIZE")
     if local is None or rank is None or size is None or local.value in ("", "1"):
         claims.pop("LOCAL_RANK", None)
@@ -147,8 +198,19 @@ def _derive_open_mpi(environ: Mapping[str, str], fqdn: str, claims: Claims) -> N
     claims |= {"LOCAL_PROCESSES": local, "PROCESS_RANK": rank, "PROCESSES": size}
     if local.value.isdigit() and rank.value.isdigit() and size.value.isdigit() and int(local.value):
         nodes = -(-int(size.value) // int(local.value))
-        claims["WORLD_SIZE"] = Claim(str(nodes), "Open MPI (size / local size)")
-        claims["RANK"] = Claim(str(int(rank.value) // int(local.value)), "Open MPI (rank / local size)")
+        claims["WORLD_SIZE"] = Claim(str(nodes), f"{name} (size / local size)")
+        claims["RANK"] = Claim(str(int(rank.value) // int(local.value)), f"{name} (rank / local size)")
+
+
+def _derive_lsf(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
+    # `blaunch` numbers its tasks from 1, one per host. LSB_MCPU_HOSTS is `host slots host slots …`.
+    hosts = environ.get("LSB_MCPU_HOSTS", "").split()[::2]
+    claims |= {
+        "WORLD_SIZE": Claim(str(len(hosts)), "LSF (LSB_MCPU_HOSTS)"),
+        "MASTER_ADDR": Claim(hosts[0], "LSF (LSB_MCPU_HOSTS)"),
+    }
+    if (task := environ["LSF_PM_TASKID"]).isdigit() and int(task):
+        claims["RANK"] = Claim(str(int(task) - 1), "LSF (LSF_PM_TASKID - 1)")
 
 
 def _derive_skypilot(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -202,6 +264,39 @@ OPEN_MPI = Scheduler(
     },
     _derive_open_mpi,
 )
+JSRUN = Scheduler(
+    "jsrun",
+    ("JSM_NAMESPACE_SIZE",),
+    {
+        "WORLD_SIZE": ("JSM_NAMESPACE_SIZE",),
+        "RANK": ("JSM_NAMESPACE_RANK",),
+        "LOCAL_RANK": ("JSM_NAMESPACE_LOCAL_RANK",),
+        "LOCAL_PROCESSES": ("JSM_NAMESPACE_LOCAL_SIZE",),
+        "JOB": ("LSB_JOBID",),
+    },
+    _derive_jsrun,
+)
+# Hydra's mpiexec, of MPICH and of Intel MPI; Cray's PALS says PMI_LOCAL_…
+MPICH = Scheduler(
+    "MPICH",
+    ("PMI_SIZE",),
+    {
+        "WORLD_SIZE": ("PMI_SIZE",),
+        "RANK": ("PMI_RANK",),
+        "LOCAL_RANK": ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        "LOCAL_PROCESSES": ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    },
+    _derive_mpich,
+    needs=("PMI_RANK",),
+)
+LSF = Scheduler(
+    "LSF",
+    ("LSF_PM_TASKID",),  # a job without it is the batch script itself, on its first host
+    {"JOB": ("LSB_JOBID",)},
+    _derive_lsf,
+    strict=True,
+    needs=("LSB_MCPU_HOSTS",),
+)
 SKYPILOT = Scheduler(
     "SkyPilot",
     ("SKYPILOT_NODE_RANK",),
@@ -214,5 +309,9 @@ SKYPILOT = Scheduler(
     _derive_skypilot,
     strict=True,
 )
-SCHEDULERS = (PET, SLURM, INDEXED_JOB, VOLCANO, OPEN_MPI, SKYPILOT)
-BEFORE_PLAIN = frozenset({PET.name, SLURM.name})  # these win over plain RANK and WORLD_SIZE, the others do not
+SCHEDULERS = (
+    *(PET, INSTANT_CLUSTER, AZURE_ML, SLURM, INDEXED_JOB, VOLCANO, OPEN_MPI, JSRUN, MPICH, LSF, SKYPILOT),
+    *(AWS_BATCH, LEADER_WORKER_SET, SAGEMAKER, VERTEX_AI, DSTACK),
+)
+# These win over plain RANK and WORLD_SIZE, the others do not. Clouds that set WORLD_SIZE in processes are among them.
+BEFORE_PLAIN = frozenset(scheduler.name for scheduler in (PET, INSTANT_CLUSTER, AZURE_ML, SLURM))

@@ -22,12 +22,14 @@ from slipway.launch.resolve.placement import (
     share_gpus,
 )
 from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
+from slipway.launch.resolve.scheduler import Reading
 from slipway.launch.resolve.schedulers import (
     BEFORE_PLAIN,
     INDEXED_JOB,
+    MPICH,
     OPEN_MPI,
     SLURM,
-    Reading,
+    explain_unknown_start,
     read_schedulers,
     warn_of_idle_nodes,
 )
@@ -155,6 +157,8 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         _place_process(process, values)
     else:
         _refuse_contradictions(sources, readings, values)
+    if not process and values["WORLD_SIZE"].source == values["RANK"].source == "default":
+        _refuse_unknown(readings, sources.environ)
     least, nodes, node_rank = _read_place(values)
     ignored = [] if nodes > 1 or process else _ignore_meeting_place(values)
     if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
@@ -289,6 +293,13 @@ def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], valu
                 )
 
 
+def _refuse_unknown(readings: tuple[Reading, ...], environ: Mapping[str, str]) -> None:
+    """Raise LaunchError where this may be one of several whom nobody counts: each would be a job of its own."""
+    broken = next((reading.broken for reading in readings if reading.broken), "")
+    if why := broken or explain_unknown_start(environ):
+        raise LaunchError(why)
+
+
 def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
     """Leave out what cannot say where nodes meet, on a single node, which meets nobody; a line for each. What was typed stays."""
     notes = []
@@ -312,6 +323,8 @@ def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[
         hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
     elif OPEN_MPI.name in schedulers:
         hint = "add -x MASTER_ADDR=HOST to mpirun"
+    elif MPICH.name in schedulers:
+        hint = "add -genv MASTER_ADDR HOST to mpiexec"
     elif endpoint := environ.get("PET_RDZV_ENDPOINT"):
         hint = (
             f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
