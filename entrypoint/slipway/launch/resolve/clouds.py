@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from slipway.launch.resolve.scheduler import Claims, Scheduler
 from slipway.launch.resolve.settings import Claim
@@ -72,7 +73,7 @@ def _derive_vertex_ai(environ: Mapping[str, str], fqdn: str, claims: Claims) -> 
     }
 
 
-def _read_json(environ: Mapping[str, str], name: str) -> object:
+def _read_json(environ: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(environ[name])
     except ValueError:
