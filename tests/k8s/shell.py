@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubectl import Document, read_documents
+from security_rules import SECURITY_RULES
+from templates import Pods
 
 # It takes each word and all of stdin to its folder; a cluster is asked for nothing.
 STAND_IN = """#!/bin/bash
@@ -48,7 +50,7 @@ def type_in(line: str, folder: Path) -> Sent:
 
 
 def run_pod(words: list[str]) -> Document:
-    """The pod of `kubectl run`, as the API server completes it where the rehearsal cannot give what it has by default."""
+    """The pod of `kubectl run`, as a namespace that enforces Pod Security `restricted` admits it. AssertionError where not."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("name")
     parser.add_argument("--image", required=True)
@@ -62,11 +64,9 @@ def run_pod(words: list[str]) -> Document:
         "restartPolicy": told.restart,
         "hostname": told.name,
     }
-    without = {  # a token, the names of other Services, and a confinement that nobody asked for
-        "automountServiceAccountToken": False, "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-    }  # fmt: skip
-    spec = without | own | told.overrides["spec"]  # a merge patch: lists are replaced
+    spec = own | told.overrides["spec"]  # a merge patch: lists are replaced
+    found = [text for rule in SECURITY_RULES for text in rule(Pods("Pod", told.name, told.name, {"spec": spec}))]
+    assert not found, f'pods "{told.name}" is forbidden: violates PodSecurity "restricted:latest": {"; ".join(found)}'
     [container] = spec["containers"]
     assert (container["name"], container["image"]) == (told.name, told.image)
     return {"metadata": {"name": told.name, "namespace": "default", "labels": {"run": told.name}}, "spec": spec}

@@ -1,7 +1,13 @@
 """Pod Security *restricted* and what we ask beyond it: each field, broken on purpose, is noticed in every kind of pod."""
 
+import shlex
+
 import pytest
 from breaking import GONE, POD, TRAIN, Break, broken
+from shell import run_pod
+
+from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.next_lines import Here, as_typed, fill_in
 
 pytestmark = pytest.mark.core
 
@@ -64,3 +70,15 @@ CASES = (
 def test_what_a_pod_must_not_do_is_found(case: Break) -> None:
     found = broken(case)
     assert any(case.finding in text for text in found), found
+
+
+PRINTED = sorted({command for workload in WORKLOADS.values() for command in workload.next})
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_pod_that_is_printed_to_type_next_is_admitted(command: str) -> None:
+    filled = fill_in(command, "/checkpoints/mine", 40, [])
+    words = shlex.split(as_typed(filled, Here("kubernetes", "", "slipway:2")))
+    if words[:2] == ["kubectl", "run"]:
+        container = run_pod(words[2:])["spec"]["containers"][0]
+        assert container["args"] == shlex.split(filled)[1:]

@@ -16,6 +16,13 @@ USUAL_IMAGE = "slipway:dev"
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
+# What k8s/base has, without which namespaces that enforce Pod Security `restricted` refuse a pod.
+CONFINED_POD = {
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
@@ -121,12 +128,13 @@ def _in_kubernetes(words: str, trains: bool, here: Here) -> str:
         name, _, arguments = words.partition(" ")
         gpus = f" --gpus {here.gpus} --nodes {here.nodes} --image {image} --name slipway-next --with pvc"
         return f"{here.program or 'slipway'} render k8s{gpus} {name} {arguments}".rstrip() + " | kubectl apply -f -"
+    places = {"results": here.results, "tmp": "/tmp"}  # the root file system is read-only
     container = {
-        "name": "slipway-next", "image": here.image or USUAL_IMAGE, "args": shlex.split(words),
-        "volumeMounts": [{"name": "results", "mountPath": here.results}],
+        "name": "slipway-next", "image": here.image or USUAL_IMAGE, "args": shlex.split(words), "securityContext": CONFINED,
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in places.items()],
     }  # fmt: skip
-    volume = {"name": "results", "persistentVolumeClaim": {"claimName": CLAIM}}
-    pod = shlex.quote(json.dumps({"spec": {"containers": [container], "volumes": [volume]}}))
+    volumes = [{"name": "results", "persistentVolumeClaim": {"claimName": CLAIM}}, {"name": "tmp", "emptyDir": {}}]
+    pod = shlex.quote(json.dumps({"spec": {**CONFINED_POD, "containers": [container], "volumes": volumes}}))
     return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
 
 
