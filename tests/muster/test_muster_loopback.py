@@ -146,6 +146,27 @@ def test_every_log_names_the_missing_rank_and_all_end_with_76(launcher: Make) ->
         assert "missing node rank 2" in str(one.error)
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["a Service", "no Service"])
+def test_node_0_says_where_the_service_behind_its_own_name_does_not_resolve(
+    launcher: Make, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Kubelet writes a pod's own name into its /etc/hosts, so that the pod itself always finds it."""
+    real = socket.getaddrinfo
+
+    def resolve(name: str, *words: Any, **more: Any) -> list[Any]:
+        if name == "job.team.svc.cluster.local" and not there:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(LOOPBACK, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for name in ("FIRST_LINE_SECONDS", "ASK_SECONDS"):
+        monkeypatch.setattr(f"slipway.launch.muster.coordinator.{name}", 0.0)
+    node0 = launcher(0, 2, address="job-0.job.team.svc.cluster.local", timeout=2.0, card={"runtime": "kubernetes"})
+    play(node0)
+    assert node0.code == PEER
+    assert ("kubectl get service job --namespace team" in node0.log) is not there
+
+
 def test_who_gives_up_asks_whether_processes_were_counted(launcher: Make) -> None:
     nodes = [launcher(rank, 4, timeout=2.0, card={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
     play(*nodes)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card, Go
 from slipway.launch.muster.codec import MalformedError, OtherProtocolError, stands_line
+from slipway.launch.muster.complaints import Complaints
 from slipway.launch.muster.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -33,7 +34,6 @@ GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is
 PAUSES = (0.05, 0.7, 3.0)
 QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
-LINE_SECONDS = 5.0  # between two lines about a node 0 that does not answer
 MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
@@ -48,7 +48,7 @@ class Client:
         self.heard: list[wire.Stopping] = []  # what other nodes were asked
         self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
         self.welcome = False  # whether node 0 was ever found
-        self._said: dict[str, float] = {}
+        self._complaints = Complaints()
         self._trouble = ("timed out", "no answer")
         self._addresses: tuple[str, ...] = ()  # that MASTER_ADDR leads to at the moment
         self._turn = 0  # which of them comes first: one may be dead, or somebody else's
@@ -61,7 +61,7 @@ class Client:
     async def join(self, card: Card) -> Go:
         """Take part in one muster until go. LaunchError where it fails."""
         await self.leave()
-        self._said, self.peers = {}, []
+        self._complaints, self.peers = Complaints(), []
         began = patient = asyncio.get_running_loop().time()
         pause = PAUSES[0]
         async with Ring(card.node_rank, self._terms) as ring:
@@ -239,17 +239,17 @@ class Client:
         )
 
     def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
-        """Say what keeps this launcher from node 0: the cause once per kind, then a short line every few seconds."""
+        """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""
         if not (waited >= self._terms.timeout and kind == "timed out"):  # time being up is no trouble of its own
             self._trouble = (kind, words)
         if waited < QUIET_SECONDS:
             return
-        if kind not in self._said:
+        if self._complaints.explains(kind, waited):
             back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
             self._terms.say(back + self._explain(kind, words, card))
-        elif kind == "not now" or waited - max(self._said.values()) < LINE_SECONDS:
+        elif kind == "not now" or not self._complaints.is_due(waited):
             return
-        self._said[kind] = waited
+        self._complaints.say(waited)
         if kind != "not now":
             self._terms.say(
                 f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"

@@ -160,6 +160,22 @@ def name_service(address: str) -> dict[str, str]:
     return {"service": service, "get_service": f"kubectl get service {service}{where}"}
 
 
+def service_name(address: str) -> str:
+    """The name in DNS of the Service behind a pod's name, `<pod>.<service>…`; empty where the address is no such name."""
+    labels = address.rstrip(".").split(".")
+    pods = labels.index("svc") == 3 if "svc" in labels else len(labels) == 2
+    return ".".join(labels[1:]) if pods else ""
+
+
+def explain_service(name: str, failure: tuple[str, str]) -> str:
+    """One line about the Service of node 0's pod, whose `name` does not resolve; `failure` as of `connection_failure`."""
+    kind, words = failure
+    cause = CAUSES[kind]["kubernetes"].format_map(name_service(f"pod.{name}"))
+    return (
+        f"no other pod finds this one: the name of its Service, {name}, does not resolve ({words}); usually: {cause}."
+    )
+
+
 def explain_ring(runtime: str) -> str:
     """What to do where nodes cannot connect to each other."""
     return (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from slipway.launch.muster import messages as wire
 from slipway.launch.muster.card import Card
 from slipway.launch.muster.codec import encode, plain
 from slipway.launch.muster.compare import Difference, draw_table, find_differences, fits
-from slipway.launch.muster.connection_errors import explain_ring
+from slipway.launch.muster.complaints import CAUSE_SECONDS, pause_after
+from slipway.launch.muster.connection_errors import connection_failure, explain_ring, explain_service, service_name
 from slipway.launch.muster.link import send_all
 from slipway.launch.muster.ring import PROBE_SECONDS
 from slipway.launch.muster.roster import Roster
@@ -21,8 +23,8 @@ from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
 
 FIRST_LINE_SECONDS = 3.0
-LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
 ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
+LOOK_SECONDS = 10.0  # that a name server has to answer
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
 # Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
@@ -79,7 +81,8 @@ class Coordinator:
     async def _gather(self) -> None:
         """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
         server, loop = self._server, asyncio.get_running_loop()
-        line, ask = self._began + FIRST_LINE_SECONDS, self._began + ASK_SECONDS
+        line = self._began + FIRST_LINE_SECONDS
+        ask = doubt = self._began + ASK_SECONDS
         while not self._settled():
             self._heed_stops()
             if loop.time() >= self._state.deadline:
@@ -92,11 +95,27 @@ class Coordinator:
                 if loop.time() >= ask and (question := self._roster.question):
                     ask = math.inf
                     server.broadcast(wire.Waiting(question))
-                line = loop.time() + min(max(LINE_SECONDS[0], (loop.time() - self._began) / 4), LINE_SECONDS[1])
+                if loop.time() >= doubt:
+                    doubt = loop.time() + CAUSE_SECONDS
+                    await self._look_for_service()
+                line = loop.time() + pause_after(loop.time() - self._began)
             settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)
             wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
+
+    async def _look_for_service(self) -> None:
+        """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
+        name = service_name(self._terms.address) if self._roster.own.runtime == "kubernetes" else ""
+        if not name or self._roster.seats.keys() - {0}:  # others have found it
+            return
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._terms.network.resolve(name)
+        except socket.gaierror as error:
+            self._server.broadcast(wire.Waiting(explain_service(name, connection_failure(error))))
+        except OSError:  # no answer in time tells nothing
+            return
 
     def _heed_stops(self) -> None:
         """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""

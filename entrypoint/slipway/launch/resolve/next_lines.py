@@ -128,7 +128,7 @@ def _in_kubernetes(words: str, trains: bool, here: Here) -> str:
         name, _, arguments = words.partition(" ")
         gpus = f" --gpus {here.gpus} --nodes {here.nodes} --image {image} --name slipway-next --with pvc"
         return f"{here.program or 'slipway'} render k8s{gpus} {name} {arguments}".rstrip() + " | kubectl apply -f -"
-    places = {"results": here.results, "tmp": "/tmp"}  # the root file system is read-only
+    places = {"results": here.results, "tmp": "/tmp"}  # noqa: S108  # a volume: the root file system is read-only
     container = {
         "name": "slipway-next", "image": here.image or USUAL_IMAGE, "args": shlex.split(words), "securityContext": CONFINED,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in places.items()],
