@@ -70,6 +70,14 @@ def test_where_nobody_prints_stacks_the_end_follows_at_once() -> None:
     assert [deadline.due(1.0, impatient=False) for _ in range(2)] == [Due.STACKS, Due.KILL]
 
 
+def test_what_has_nothing_to_save_is_killed_at_once_and_not_asked_where_it_stands() -> None:
+    deadline = happened("stop")
+    deadline.nothing_to_save(0.0)
+    assert deadline.left(0.0) == 0.0
+    assert deadline.due(0.1, impatient=False) == Due.KILL
+    assert deadline.killed
+
+
 def test_a_second_ctrl_c_waits_for_nothing() -> None:
     deadline = happened("stop")
     assert deadline.due(1.0, impatient=False) == Due.NOTHING

@@ -156,7 +156,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("stopped")}, {"status": -9, "killed": True, **STOP}, "peer", 1, "SIGTERM: rank 1 had not ended"),
         ({}, {"status": -9, "killed": True, **STOP}, "peer", 0, "ranks 0, 1"),
         ({}, {"status": -9, "killed": True, "moved": True, **STOP}, "peer", 0, "were killed"),
-        ({}, {"status": -9, "killed": True, "moved": False, **STOP}, "stopped", 0, "nothing is lost"),
+        ({}, {"status": -9, "killed": True, "moved": False, **STOP}, "stopped", None, "before the first step: there was nothing to save"),
         ({}, {"status": -9, "killed": True, **CANCEL}, "cancelled", 0, "were killed"),
         ({}, {"status": -9, "killed": True, "impatient": True, **CANCEL}, "cancelled", None, "at the second Ctrl-C"),
         # It hung; what was asked for in vain does not change that, but what its user ended stays ended.

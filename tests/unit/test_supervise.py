@@ -64,6 +64,7 @@ def supervise_worker(
     plan: Plan,
     asked: tuple[Stop, ...] = (),
     after_failure: float | None = None,
+    said: list[str] | None = None,
 ) -> Facts:
     """See an attempt through in this run directory, with a stand-in for torchrun and its workers."""
 
@@ -77,7 +78,14 @@ def supervise_worker(
     with Stops() as stops:
         stops.came = [*asked]
         attempt = Attempt(
-            plan, run, 60.0, 0.0, lambda line: None, stops, after_failure, lasting=Lasting(own=worker.own)
+            plan,
+            run,
+            60.0,
+            0.0,
+            (said if said is not None else []).append,
+            stops,
+            after_failure,
+            lasting=Lasting(own=worker.own),
         )
         return attempt.supervise({}, worker.lost)
 
@@ -107,7 +115,47 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
     worker = Worker(fails, tmp_path / "node-0")
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),) if stop else ()
+    write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": '{"phase": "train", "step": 3, "monotonic": 1.0}'})
     assert supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked).status == status
+
+
+@pytest.mark.parametrize(
+    ("beat", "ends"),
+    [
+        ("", True),
+        ('{"phase": "setup", "step": 0, "monotonic": 1.0}', True),
+        ('{"phase": "prepare", "step": 0, "monotonic": 1.0}', True),
+        ('{"phase": "load", "step": 0, "monotonic": 1.0}', True),
+        ('{"phase": "first-step", "step": 0, "monotonic": 1.0}', True),
+        ('{"phase": "train", "step": 1, "monotonic": 1.0}', False),
+        ('{"phase": "save", "step": 1, "monotonic": 1.0}', False),
+        ('{"phase": "finish", "step": 0, "monotonic": 1.0}', False),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_job_that_took_no_step_yet_ends_at_once_when_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat: str, ends: bool, number: signal.Signals
+) -> None:
+    worker, said = Worker("", tmp_path / "node-0"), list[str]()
+    if beat:
+        write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": beat})
+    asked = (Stop(time.monotonic(), number, number.name),)
+    facts = supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked, said=said)
+    assert (facts.status == -signal.SIGKILL) is ends
+    assert (facts.moved is False) is ends
+    end = (
+        "at once, since no step was taken yet and there is nothing to save" if ends else "at most 60 s for the snapshot"
+    )
+    assert said == [f"{number.name} received: stopping{'' if ends else ','} {end}"]
+
+
+def test_a_stopped_script_is_not_said_to_save_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
+) -> None:
+    said: list[str] = []
+    asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),)
+    supervise_worker(monkeypatch, tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
+    assert said == ["SIGTERM received: stopping, the script has at most 60 s to end"]
 
 
 @pytest.mark.parametrize(

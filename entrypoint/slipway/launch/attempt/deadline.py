@@ -18,18 +18,24 @@ class Due(Enum):
 class Deadline:
     """Moments are monotonic seconds. Whatever happens, the earliest end that anything asks for counts.
 
-    `killed`: the grace of a stop was over before the workers had ended, though nothing had failed.
+    `killed`: the grace of a stop was over before the workers had ended, though nothing had failed; `empty`: it was not waited
+    for, since they had nothing to save.
     """
 
     def __init__(self, grace: float) -> None:
         """`grace` is how many seconds a stop leaves for a snapshot."""
         self._grace, self._at = grace, float("inf")
         self._stopping = self._failed = self._stuck = self._asked = False
+        self.empty = False
         self.killed = False
 
     def stop(self, now: float) -> None:
         """The workers are asked to stop."""
         self._stopping, self._at = True, min(self._at, now + self._grace)
+
+    def nothing_to_save(self, now: float) -> None:
+        """The workers, which were asked to stop, have nothing to save, and nobody needs to know where they stand."""
+        self.empty, self._at = True, now
 
     def fail(self, now: float, seconds: float, gone: bool = False) -> None:
         """A worker failed, or another node; `gone`: it went away without a word, and the workers here wait for it in vain.
@@ -57,7 +63,7 @@ class Deadline:
         if now <= self._at and not impatient:
             return Due.NOTHING
         self.killed = self.killed or (self._stopping and not self._failed)
-        if (self._stuck or self.killed) and not (impatient or self._asked):
+        if (self._stuck or self.killed) and not (impatient or self._asked or self.empty):
             self._asked = True
             return Due.STACKS
         return Due.KILL

@@ -169,12 +169,12 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
 
 def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
+    if facts.moved is False:
+        return outcome(facts.stop, f"{facts.signal} came before the first step: there was nothing to save")
     ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
     killed = "was killed" if len(late) == 1 else "were killed"
     evidence = f"{facts.signal}: {ranks} had not ended when the grace period was over, and {killed}"
     word: str = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
-    if facts.moved is False:
-        word, evidence = facts.stop, f"{evidence}; no step had been taken, so nothing is lost"
     advice = "the newest snapshot is intact; more time: --grace-seconds S"
     return outcome(word, evidence, rank=late[0], advice=advice)
 

@@ -317,16 +317,28 @@ class Attempt:
             again, self._told, self._signalled = self._told is not None, stop, set()
             if not again:
                 self.facts.stop, self.facts.signal = self.stops.word, stop.name
-                self.deadline.stop(time.monotonic())
-                self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
+                self._begin_to_stop(stop, time.monotonic())
             else:
                 left = self.deadline.left(time.monotonic())
-                self.say(f"{stop.name} received: stopping already, at most {left:.0f} s are left for the snapshot")
+                self.say(f"{stop.name} received: stopping already, at most {left:.0f} s are left")
             self.facts.numbers = (*self.facts.numbers, stop.number)
             if disk := raise_flag(self.node_dir, stop):
                 self.facts.disk = disk
                 self.deadline.give_up(time.monotonic())
         self._signal_script(workers, stop.number)
+
+    def _begin_to_stop(self, stop: Stop, now: float) -> None:
+        """Start the grace, or end at once what took no step yet: a start takes longer than `docker stop` waits."""
+        self.deadline.stop(now)
+        if not self.plan.workload.own:
+            return self.say(f"{stop.name} received: stopping, the script has at most {self.grace:.0f} s to end")
+        self.detector.look(read_beats(self.node_dir, self.ranks), now)
+        if self.detector.started(self._begun):
+            return self.say(f"{stop.name} received: stopping, at most {self.grace:.0f} s for the snapshot")
+        self.deadline.nothing_to_save(now)
+        return self.say(
+            f"{stop.name} received: stopping at once, since no step was taken yet and there is nothing to save"
+        )
 
     @property
     def _handles_signals(self) -> bool:
@@ -405,4 +417,4 @@ class Attempt:
         if self.plan.workload.own:
             self.milestones.take(beats, now)
             self.detector.look(beats, now)
-            facts.moved = self.detector.started(self._begun)
+            facts.moved = self.detector.started(self._begun) and not self.deadline.empty
