@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import signal
-import subprocess
-import sys
+import random
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 
+import faulty_worker
 import pytest
 import torch
 from hub_server import HubServer
-from training_jobs import (
-    PATIENCE,
-    SERVER,
-    Job,
-    Run,
-    free_port,
-    raise_stop_flag,
-    wait_for_metrics,
-    worker_environment,
-    youngest_child,
-)
+from once import make_once, shared_folder
+from training_jobs import SERVER, Job, Run, worker_environment
 
 import slipway
 from slipway.train.worker.context import open_context
@@ -57,46 +48,18 @@ def train(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path) -> Callable[..., Run]:
-    """Train a workload on two processes. Keywords: `folder` (a name), `resume`, `stop` or `kill` one in the middle."""
-
-    def start(
-        workload: str,
-        *args: object,
-        folder: str = "pair",
-        resume: str = "none",
-        stop: bool = False,
-        kill: bool = False,
-    ) -> Run:
-        path = tmp_path / folder
-        environment = {**os.environ, **worker_environment(path, resume)}
-        environment["PYTHONPATH"] = str(Path(slipway.__file__).parents[1])
-        # As the launcher does it: torchrun and its workers ignore these signals.
-        command = ["/bin/sh", "-c", "trap '' TERM INT USR1; exec \"$@\"", "sh"]
-        command += [sys.executable, "-m", "torch.distributed.run", "--signals-to-handle", "SIGHUP,SIGQUIT"]
-        command += ["--nproc-per-node", "2"]
-        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-        command += ["-m", f"slipway.train.workloads.{workload}", *map(str, args)]
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as job:
-            if stop or kill:
-                wait_for_metrics(path, job)
-            if stop:
-                raise_stop_flag(path)
-            if kill:
-                os.kill(youngest_child(job.pid), signal.SIGKILL)
-            output, _ = job.communicate(timeout=PATIENCE)
-        (path / "node-0" / "stop").unlink(missing_ok=True)
-        return Run(path, job.returncode, output)
-
-    return start
+def dice() -> random.Random:
+    """Chance. Its seed is shown where a test fails, and SEED in the environment gives it."""
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SEED={seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")
 def server() -> None:
     """One process that imports torch, which takes seconds, and forks every worker."""
-    folders = (Path(__file__).parent, Path(slipway.__file__).parents[1])
+    here = Path(__file__).parent
+    folders = (here, here.parent, Path(slipway.__file__).parents[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))  # it does not take over sys.path
         SERVER.set_forkserver_preload(["faulty_worker"])
@@ -139,6 +102,37 @@ def job(start: Callable[..., Job]) -> Callable[..., Run]:
 
 
 @pytest.fixture
+def programs(tmp_path: Path, server: None) -> Callable[..., str]:
+    """Run `main` of a module with a training loop of its own on several processes; what they printed, once they have ended well."""
+
+    def run(module: str, *args: object, processes: int = 2) -> str:
+        job = Job([tmp_path / module])
+        job.start(module, args, processes, work=faulty_worker.run_program)
+        [ended] = job.end()
+        assert ended.exit_code == 0, ended.output
+        return ended.output
+
+    return run
+
+
+@pytest.fixture
+def whole(server: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """A job that nothing disturbs, to compare others with. Each is run once, whichever tests ask for it."""
+
+    def run(workload: str, *args: object, processes: int = 2) -> Run:
+        def work(folder: Path) -> None:
+            job = Job([folder])
+            job.start(workload, args, processes)
+            [ended] = job.end()
+            assert ended.exit_code == 0, ended.output
+
+        name = hashlib.sha256(repr((workload, args, processes)).encode()).hexdigest()[:16]
+        return Run(make_once(shared_folder(tmp_path_factory) / f"whole-{name}", work), 0, "")
+
+    return run
+
+
+@pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A Hub on this machine and an empty cache, for this process and those that it starts; no waits between attempts."""
     import huggingface_hub
@@ -168,4 +162,4 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 @pytest.fixture
 def shared_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Data that are prepared once, as the glyphs, serve all tests of a session."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_folder(tmp_path_factory) / "cache"))

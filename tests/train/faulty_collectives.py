@@ -1,6 +1,6 @@
 """A worker whose collectives have faults, which FAULTS in its environment holds as JSON.
 
-slow     [rank, seconds]: this rank takes longer to write its numbers
+slow     [rank, seconds]: by a clock that nothing else moves this rank takes so long to write its numbers, the others 1 ms
 wrong    [rank, "collective", size in bytes]: there this rank finds one number changed
 lacking  "name": the back end has no such function of torch.distributed
 stop     number: the launcher's stop flag is raised before that measurement
@@ -9,27 +9,31 @@ stop     number: the launcher's stop flag is raised before that measurement
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faulty_worker
 import torch.distributed as dist
+from simulated_time import StepClock
 from training_jobs import raise_stop_flag
 
 from slipway.train.measure.collectives import CollectiveBuffers
 from slipway.train.worker.context import Context
+from slipway.train.workloads import allreduce
 
 
 def break_buffers(faults: Mapping[str, Any]) -> None:
     slow, wrong = faults.get("slow"), faults.get("wrong")
-    real_fill, real_run = CollectiveBuffers.fill, CollectiveBuffers.run
+    real_fill, real_run, clock = CollectiveBuffers.fill, CollectiveBuffers.run, StepClock()
+    if slow:
+        allreduce.time = SimpleNamespace(perf_counter=clock.host)  # type: ignore[assignment]
 
     def fill(buffers: CollectiveBuffers) -> None:
         real_fill(buffers)
-        if slow and buffers.rank == slow[0]:
-            time.sleep(slow[1])
+        if slow:
+            clock.time += slow[1] if buffers.rank == slow[0] else 0.001
 
     def run(buffers: CollectiveBuffers) -> None:
         real_run(buffers)

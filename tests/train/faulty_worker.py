@@ -1,16 +1,18 @@
 """A worker with faults, which FAULTS in its environment holds as JSON.
 
 kill            [rank, step]: SIGKILL before that step
+settled         true: not before all that the ranks began to keep, in memory and on the disk, is there
+hold            [what, number, rank]: from the one with that number on each "step" | "part" | "evaluate" | "save" | "data" waits
+                until the stop flag is raised; without a rank, on all of them
+exchanges_while_loading     number: the newest snapshot is not there before the ranks have exchanged numbers so many times
 forget_random   true: the random generators' states are not restored
 infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
 flip            [rank, step, number, times]: before that step one bit of weights or optimizer changes, by a number of any size,
                 in that many passes over it
-slow            {"part" | "evaluate" | "save" | "load" | "data": seconds}: each of these takes longer
 slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
-lasts           seconds for which a rank has to be slow before it warns
+simulated       seconds: each part of a step takes so long, and what is `slower` longer, by a simulated clock
 untimed         true: nobody looks how long a rank works by itself
 full_disk       step: from its snapshot on the disk is full
-patience        seconds that one exchange among the ranks may take
 profiler        rank: torch's profiler does not start there
 stuck           true: letting go of the other ranks takes for ever
 """
@@ -21,16 +23,20 @@ import errno
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import cache
 from importlib import import_module
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # which every optimizer loads
 import torch.distributed as dist
+from simulated_time import simulate_time
+from waiting import wait_until
 
 from slipway.train.loop import fit as loop
 from slipway.train.loop import saving, step, stragglers, training
@@ -41,7 +47,6 @@ from slipway.train.parallel.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
 from slipway.train.snapshots.bits import raw_bytes
 from slipway.train.text import corpus
-from slipway.train.worker import group
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that forks us has them loaded
 
@@ -60,21 +65,26 @@ def wrap(place: object, name: str, before: Callable[..., None]) -> None:
     setattr(place, name, wrapped)
 
 
-def break_steps(faults: Mapping[str, Any], own: int) -> None:
+def break_steps(faults: Mapping[str, Any], own: int, hold: Callable[[str], None]) -> None:
     rank, steps, times = faults.get("infinite", [-1, [], 0])
-    pause = faults.get("slow", {}).get("part", 0) + slower(faults, own, "part")
+    pause = 0.0 if "simulated" in faults else slower(faults, own, "part")
     seen: list[int] = []
 
     def begin(training: Training, phase: str) -> None:
         seen.append(training.step)
+        hold("step")
         if faults.get("flip", [])[:2] == [own, training.step] and seen.count(training.step) <= faults["flip"][3]:
             print(f"flipped {flip(replicated(training.task.model, training.task.optimizer), faults['flip'][2])}")
-        if "kill" in faults:
+        killed, last = faults.get("kill", [-1, -1])
+        if killed >= 0:
             training.memory.wait_for_room()  # which a busy machine takes some of these short steps for
-        if faults.get("kill") == [own, training.step]:
+        if training.step == last and faults.get("settled"):
+            settle(training)
+        if (own, training.step) == (killed, last):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def infect(loss: torch.Tensor) -> torch.Tensor:
+        hold("part")
         time.sleep(pause)
         wrong = rank == own and seen and seen[-1] in steps and seen.count(seen[-1]) <= times
         return poison(loss + torch.inf if wrong else loss)  # its gradient stays finite
@@ -82,6 +92,25 @@ def break_steps(faults: Mapping[str, Any], own: int) -> None:
     wrap(loop, "take_step", begin)
     poison = step.poison
     step.poison = infect
+
+
+def settle(training: Training) -> None:
+    """Return once what this rank keeps is there, and so it is on all other ranks."""
+    training.memory.wait()
+    training.writer.wait()
+    training.context.wait_for_all()
+
+
+def make_hold(faults: Mapping[str, Any], own: int, flag: Path) -> Callable[[str], None]:
+    """What is called before each of the parts, evaluations and others that may be held."""
+    what, first, rank = (*faults.get("hold", ("", 0)), own)[:3]
+    numbers = count(1)
+
+    def hold(place: str) -> None:
+        if (place, own) == (what, rank) and next(numbers) >= first:
+            wait_until(flag.exists, "the stop flag")
+
+    return hold
 
 
 def slower(faults: Mapping[str, Any], own: int, what: str) -> float:
@@ -103,50 +132,73 @@ def flip(tensors: Mapping[str, torch.Tensor], number: int) -> str:
     return name
 
 
-def break_the_disk(faults: Mapping[str, Any]) -> None:
+def break_the_disk(faults: Mapping[str, Any], hold: Callable[[str], None]) -> None:
     def write(path: Any, *_: Any) -> None:
-        time.sleep(faults.get("slow", {}).get("save", 0))
+        hold("save")
         if "full_disk" in faults and f"{faults['full_disk']:08d}" in os.path.realpath(path):  # a folder that is held
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     wrap(snapshot, "write_file", write)
-    wrap(resume, "load_newest", lambda *_: time.sleep(faults.get("slow", {}).get("load", 0)))
 
 
-def break_context(context: Context, slow: Mapping[str, float]) -> None:
+def slow_down_loading(exchanges: int) -> None:
+    made: list[object] = []
+    wrap(Context, "total", lambda *_: made.append(None))
+    wrap(resume, "load_newest", lambda *_: wait_until(lambda: len(made) >= exchanges, f"{exchanges} exchanges"))
+
+
+def break_context(context: Context, hold: Callable[[str], None]) -> None:
     def begin_stop_exchange(late: bool = False) -> None:
         if context._heartbeat._phase == "evaluate":
-            time.sleep(slow["evaluate"])
+            hold("evaluate")
 
-    if "evaluate" in slow:
-        wrap(context, "begin_stop_exchange", begin_stop_exchange)
+    wrap(context, "begin_stop_exchange", begin_stop_exchange)
 
 
-def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence[str]) -> None:
-    """Be the worker that `environment` says, in a process of its own; all that it prints goes to the file `log`."""
+def become(environment: Mapping[str, str], log: str) -> None:
+    """Have this environment, and print into the file `log`."""
     with open(log, "w") as file:  # noqa: PTH123
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+
+
+def run_program(environment: Mapping[str, str], log: str, module: str, args: Sequence[str]) -> None:
+    """Be a worker that runs `main` of a module, in a process of its own."""
+    become(environment, log)
+    import_module(module).main(*args)
+
+
+def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence[str]) -> None:
+    """Be the worker that `environment` says, in a process of its own; all that it prints goes to the file `log`."""
+    become(environment, log)
     faults = json.loads(environment["FAULTS"])
     if faults.get("forget_random"):
         saving.set_random_states = lambda *_: None
-    break_steps(faults, int(environment["RANK"]))
-    break_the_disk(faults)
+    hold = make_hold(faults, int(environment["RANK"]), Path(environment["SLIPWAY_NODE_DIR"], "stop"))
+    break_steps(faults, int(environment["RANK"]), hold)
+    break_the_disk(faults, hold)
     if faults.get("untimed"):
         training.OwnTime = lambda _, device: OwnTime((), device)  # type: ignore[misc, assignment]
         wrap(stragglers.Stragglers, "look", lambda own: setattr(own, "_group", None))
-    stragglers.LASTS = faults.get("lasts", stragglers.LASTS)
+    if "simulated" in faults:
+        simulate_time(int(environment["RANK"]), faults["simulated"], faults.get("slower", [-1, "", 0]))
     if faults.get("profiler") == int(environment["RANK"]):
         torch.profiler.profile = fail_to_profile  # type: ignore[misc,assignment]
     if faults.get("stuck"):
-        dist.destroy_process_group = lambda: time.sleep(600)  # type: ignore[assignment]
-    if "patience" in faults:
-        group.COLLECTIVE_TIMEOUT = timedelta(seconds=faults["patience"])
-    data = faults.get("slow", {}).get("data", 0) + slower(faults, int(environment["RANK"]), "data")
-    wrap(Loader, "_make_part", lambda *_: time.sleep(data))
+        dist.destroy_process_group = threading.Event().wait  # type: ignore[assignment]
+    slow_down_loading(faults.get("exchanges_while_loading", 0))
+    data = 0.0 if "simulated" in faults else slower(faults, int(environment["RANK"]), "data")
+    trains = threading.main_thread()  # which makes an example before the first step
+
+    def make_part(*_: object) -> None:
+        if threading.current_thread() is not trains:
+            hold("data")
+        time.sleep(data)
+
+    wrap(Loader, "_make_part", make_part)
     with open_context(abandon=True) as context:
-        break_context(context, faults.get("slow", {}))
+        break_context(context, hold)
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))

@@ -1,11 +1,10 @@
-"""Every kind of difference between replicas, as a loop of one's own meets it: run by torchrun with a seed and a file.
+"""Every kind of difference between replicas, as a loop of one's own meets it, from a seed into a file.
 
 Into the file goes a list of cases: the name of each, and the words of the error or `equal`.
 """
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import torch
@@ -71,7 +70,6 @@ def compare(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 def main(seed: str, file: str) -> None:
     """All of them."""
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     kinds = ("", "seed", "left out", "rate", "not averaged", "buffer", "one rank", "momentum")
     told = [(kind or "healthy", compare(*train(kind))) for kind in kinds]
     model, optimizer = train("")
@@ -88,7 +86,3 @@ def main(seed: str, file: str) -> None:
     if dist.get_rank() == 0:
         Path(file).write_text(json.dumps(told))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

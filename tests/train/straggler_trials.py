@@ -22,8 +22,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+FOLDERS = [str(folder) for folder in Path(__file__).parents[:2]]
+sys.path[:0] = FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join(FOLDERS)
 
 from training_jobs import SERVER, Job, Run
 
@@ -51,7 +52,7 @@ def train(runs: Path, ranks: int, slower: Sequence[object] = (-1, "", 0)) -> Run
     folder = Path(tempfile.mkdtemp(dir=runs))
     job = Job([folder])
     words = ("--steps", STEPS + 2, "--log-every", 1, "--eval-samples", 12, *GPT)
-    job.start("gpt", words, ranks, "none", {"slower": list(slower)})
+    job.start("gpt", words, ranks, faults={"slower": list(slower)})
     [run] = job.end()
     if run.exit_code:
         raise RuntimeError(run.output)

@@ -73,8 +73,8 @@ def test_accuracy_is_shown_where_the_task_has_one(train: Start) -> None:
     assert points(read(run.folder / "tensorboard"), "val/accuracy") == logged(run, "accuracy")
 
 
-def test_only_rank_0_writes_charts(torchrun: Start) -> None:
-    run = torchrun("linear", "--dataset-size", 128, "--steps", 8)
+def test_only_rank_0_writes_charts(job: Start) -> None:
+    run = job("linear", "--dataset-size", 128, "--steps", 8)
     assert run.exit_code == 0, run.output
     assert len(list((run.folder / "tensorboard").iterdir())) == 1
 

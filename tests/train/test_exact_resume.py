@@ -6,7 +6,6 @@ import hashlib
 import random
 import shutil
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import Run
+from waiting import PATIENCE, wait_until
 
 from slipway.train.loop import loader as module
 from slipway.train.loop.loader import Loader
@@ -50,33 +50,32 @@ def lines(run: Run) -> list[dict[str, float]]:
 @pytest.mark.core
 @pytest.mark.parametrize(("workload", "options"), [("linear", LINEAR), ("gpt", GPT)])
 def test_a_job_killed_at_any_step_ends_like_one_that_was_not(
-    job: Start, workload: str, options: tuple[object, ...]
+    job: Start, whole: Start, dice: random.Random, workload: str, options: tuple[object, ...]
 ) -> None:
-    whole = job(workload, *options, *COMMON, folders=("whole",))
-    assert whole.exit_code == 0, whole.output
-    step = random.randrange(6, 20)  # where the second snapshot begins the first one is on the disk
-    killed = job(workload, *options, *COMMON, kill=[random.randrange(2), step])
+    reference = whole(workload, *options, *COMMON)
+    step = dice.randrange(6, 20)  # where the second snapshot begins the first one is on the disk
+    killed = job(workload, *options, *COMMON, kill=[dice.randrange(2), step])
     assert killed.exit_code == 9, killed.output
     copy = shutil.copytree(killed.folder, killed.folder.with_name("control"))
     resumed = job(workload, *options, *COMMON, resume="auto")
     assert resumed.exit_code == 0, resumed.output
     assert "going on from" in resumed.output
-    assert checksum(resumed) == checksum(whole), f"killed at step {step}"
-    assert lines(resumed) == lines(whole)
+    assert checksum(resumed) == checksum(reference), f"killed at step {step}"
+    assert lines(resumed) == lines(reference)
     if workload == "gpt":
         control = job(workload, *options, *COMMON, folders=(copy.name,), resume="auto", forget_random=True)
         assert control.exit_code == 0, control.output
-        assert checksum(control) != checksum(whole)
+        assert checksum(control) != checksum(reference)
 
 
-def test_four_processes_with_many_buckets_sum_in_the_same_order(job: Start) -> None:
+def test_four_processes_with_many_buckets_sum_in_the_same_order(job: Start, whole: Start) -> None:
     options = (*GPT, "--steps", 8, "--log-every", 1, "--save-every", 3, "--bucket-mb", 0.01)
-    whole = job("gpt", *options, processes=4, folders=("whole",))
+    reference = whole("gpt", *options, processes=4)
     killed = job("gpt", *options, processes=4, kill=[3, 5])
     resumed = job("gpt", *options, processes=4, resume="auto")
-    assert (whole.exit_code, killed.exit_code, resumed.exit_code) == (0, 9, 0), resumed.output
-    assert checksum(resumed) == checksum(whole)
-    assert lines(resumed) == lines(whole)
+    assert (killed.exit_code, resumed.exit_code) == (9, 0), resumed.output
+    assert checksum(resumed) == checksum(reference)
+    assert lines(resumed) == lines(reference)
 
 
 def test_another_number_of_processes_goes_on_close_by(train: Start, job: Start) -> None:
@@ -145,39 +144,49 @@ def test_what_goes_wrong_while_data_are_prepared_is_raised_where_they_are_needed
 
     loader = Loader(make, Sampler(10, 0), 4, 2, (0, 1), torch.device("cpu"), 1)
     loader.start(0)
-    assert loader.ready(within=5)
+    assert loader.ready(within=PATIENCE)
     with pytest.raises(ValueError, match="a broken picture"):
         next(loader.step())
     loader.close()
 
 
-def test_no_thread_is_at_work_any_more_once_the_loader_is_closed() -> None:
-    begun = []
+def test_no_thread_is_at_work_any_more_once_the_loader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, waited_for, join = [], threading.Event(), threading.Thread.join
 
     def make(indices: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
         begun.append(threading.current_thread())
-        time.sleep(0.3)
+        if len(begun) > 1:
+            waited_for.wait(PATIENCE)
         return indices, keys
+
+    def join_and_release(thread: threading.Thread, timeout: float | None = None) -> None:
+        waited_for.set()
+        join(thread, timeout)
 
     loader = Loader(make, Sampler(10, 0), 2, 1, (0, 1), torch.device("cpu"), 2)
     loader.start(0)
     next(loader.step())
+    wait_until(lambda: len(begun) == 3, "both threads to be at work")
+    monkeypatch.setattr(threading.Thread, "join", join_and_release)
     loader.close()
     assert not [thread for thread in begun if thread.is_alive()]
-    assert len(begun) <= 4  # what was ordered ahead is left undone
+    assert len(begun) == 3, "the fourth, which was ordered ahead, is left undone"
 
 
 def test_dead_storage_does_not_keep_a_loader_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = threading.Event()
-    monkeypatch.setattr(module, "LINGER", 0.2)
+    alive, readers = threading.Event(), list[threading.Thread]()
+    monkeypatch.setattr(module, "LINGER", 0.0)
 
     def make(indices: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        alive.wait(60)
+        readers.append(threading.current_thread())
+        alive.wait(PATIENCE)
         return indices, keys
 
     loader = Loader(make, Sampler(10, 0), 2, 1, (0, 1), torch.device("cpu"), 2)
     loader.start(0)
-    begun = time.monotonic()
+    wait_until(lambda: len(readers) == 2, "both threads to read")
     loader.close()
-    assert time.monotonic() - begun < 30
+    assert all(reader.is_alive() for reader in readers), "it is closed although they hang"
     alive.set()
+    for reader in readers:
+        reader.join()

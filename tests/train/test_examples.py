@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_jobs import PATIENCE, free_port, raise_stop_flag, worker_environment
+from ports import take_port
+from training_jobs import raise_stop_flag, worker_environment
+from waiting import PATIENCE
 
 import slipway
 from slipway.options import GptOptions, parse
@@ -101,7 +103,7 @@ def test_plain_runs_alone_and_goes_on_under_torchrun_and_slipway(
 ) -> None:
     alone("plain.py", "--epochs", "1")
     assert "epoch 1 of 1: loss" in capsys.readouterr().out
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={take_port()}")
     said = run(tmp_path, *torchrun, str(EXAMPLES / "plain.py"), "--epochs", "2")
     assert "epoch 1 of" not in said
     assert "epoch 2 of 2" in said

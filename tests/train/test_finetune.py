@@ -282,11 +282,9 @@ def test_a_folder_that_only_some_nodes_have_is_not_looked_for_on_the_hub(
             find_checkpoint(str(checkpoint if here else tmp_path / "none"), context)
 
 
-def test_a_checkpoint_comes_from_the_hub_once_for_both_processes(
-    hub: HubServer, torchrun: Start, checkpoint: Path
-) -> None:
+def test_a_checkpoint_comes_from_the_hub_once_for_both_processes(hub: HubServer, job: Start, checkpoint: Path) -> None:
     commit = hub.add("acme/gpt", {file.name: file.read_bytes() for file in checkpoint.iterdir()} | {"tf.h5": b"other"})
-    run = torchrun("finetune", "--model", "acme/gpt", *SHORT, "--steps", 1)
+    run = job("finetune", "--model", "acme/gpt", *SHORT, "--steps", 1)
     assert run.exit_code == 0, run.output
     assert f"acme/gpt at its main revision is commit {commit}" in run.output
     assert len([request for request in hub.requests if request.startswith("GET /cdn/")]) == 1

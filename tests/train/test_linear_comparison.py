@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import click
 import pytest
 import torch
-from training_jobs import PATIENCE, Job, Run, raise_stop_flag
+from training_jobs import Job, Run, raise_stop_flag
 
 from slipway.options import LinearOptions, parse
 from slipway.protocol.mistake import ConfigurationError
@@ -50,7 +49,7 @@ def test_with_and_without_ddp_the_weights_are_the_same(job: Start, processes: in
         [*weights["model/layer.weight"][0, :8].tolist(), *weights["model/layer.bias"].tolist()], abs=0
     )
     assert made["others"][0] == 12
-    assert all(0.0 < seconds < PATIENCE for seconds in made["seconds"])
+    assert all(seconds > 0.0 for seconds in made["seconds"])
     alone = json.loads((run.folder / "without-ddp" / "options.json").read_text())
     assert (alone["batch_size"], alone["accumulate"]) == (json_batch(run), 1)
     assert "layer.weight[7]" in run.output
@@ -99,12 +98,9 @@ def test_training_that_differs_is_noticed(train: Start, monkeypatch: pytest.Monk
 
 def test_a_stop_while_comparing_leaves_the_training_finished(start: Callable[..., Job], tmp_path: Path) -> None:
     args = ("--dataset-size", 512, "--compare", "--steps", 60, "--log-every", 1)
-    job = start("linear", *args, slow={"part": 0.02})
-    deadline = time.monotonic() + PATIENCE
-    while not (tmp_path / "job" / "without-ddp" / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline, job.output
-        assert job.workers[0].is_alive(), job.output
-        time.sleep(0.01)
+    job = start("linear", *args, hold=["part", 66, 0])  # the sixth without DDP
+    file = tmp_path / "job" / "without-ddp" / "metrics.jsonl"
+    job.wait_until(file.exists, "it trained without DDP")
     raise_stop_flag(tmp_path / "job")
     run = job.end()[0]
     assert run.exit_code == 0, run.output

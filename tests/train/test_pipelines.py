@@ -94,7 +94,7 @@ def test_a_snapshot_is_one_model(job: Start) -> None:
 def test_a_stopped_job_goes_on_to_the_same_bits(job: Start, start: Callable[..., Job], schedule: str) -> None:
     options = (*SMALL, "--steps", 24, "--dropout", 0.1, "--pipeline-schedule", schedule)
     whole = job("pipeline", *options, processes=4, folders=("whole",))
-    begun = start("pipeline", *options, processes=4, slow={"part": 0.01})
+    begun = start("pipeline", *options, processes=4, hold=["step", 3])
     begun.wait_for("train", 2)
     raise_stop_flag(begun.folders[0])
     stopped = begun.end()[0]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +11,8 @@ from pathlib import Path
 import faulty_worker
 import pytest
 import torch
-from training_jobs import PATIENCE, Run, free_port
+from training_jobs import Run
 
-import slipway
 from slipway.train.loop.verification import interval
 from slipway.train.parallel.replicas import are_equal, find_odd, fingerprint, with_complement
 from slipway.train.snapshots.bits import raw_bytes, sum_of_bits
@@ -91,17 +87,10 @@ def test_without_a_majority_nobody_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_loops_of_ones_own_are_told_of_drift_and_of_wrong_bits(ranks: int, tmp_path: Path) -> None:
-    folders = (Path(__file__).parent, Path(slipway.__file__).parents[1])
-    words = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
-    done = subprocess.run(
-        [sys.executable, *words, "-m", "replicas_worker", "7", str(tmp_path / "told.json")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
+def test_loops_of_ones_own_are_told_of_drift_and_of_wrong_bits(
+    ranks: int, programs: Callable[..., str], tmp_path: Path
+) -> None:
+    programs("replicas_worker", 7, tmp_path / "told.json", processes=ranks)
     told = json.loads((tmp_path / "told.json").read_text())
     assert [text for name, text in told if name == "healthy"] == ["equal", "equal"]
     named = {
@@ -133,8 +122,10 @@ def test_loops_of_ones_own_are_told_of_drift_and_of_wrong_bits(ranks: int, tmp_p
 
 
 @pytest.mark.parametrize(("processes", "number"), [(2, 11), (3, 4), (3, 123456789)])
-def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(processes: int, number: int, job: Start) -> None:
-    whole = job("linear", *OPTIONS, processes=processes, folders=("whole",))
+def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
+    processes: int, number: int, job: Start, whole: Start
+) -> None:
+    reference = whole("linear", *OPTIONS, processes=processes)
     run = job("linear", *OPTIONS, processes=processes, flip=[1, 12, number, 1])
     assert run.exit_code == 0, run.output
     assert "flipped" in run.output
@@ -142,7 +133,7 @@ def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(processes: i
     assert who in run.output
     assert "going back to the newest snapshot, in which they are equal" in run.output
     assert "going on from" in run.output
-    for name, tensor in whole.tensors("model", "optimizer", "ranks").items():
+    for name, tensor in reference.tensors("model", "optimizer", "ranks").items():
         assert torch.equal(tensor, run.tensors("model", "optimizer", "ranks")[name]), name
     [row] = json.loads((run.folder / "replicas.json").read_text())["differences"]
     assert row["nodes"][0].startswith("node 0 (")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,22 +16,22 @@ LINEAR = ("--dataset-size", 512, "--log-every", 1, "--steps", 30)
 
 
 @pytest.mark.parametrize(
-    ("phase", "at", "options", "slow", "last"),
+    ("phase", "at", "options", "hold", "last"),
     [
-        ("first-step", 0, ("--accumulate", 2), {"part": 0.5}, 2),
-        ("train", 2, ("--accumulate", 8), {"part": 0.1}, 5),
-        ("evaluate", 4, ("--eval-every", 4, "--dataset-size", 40_000), {"evaluate": 1}, 4),
-        ("save", 4, ("--save-every", 4), {"save": 0.3}, 14),
-        ("data", 0, ("--workers", 1), {"data": 2}, 4),
+        ("first-step", 0, ("--accumulate", 2), ["part", 1], 2),
+        ("train", 2, ("--accumulate", 8), ["part", 17], 5),
+        ("evaluate", 4, ("--eval-every", 4, "--dataset-size", 40_000), ["evaluate", 1], 4),
+        # The snapshot of step 4 is held, and that of step 8 waits for it.
+        ("save", 8, ("--save-every", 4), ["save", 1], 9),
+        ("data", 0, ("--workers", 1), ["data", 1], 4),
     ],
 )
 def test_a_stop_in_any_phase_leaves_a_snapshot(
-    start: Start, phase: str, at: int, options: tuple[object, ...], slow: dict[str, float], last: int
+    start: Start, phase: str, at: int, options: tuple[object, ...], hold: list[object], last: int
 ) -> None:
-    job = start("linear", *LINEAR, *options, slow=slow)
+    job = start("linear", *LINEAR, *options, hold=hold)
     job.wait_for(phase, at)
     raise_stop_flag(job.folders[0])
-    began = time.monotonic()
     run = job.end()[0]
     assert run.exit_code == 0, run.output
     assert [outcome["outcome"] for outcome in run.outcomes] == ["stopped", "stopped"]
@@ -41,7 +40,6 @@ def test_a_stop_in_any_phase_leaves_a_snapshot(
     assert {outcome["snapshot"] for outcome in run.outcomes} == {f"step-{step:08d}"}
     assert run.snapshots[0] == f"step-{step:08d}"
     verify_snapshot(run.folder / "snapshots" / run.snapshots[0])
-    assert time.monotonic() - began < 30
 
 
 def test_a_stop_during_set_up_takes_no_step(start: Start, tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_a_stop_during_set_up_takes_no_step(start: Start, tmp_path: Path) -> Non
 @pytest.mark.parametrize("steps", [4, 8])
 def test_an_evaluation_that_was_left_is_made_up_for(start: Start, steps: int) -> None:
     options = ("--dataset-size", 40_000, "--log-every", 1, "--eval-every", 4, "--steps", steps)
-    job = start("linear", *options, slow={"evaluate": 1})
+    job = start("linear", *options, hold=["evaluate", 1])
     job.wait_for("evaluate", 4)
     raise_stop_flag(job.folders[0])
     assert [line for line in job.end()[0].metrics if "val_loss" in line] == []
@@ -67,12 +65,12 @@ def test_an_evaluation_that_was_left_is_made_up_for(start: Start, steps: int) ->
 
 
 def test_training_goes_on_while_a_slow_disk_takes_a_snapshot(start: Start) -> None:
-    job = start("linear", *LINEAR, "--steps", 5000, "--save-every", 10, slow={"save": 0.5})
-    job.wait_for("train", 10)
-    assert list_snapshots(job.folders[0] / "snapshots") == []
+    job = start("linear", *LINEAR, "--steps", 5000, "--save-every", 10, hold=["save", 1])
+    job.wait_for("save", 20)
+    assert list_snapshots(job.folders[0] / "snapshots") == [], "the one of step 10 is not there yet"
     raise_stop_flag(job.folders[0])
     run = job.end()[0]
-    assert run.outcomes[0]["step"] < 40
+    assert run.outcomes[0]["step"] in (20, 21)
     assert run.snapshots[0] == run.outcomes[0]["snapshot"]
 
 
@@ -96,7 +94,7 @@ def test_a_failed_snapshot_at_the_end_is_no_success_and_nobody_is_waited_for_the
     assert "another rank could not write its snapshot" in str(run.outcomes)
 
 
-def test_ranks_wait_for_a_slow_disk_longer_than_for_each_other(start: Start) -> None:
+def test_no_exchange_among_ranks_lasts_as_long_as_a_slow_disk_takes(start: Start) -> None:
     start("linear", *LINEAR).end()
-    run = start("linear", *LINEAR, "--steps", 40, resume="auto", slow={"load": 8}, patience=5).end()[0]
+    run = start("linear", *LINEAR, "--steps", 40, resume="auto", exchanges_while_loading=20).end()[0]
     assert [outcome["step"] for outcome in run.outcomes] == [40, 40], run.output

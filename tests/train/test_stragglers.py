@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +12,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from simulated_time import StepClock
 from torch import nn
 from training_jobs import Run
 
-from slipway.train.loop import own_time, stragglers
+from slipway.train.loop import own_time
 from slipway.train.loop.own_time import Causes, HostClock, OwnTime
 from slipway.train.loop.stragglers import MARGIN, STAYS, WINDOWS, WORTH, Straggler, Stragglers, find_straggler, level
 from slipway.train.worker.context import Context
@@ -24,7 +24,6 @@ from slipway.train.worker.context import Context
 Start = Callable[..., Run]
 CPU = torch.device("cpu")
 OPTIONS = ("--dataset-size", 240, "--batch-size", 12, "--steps", 90, "--save-every", 0, "--log-every", 10)
-PAUSE = 0.03  # s of each step, on all ranks: beside it what others do on this machine is little
 
 
 def windows(*rows: Sequence[float]) -> list[list[float]]:
@@ -94,24 +93,13 @@ def test_a_rank_that_is_a_fifth_slower_is_named_through_the_same_noise(ranks: in
     assert right >= 475
 
 
-class Clock:
-    """Goes on as it is told."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(own_time.time, "perf_counter", made)
-    return made
+def clock() -> StepClock:
+    """Goes on as it is told."""
+    return StepClock()
 
 
-def step(watch: OwnTime, net: nn.Module, clock: Clock, waited: float, parts: int = 1) -> None:
+def step(watch: OwnTime, net: nn.Module, clock: StepClock, waited: float, parts: int = 1) -> None:
     """A step whose forward takes 1 s a part and whose optimizer takes 4."""
     watch.begin()
     for part in range(parts):
@@ -131,21 +119,21 @@ def net() -> nn.Module:
 
 
 @pytest.fixture
-def watch(net: nn.Module) -> OwnTime:
-    made = OwnTime(net.parameters(), CPU)
+def watch(net: nn.Module, clock: StepClock) -> OwnTime:
+    made = OwnTime(net.parameters(), CPU, clock)
     net(torch.ones(2, 3)).sum().backward()
     made.settle(all_of_them=False)
     return made
 
 
 def test_what_lies_between_the_last_gradient_and_the_others_is_not_ones_own(
-    watch: OwnTime, net: nn.Module, clock: Clock
+    watch: OwnTime, net: nn.Module, clock: StepClock
 ) -> None:
     for waited in (10.0, 100.0, 1000.0, 10_000.0):
         step(watch, net, clock, waited, parts=2)
     taken = watch.take()
     assert (taken.own, taken.data) == (2 + 4, 0.0)
-    assert taken.steady == pytest.approx(2 + 4, abs=0.1), "nothing of it was spent on a processor"
+    assert taken.steady == 2 + 4, "nothing of it was spent on a processor"
     assert math.isnan(watch.take().own), "each step counts once, and the newest not yet"
     step(watch, net, clock, 10.0)
     watch.drop()
@@ -155,7 +143,7 @@ def test_what_lies_between_the_last_gradient_and_the_others_is_not_ones_own(
 
 
 def test_waiting_for_data_is_ones_own_as_far_as_there_was_nothing_else_to_do(
-    watch: OwnTime, net: nn.Module, clock: Clock
+    watch: OwnTime, net: nn.Module, clock: StepClock
 ) -> None:
     for gap in (0.0, 3.0, 3.0, 0.0, 0.0):  # a GPU that has still to do does not wait, while its host does
         clock.time += gap
@@ -168,9 +156,9 @@ def test_waiting_for_data_is_ones_own_as_far_as_there_was_nothing_else_to_do(
 
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_a_step_whose_last_gradient_was_not_seen_does_not_count(
-    net: nn.Sequential, clock: Clock, all_of_them: bool
+    net: nn.Sequential, clock: StepClock, all_of_them: bool
 ) -> None:
-    watch = OwnTime(net.parameters(), CPU)
+    watch = OwnTime(net.parameters(), CPU, clock)
     net(torch.ones(2, 3)).sum().backward()
     watch.settle(all_of_them=all_of_them)
     for _ in range(3):
@@ -178,28 +166,55 @@ def test_a_step_whose_last_gradient_was_not_seen_does_not_count(
     assert math.isnan(watch.take().own) != all_of_them
 
 
-def test_without_parameters_nothing_is_timed(net: nn.Module, clock: Clock) -> None:
-    watch = OwnTime([], CPU)
+def test_without_parameters_nothing_is_timed(net: nn.Module, clock: StepClock) -> None:
+    watch = OwnTime([], CPU, clock)
     watch.settle(all_of_them=True)
     for _ in range(3):
         step(watch, net, clock, 5.0)
     assert math.isnan(watch.take().own)
 
 
+# What a kernel told a thread that worked, waited for a processor beside others, and slept: the time, the thread's own time on a
+# processor, and what /proc/thread-self/schedstat had.
+RECORDED = {
+    "begun": (57.10, 1.00, b"1001000000 2000000 40\n"),
+    "worked": (57.40, 1.25, b"1251000000 52000000 44\n"),
+    "slept": (57.90, 1.25, b"1251000000 52000000 45\n"),
+}
+
+
 def test_time_on_a_processor_and_waiting_for_one_is_not_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = {}
+    for name, (time, ran, schedule) in RECORDED.items():
+        monkeypatch.setattr(own_time.time, "perf_counter", lambda time=time: time)
+        monkeypatch.setattr(own_time.time, "clock_gettime", lambda _, ran=ran: ran)
+        monkeypatch.setattr(own_time.os, "pread", lambda *_, schedule=schedule: schedule)
+        moments[name] = HostClock().now()
+    clock, (begun, worked, slept) = HostClock(), moments.values()
+    assert clock.seconds(begun, worked) == pytest.approx(0.3)
+    assert clock.steady(begun, worked) == pytest.approx(0), "0.25 s on a processor, and 0.05 s before it got one"
+    assert clock.steady(worked, slept) == clock.seconds(worked, slept) == pytest.approx(0.5)
+    assert clock.steady(begun, worked._replace(ran=9.0)) == 0, "two clocks need not agree"
+
+
+def test_this_kernel_tells_how_long_a_thread_was_on_a_processor() -> None:
     clock = HostClock()
     begun = clock.now()
-    sum(range(3_000_000))
+    sum(range(100_000))
     worked = clock.now()
-    time.sleep(0.05)
-    slept = clock.now()
-    assert clock.steady(begun, worked) < 0.5 * clock.seconds(begun, worked)
-    assert 0.04 < clock.steady(worked, slept) < 0.5
-    assert clock.steady(begun, begun._replace(time=begun.time + 3, ran=begun.ran + 1, waited=begun.waited + 2)) < 1e-6
-    monkeypatch.setattr(own_time.os, "pread", lambda *_: b"a b c")
-    assert HostClock().now().waited == 0, "a kernel that tells something else"
+    assert worked.ran > begun.ran
+    assert worked.time > begun.time
+    assert worked.waited >= begun.waited >= 0
+
+
+@pytest.mark.parametrize("odd", [b"a b c", b"", b"1"])
+def test_a_kernel_that_does_not_tell_how_long_a_thread_waits_leaves_that_out(
+    odd: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_time.os, "pread", lambda *_: odd)
+    assert HostClock().now().waited == 0
     monkeypatch.setattr(own_time.os, "open", raise_missing)
-    assert HostClock().now().waited == 0, "a kernel that does not tell"
+    assert HostClock().now().waited == 0
 
 
 def raise_missing(*_: object) -> None:
@@ -220,10 +235,8 @@ def test_how_fast_processors_are_is_levelled(own: list[float], steady: list[floa
     assert (found.rank if found else None) == rank
 
 
-def test_a_slow_processor_counts_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(stragglers.time, "monotonic", lambda: now[0])
-    watch = Stragglers(cast(Context, SimpleNamespace(device=CPU)), None, OwnTime([], CPU))
+def test_a_slow_processor_counts_once_it_lasts(clock: StepClock) -> None:
+    watch = Stragglers(cast(Context, SimpleNamespace(device=CPU)), None, OwnTime([], CPU, clock))
     slow, equal = ([1.0, 1.3], [0.0, 0.0]), ([1.0, 1.0], [0.0, 0.0])
     for seconds, window, rank in (
         (0, slow, None),
@@ -232,7 +245,7 @@ def test_a_slow_processor_counts_once_it_lasts(monkeypatch: pytest.MonkeyPatch) 
         (32, equal, None),
         (70, slow, None),
     ):
-        now[0] = seconds
+        clock.time = seconds
         watch._windows.extend([window] * WINDOWS)
         found = watch._find(1.3)
         assert (found.rank if found else None) == rank, seconds
@@ -240,10 +253,9 @@ def test_a_slow_processor_counts_once_it_lasts(monkeypatch: pytest.MonkeyPatch) 
 
 def test_causes_are_told_by_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     now, files = [0.0], dict[str, str]()
-    monkeypatch.setattr(own_time.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(own_time, "read_kernel_file", lambda path: files.get(path.name, ""))
     monkeypatch.setattr(own_time, "cgroup_folders", lambda *_: [Path("/inner"), Path("/outer")])
-    causes = Causes(CPU, 3)
+    causes = Causes(CPU, 3, lambda: now[0])
     assert causes.text() == ""
     for seconds, waited, throttled in ((0, 0, 0), (10, 1e9, 10), (20, 4e9, 50)):
         now[0] = seconds
@@ -262,7 +274,7 @@ def test_causes_are_told_by_their_share(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_kernel_that_tells_nothing_ends_no_job(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_time, "read_kernel_file", lambda _: odd)
-    causes = Causes(CPU, 2)
+    causes = Causes(CPU, 2, lambda: 0.0)
     causes.look(0.0)
     causes.look(0.0)
     assert causes.text() == ""
@@ -273,7 +285,8 @@ def test_a_kernel_that_tells_nothing_ends_no_job(odd: str, monkeypatch: pytest.M
     [
         (2, (1, "part"), (), ""),
         (3, (0, "part"), ("--accumulate", 2), ""),
-        (2, (0, "data"), ("--workers", 1), "of the time it waits for its data"),
+        (2, (0, "data"), ("--workers", 1), "50% of the time it waits for its data"),
+        (2, (1, "processor"), (), ""),
         (2, (1, "part"), ("--find-unused-parameters",), ""),
         (2, (1, "part"), ("--static-graph",), ""),
     ],
@@ -282,7 +295,7 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
     ranks: int, slower: tuple[int, str], more: tuple[object, ...], known: str, job: Start
 ) -> None:
     rank, what = slower
-    run = job("linear", *OPTIONS, *more, processes=ranks, slow={what: PAUSE}, slower=[rank, what, PAUSE], lasts=0.1)
+    run = job("linear", *OPTIONS, *more, processes=ranks, simulated=1.0, slower=[rank, what, 1.0])
     assert run.exit_code == 0, run.output
     assert f"warning: all others wait: rank {rank} is " in run.output
     assert run.output.count("warning: all others wait") == 1, "once in ten minutes"
@@ -297,7 +310,7 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
 
 
 def test_a_short_while_is_worth_no_warning(job: Start) -> None:
-    run = job("linear", *OPTIONS, slow={"part": PAUSE}, slower=[1, "part", PAUSE])
+    run = job("linear", *OPTIONS, simulated=0.1, slower=[1, "part", 0.1])
     assert any("slow_rank" in row for row in run.metrics)
     assert "warning" not in run.output
 

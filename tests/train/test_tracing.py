@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from chrome_traces import Event, check_format, read_merged
-from training_jobs import PATIENCE, Job, Run, free_port, raise_stop_flag
+from training_jobs import Job, Run, raise_stop_flag
 
 import slipway
 from slipway.launch.trace.merge import merge
@@ -23,7 +20,6 @@ from slipway.train.parallel.traces import clock_offsets
 from slipway.train.worker.stop import StopFlag
 
 Start = Callable[..., Run]
-BUSY = 20_000  # µs by which the clocks are misjudged where other tests keep the threads that look at them waiting
 OPTIONS = ("--dataset-size", 200, "--batch-size", 12, "--steps", 20, "--save-every", 0, "--memory-every", 0)
 
 
@@ -57,12 +53,13 @@ def same_tensors(one: Run, other: Run) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
-def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(job: Start, tmp_path: Path) -> None:
-    whole = job("linear", *OPTIONS, folders=("whole",))
+def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(
+    job: Start, whole: Start, tmp_path: Path
+) -> None:
     ask(tmp_path / "job")
     run = job("linear", *OPTIONS)
     assert run.exit_code == 0, run.output
-    assert same_tensors(whole, run)
+    assert same_tensors(whole("linear", *OPTIONS), run)
     told = answer(run.folder)
     assert (told["state"], told["id"], told["why"]) == ("done", "me", "")
     assert not list((run.folder / "node-0").glob("trace*ed")), "neither a request nor an offer is left"
@@ -71,11 +68,7 @@ def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(job: 
     assert (merged.steps, merged.wanted, merged.first) == (3, 3, told["step"])
     events = read_merged(merged.path)
     check_format(events)
-    first, second = gradients(events, 0), gradients(events, 1)
-    assert len(first) == len(second) >= 3
-    for one, other in zip(first, second, strict=True):  # nobody is through before the other has begun
-        begin, end = max(one["ts"], other["ts"]), min(one["ts"] + one["dur"], other["ts"] + other["dur"])
-        assert begin < end + BUSY
+    assert len(gradients(events, 0)) == len(gradients(events, 1)) >= 3
     steps = sorted({event["name"] for event in events if event["name"].startswith("step ")})
     assert steps == sorted(f"step {merged.first + number}" for number in (1, 2, 3))
     for summary in merged.summaries:
@@ -115,7 +108,7 @@ def test_what_is_no_step_ends_a_trace_early(options: tuple[object, ...], why: st
 
 def test_a_stop_in_the_middle_saves_trace_and_training(start: Callable[..., Job], tmp_path: Path) -> None:
     ask(tmp_path / "job", steps=100)
-    started = start("linear", *OPTIONS, "--steps", 90, "--log-every", 1, slow={"part": 0.05})
+    started = start("linear", *OPTIONS, "--steps", 90, "--log-every", 1, hold=["part", 6])
     started.wait_for("train", step=5)
     raise_stop_flag(tmp_path / "job")
     run = started.end()[0]
@@ -135,12 +128,11 @@ def test_going_back_in_the_middle_ends_it(job: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_profiler_that_fails_ends_nothing(rank: int, job: Start, tmp_path: Path) -> None:
-    whole = job("linear", *OPTIONS, folders=("whole",))
+def test_a_profiler_that_fails_ends_nothing(rank: int, job: Start, whole: Start, tmp_path: Path) -> None:
     ask(tmp_path / "job")
     run = job("linear", *OPTIONS, profiler=rank)
     assert run.exit_code == 0, run.output
-    assert same_tensors(whole, run)
+    assert same_tensors(whole("linear", *OPTIONS), run)
     assert f"rank {rank}: the profiler failed, and training goes on: RuntimeError: no profiler today" in run.output
     merged = merge(run.folder / "traces" / answer(run.folder)["folder"])
     assert merged.missing == [f"rank {rank}: RuntimeError: no profiler today"]
@@ -197,19 +189,30 @@ def test_a_clock_is_told_by_the_median_of_what_it_differs() -> None:
     assert clock_offsets([first, ahead]) == [(0, 0), (7_005, 5)]
 
 
-def test_in_a_loop_of_ones_own_a_block_is_traced(tmp_path: Path) -> None:
-    folders = (Path(__file__).parent, Path(slipway.__file__).parents[1])
-    words = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
-    done = subprocess.run(
-        [sys.executable, *words, "-m", "traces_worker", str(tmp_path / "mine")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"slipway trace {tmp_path / 'mine'} makes one file" in done.stdout
-    assert done.stdout.count("left by its error") == 2
+# What the clocks of two ranks of one machine showed behind sixteen barriers, while eight other processes kept its two cores busy:
+# nanoseconds since rank 0's first look. The clock is the same, so the ranks differ by how late each of them was.
+RECORDED = [
+    [
+        0, 98_765_350, 118_831_996, 119_626_127, 119_962_066, 125_671_495, 126_178_349, 151_443_334,
+        152_088_714, 152_281_871, 152_493_245, 152_676_718, 152_922_864, 153_116_542, 153_289_389, 163_599_208,
+    ],
+    [
+        -83_760_029, 93_347_344, 119_336_266, 119_791_502, 120_105_269, 125_945_523, 126_339_108, 126_529_170,
+        151_889_528, 152_376_842, 152_581_386, 152_804_147, 153_019_127, 153_198_614, 163_199_494, 164_174_043,
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [0, 5_000_000_000, -3_000])
+def test_ranks_that_wait_for_a_processor_hardly_move_what_their_clocks_differ_by(ahead: int) -> None:
+    _, (offset, spread) = clock_offsets([RECORDED[0], [moment + ahead for moment in RECORDED[1]]])
+    assert (offset - ahead, spread) == (96263, 69112), "though some looks were 84 ms late"
+
+
+def test_in_a_loop_of_ones_own_a_block_is_traced(programs: Callable[..., str], tmp_path: Path) -> None:
+    printed = programs("traces_worker", tmp_path / "mine")
+    assert f"slipway trace {tmp_path / 'mine'} makes one file" in printed
+    assert printed.count("left by its error") == 2
     merged = merge(tmp_path / "mine")
     events = read_merged(merged.path)
     check_format(events)

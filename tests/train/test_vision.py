@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from once import shared_folder
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional
@@ -36,8 +37,8 @@ STEMS = ("model", "optimizer", "ranks")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cache for all tests here: the pictures are made once, by the first."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
+    """One cache for all tests: the pictures are made once, by the first job that needs them."""
+    folder = shared_folder(tmp_path_factory) / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
 

@@ -1,6 +1,5 @@
-"""A loop of one's own that traces three of its steps: run by torchrun with a folder."""
+"""A loop of one's own that traces three of its steps into a folder."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from slipway.train import trace
 
 
-def main(folder: Path) -> None:
+def main(path: str) -> None:
+    folder = Path(path)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(64, 64))
     with trace(folder) as traced:
@@ -24,7 +24,3 @@ def main(folder: Path) -> None:
     print("left by its error", flush=True)
     del model
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

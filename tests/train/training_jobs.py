@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
-import subprocess
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,12 +13,13 @@ from typing import Any
 
 import faulty_worker
 import torch
+from ports import take_port
+from waiting import PATIENCE, wait_until
 
 from slipway.protocol.files import list_snapshots
 from slipway.train.snapshots.snapshot import load_snapshot
 
 SERVER = multiprocessing.get_context("forkserver")
-PATIENCE = 120  # seconds; far more than any job here takes
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,28 @@ class Job:
     workers: list[BaseProcess] = field(default_factory=list)
 
     def start(
-        self, workload: str, args: tuple[object, ...], processes: int, resume: str, faults: Mapping[str, Any]
+        self,
+        workload: str,
+        args: tuple[object, ...],
+        processes: int,
+        resume: str = "none",
+        faults: Mapping[str, Any] | None = None,
+        work: Callable[[Mapping[str, str], str, str, list[str]], None] | None = None,
     ) -> None:
-        """Start `processes` workers, spread over the nodes."""
-        port, per_node = free_port(), processes // len(self.folders)
+        """Start `processes` workers, spread over the nodes. Each does `work`, by default that of a faulty worker."""
+        port, per_node = take_port(), processes // len(self.folders)
         for rank in range(processes):
             node, local_rank = divmod(rank, per_node)
             environment = os.environ | worker_environment(self.folders[node], resume)
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(processes)}
             environment |= {"GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environment |= {"SLIPWAY_SHARED_RUN_DIR": str(int(len(self.folders) == 1)), "FAULTS": json.dumps(faults)}
+            environment |= {
+                "SLIPWAY_SHARED_RUN_DIR": str(int(len(self.folders) == 1)),
+                "FAULTS": json.dumps(faults or {}),
+            }
             environment |= {"SLIPWAY_MEMORY": self.memory[node]} if self.memory else {}
             call = (environment, str(self.folders[node] / f"rank-{rank}.log"), workload, [str(arg) for arg in args])
-            self.workers.append(SERVER.Process(target=faulty_worker.work, args=call))
+            self.workers.append(SERVER.Process(target=work or faulty_worker.work, args=call))
             self.workers[-1].start()
 
     def heartbeat(self, rank: int = 0) -> dict[str, Any]:
@@ -85,11 +92,23 @@ class Job:
 
     def wait_for(self, phase: str, step: int = 0) -> None:
         """Return once rank 0 is in this phase, with `step` steps done."""
-        deadline = time.monotonic() + PATIENCE
-        while (beat := self.heartbeat()).get("phase") != phase or beat["step"] < step:
-            assert time.monotonic() < deadline, f"still {beat}:\n{self.output}"
-            assert self.workers[0].is_alive(), self.output
-            time.sleep(0.01)
+
+        def is_there() -> bool:
+            beat = self.heartbeat()
+            return beat.get("phase") == phase and beat["step"] >= step
+
+        self.wait_until(is_there, f"{phase} after step {step}")
+
+    def wait_until(self, holds: Callable[[], object], what: str) -> None:
+        """Return once `holds` is true, which must be before rank 0 ends."""
+
+        def look() -> object:
+            alive = self.workers[0].is_alive()
+            if not (found := holds()):
+                assert alive, f"rank 0 ended before {what}:\n{self.output}"
+            return found
+
+        wait_until(look, lambda: f"{what}; the heartbeat is {self.heartbeat()}:\n{self.output}")
 
     def end(self) -> list[Run]:
         """Wait for the workers; the run as each node sees it."""
@@ -125,23 +144,3 @@ def raise_stop_flag(folder: Path, word: str = "stopped") -> None:
     """What the launcher does on a signal."""
     (folder / "node-0").mkdir(parents=True, exist_ok=True)
     (folder / "node-0" / "stop").write_text(json.dumps({"outcome": word, "signal": "SIGTERM"}))
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def wait_for_metrics(folder: Path, job: subprocess.Popen[str]) -> None:
-    """Return once the first line of metrics is there, or the job has ended."""
-    deadline = time.monotonic() + PATIENCE
-    path = folder / "metrics.jsonl"
-    while job.poll() is None and time.monotonic() < deadline and not (path.exists() and path.stat().st_size):
-        time.sleep(0.01)
-
-
-def youngest_child(process: int) -> int:
-    """The process that torchrun started last."""
-    return max(int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -167,9 +166,7 @@ def next_word(training: Training) -> str | None:
     training.writer.check()
     word, late = training.context.finish_stop_exchange()
     while late and word is None:
-        asked = time.perf_counter()
-        mine = not training.loader.ready(within=MOMENT)
-        training.stragglers.own_time.data += time.perf_counter() - asked
+        mine = not training.stragglers.own_time.wait_for_data(lambda: training.loader.ready(within=MOMENT))
         if mine:
             training.context.beat(Phase.DATA)
         word, late = training.context.agree(late=mine)

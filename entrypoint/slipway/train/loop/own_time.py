@@ -30,6 +30,9 @@ TOLD = 0.05  # of the time: less is no cause
 class Clock(Protocol):
     """Moments, and the seconds between two of them, the later of which may be waited for."""
 
+    def host(self) -> float:
+        """The time of the host, in seconds since any moment."""
+
     def now(self) -> Any:
         """This moment. Waits for no GPU."""
 
@@ -61,11 +64,15 @@ class HostClock:
             self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._schedule)
 
+    def host(self) -> float:
+        """See Clock."""
+        return time.perf_counter()
+
     def now(self) -> Moment:
         """See Clock."""
         told = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
         waited = int(told[1]) / 1e9 if len(told) > 1 and told[1].isdigit() else 0.0
-        return Moment(time.perf_counter(), time.clock_gettime(self._ran), waited)
+        return Moment(self.host(), time.clock_gettime(self._ran), waited)
 
     def seconds(self, earlier: Moment, later: Moment) -> float:
         """See Clock."""
@@ -78,6 +85,10 @@ class HostClock:
 
 class DeviceClock:
     """The time of a GPU, all of it steady: a moment is when it has done all that it was told to do before."""
+
+    def host(self) -> float:
+        """See Clock."""
+        return time.perf_counter()
 
     def now(self) -> torch.cuda.Event:
         """See Clock."""
@@ -120,9 +131,12 @@ class OwnTime:
     What it waited for data before the step is its own, too, as far as its device had nothing to do meanwhile.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-        """Until `settle` the order in which gradients come is learnt. Without parameters nothing is timed."""
-        self._clock: Clock = DeviceClock() if device.type == "cuda" else HostClock()
+    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device, clock: Clock | None = None) -> None:
+        """Until `settle` the order in which gradients come is learnt. Without parameters nothing is timed.
+
+        `clock`: by default that of the device.
+        """
+        self.clock: Clock = clock or (DeviceClock() if device.type == "cuda" else HostClock())
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._last: torch.Tensor | None = None
         self._hooks = self._watch(self._parameters, self._learn)
@@ -152,13 +166,20 @@ class OwnTime:
         self._last = parameter
 
     def _note(self, _: torch.Tensor) -> None:
-        self._ready = self._clock.now()
+        self._ready = self.clock.now()
 
     def begin(self) -> None:
         """A step begins."""
         if self._hooks:
-            self._begun, self._ready = self._clock.now(), None
+            self._begun, self._ready = self.clock.now(), None
             self._data, self.data = self.data, 0.0
+
+    def wait_for_data(self, ready: Callable[[], bool]) -> bool:
+        """What `ready` returns; the time that it takes is waiting for data."""
+        asked = self.clock.host()
+        there = ready()
+        self.data += self.clock.host() - asked
+        return there
 
     def begin_last_part(self) -> None:
         """What follows is exchanged; the gradients before it were not."""
@@ -167,13 +188,13 @@ class OwnTime:
     def go_on(self) -> None:
         """All gradients of all ranks are here."""
         if self._hooks:
-            self._back = self._clock.now()
+            self._back = self.clock.now()
 
     def end(self) -> None:
         """The step is done. It counts where its last gradient was seen."""
         if not self._hooks:
             return
-        ended = self._clock.now()
+        ended = self.clock.now()
         if self._ready is not None and self._before is not None:
             self._steps.append(Step(self._before, self._begun, self._ready, self._back, ended, self._data))
         self._before = ended
@@ -185,7 +206,7 @@ class OwnTime:
         done, self._steps = self._steps[:-1], self._steps[-1:]
         if not done:
             return Taken(math.nan, math.nan, 0.0)
-        seconds, steady = self._clock.seconds, self._clock.steady
+        seconds, steady = self.clock.seconds, self.clock.steady
         waits = [min(step.data, seconds(step.before, step.begun)) for step in done]
         own, part = (
             median(
@@ -216,9 +237,9 @@ class Look(NamedTuple):
 class Causes:
     """What this process can see of why it is slow. Nothing fails where the kernel tells it in another way."""
 
-    def __init__(self, device: torch.device, kept: int) -> None:
-        """Look back over so many looks."""
-        self._device = device
+    def __init__(self, device: torch.device, kept: int, now: Callable[[], float]) -> None:
+        """Look back over so many looks. `now`: the host's time in seconds."""
+        self._device, self._now = device, now
         self._looks: deque[Look] = deque(maxlen=kept)
         self._folders = cgroup_folders(Path("/"), "cpu")
 
@@ -227,7 +248,7 @@ class Causes:
         waited = read_kernel_file(Path("/proc/self/schedstat")).split()
         held = max((self._quota(folder) for folder in self._folders), key=lambda each: each[1], default=(0, 0))
         seconds = int(waited[1]) / 1e9 if len(waited) > 1 and waited[1].isdigit() else 0.0
-        self._looks.append(Look(time.monotonic(), seconds, data, *held))
+        self._looks.append(Look(self._now(), seconds, data, *held))
 
     def forget(self) -> None:
         """What was seen so far has nothing to do with what follows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -73,7 +72,8 @@ class Stragglers:
     def __init__(self, context: Context, group: dist.ProcessGroup | None, own_time: OwnTime) -> None:
         """By all ranks of `group`, a gloo group; None where there is nothing to compare."""
         self._context, self._group, self.own_time = context, group, own_time
-        self._causes = Causes(context.device, WINDOWS + 1)
+        self._now = own_time.clock.host
+        self._causes = Causes(context.device, WINDOWS + 1, self._now)
         self._windows: deque[tuple[list[float], list[float]]] = deque(maxlen=WINDOWS)  # of each `own` and `steady`
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
         self._window, self._steps = (
@@ -95,7 +95,7 @@ class Stragglers:
         self._steps += 1
         if self._steps == 0:
             self.own_time.drop()
-            self._since = time.perf_counter()
+            self._since = self._now()
         elif self._steps == self._window:
             self._begin()
 
@@ -115,7 +115,7 @@ class Stragglers:
             self._context.note_own_time(self._own)
 
     def _begin(self) -> None:
-        now = time.perf_counter()
+        now = self._now()
         whole, self._since, self._steps = (now - self._since) / self._window, now, 0
         taken = self.own_time.take()
         self._causes.look(taken.data * self._window)
@@ -151,16 +151,16 @@ class Stragglers:
         if seen is None:
             self._named = -1, 0.0
         elif seen.rank != self._named[0]:
-            self._named = seen.rank, time.monotonic()
+            self._named = seen.rank, self._now()
         return sure or (seen if seen and self._lasts() else None)
 
     def _lasts(self) -> bool:
         """Whether it is the same rank for a while."""
-        return time.monotonic() - self._named[1] >= LASTS
+        return self._now() - self._named[1] >= LASTS
 
     def _tell(self, found: Straggler) -> None:
         """Say on the slow rank itself what is known, once it lasts, and now and then."""
-        place, now = self._context.place, time.monotonic()
+        place, now = self._context.place, self._now()
         if found.rank != place.rank or not self._lasts() or now - self._said < SAID:
             return
         self._said = now
