@@ -22,9 +22,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-FOLDERS = [str(folder) for folder in Path(__file__).parents[:2]]
-sys.path[:0] = FOLDERS
-os.environ["PYTHONPATH"] = os.pathsep.join(FOLDERS)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 from training_jobs import SERVER, Job, Run
 
