@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_files_named_after_their_part_go_there(tmp_path: Path) -> None:
     for name, text in (("train-0", "one"), ("train-1", "two"), ("validation-0", "three"), ("test-0", "four")):
         write_lines(tmp_path / f"{name}.jsonl", [text])
     said = run(*sorted(tmp_path.glob("*.jsonl")), "--out", tmp_path / "out")
-    assert "2 for training and 1 for validation, 1 for tests left out" in said
+    assert "2 for training and 1 for validation (validation-0.jsonl), 1 for tests left out" in said
     assert (texts(tmp_path / "out", "train"), texts(tmp_path / "out", "validation")) == (["one", "two"], ["three"])
     run(tmp_path / "test-0.jsonl", "--out", tmp_path / "other", "--validation", 0)
     assert texts(tmp_path / "other", "train") == ["four"]
@@ -158,11 +159,52 @@ def test_files_named_after_their_part_go_there(tmp_path: Path) -> None:
         (["training.txt", "dev.txt", "test.txt", "more.txt"], ["train", "validation", "neither", "train"]),
         (["tests/a.py", "src/b.py"], [None, None]),
         (["restrain.txt", "contest.txt", "invalid.txt"], [None, None, None]),
+        (["how to train a dog.txt", "a test of time.txt", "history of wool.txt"], [None, None, None]),
+        (["how-to-train-a-dog.txt", "a_test_of_time.txt"], [None, None]),
+        (["train/how to test a dog.txt", "val/a train ride.txt"], ["train", "validation"]),
+        (["c/train-00000-of-00012.parquet", "c/test-00000-of-00001.parquet"], ["train", "validation"]),
+        (["c4-train.00000-of-01024.jsonl", "c4-validation.00000-of-00008.jsonl"], ["train", "validation"]),
+        (["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"], ["train", "validation", "neither"]),
+        (["train_part_3.txt", "dev_shard-1.txt"], ["train", "validation"]),
+        (["my-train-set/a.txt", "my-val/a.txt"], [None, None]),
+        (["Train/a.txt", "EVAL/a.txt"], ["train", "validation"]),
     ],
 )
 def test_names_tell_parts_only_where_some_say_training(names: list[str], parts: list[str | None]) -> None:
     sources = [inputs.Source(name, name, inputs.TEXT, 1, 0) for name in names]
     assert [source.part for source in read_parts(sources)] == parts
+
+
+@pytest.mark.pull
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "parquet"])
+def test_names_that_are_not_utf8_are_read_and_what_systems_left_is_said(tmp_path: Path, suffix: str) -> None:
+    corpus = tmp_path / "corpus"
+    for name in ("caf\udce9", "sea"):
+        file = tmp_path / f"made.{suffix}"
+        if suffix == "txt":
+            file.write_text("\n".join(documents(20)))
+        else:
+            (write_lines if suffix == "jsonl" else partial(write_parquet, rows=9))(file, documents(20))
+        corpus.mkdir(exist_ok=True)
+        file.rename(corpus / f"{name}.{suffix}")
+    for name in (f"._sea.{suffix}", ".DS_Store", "Thumbs.db", f"__MACOSX/sea.{suffix}"):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(b"\xff\xfe\x00")
+    said = run(corpus, "--out", tmp_path / "out", "--validation", 0.5)
+    assert f"2 files ({'text' if suffix == 'txt' else 'JSON lines' if suffix == 'jsonl' else suffix})" in said
+    assert "4 left out: hidden" in said
+    folder = read_folder(tmp_path / "out")
+    assert folder.train.bytes + folder.validation.bytes == 2 * len(
+        ("\n" if suffix == "txt" else "").join(documents(20)).encode()
+    )
+
+
+@pytest.mark.pull
+def test_a_mistake_in_a_file_whose_name_is_not_utf8_can_be_printed(tmp_path: Path) -> None:
+    (tmp_path / "caf\udce9.txt").write_bytes(b"sea \xe9")
+    said = refused(tmp_path / "caf\udce9.txt", "--out", tmp_path / "out")
+    assert r"caf\xe9.txt byte 4 is not UTF-8" in said
+    said.encode()
 
 
 def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:

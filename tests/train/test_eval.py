@@ -149,7 +149,7 @@ def call(*words: object) -> Result:
 def test_the_command_line_shows_now_beside_then_or_json(train: Start, tmp_path: Path) -> None:
     run = train("gpt", *GPT)
     shown = call("eval", run.folder)
-    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert (shown.exit_code, shown.stderr) == (0, "tokenizer: bytes, 256 tokens, token 0 ends a document\n")
     value = f"{noted(run, 4)['val_loss']:.6f}"
     assert ["val_loss", value, value] in [line.split() for line in shown.stdout.splitlines()]
     told = json.loads(call("eval", run.folder, "--json").stdout)

@@ -22,6 +22,7 @@ from PIL import Image
 from pyarrow import parquet
 from training_jobs import Run, worker_environment
 
+from slipway.options.vision import BY_CLASS
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.sampler import Sampler
@@ -32,8 +33,10 @@ from slipway.train.pictures.augmentation import Variation, cut_out, draw_number,
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.distortion import Recipe, distort
-from slipway.train.pictures.folder import Files, list_files, open_folder
+from slipway.train.pictures.earlier import Files
+from slipway.train.pictures.folder import open_folder
 from slipway.train.pictures.glyphs import draw_glyphs
+from slipway.train.pictures.listing import list_files
 from slipway.train.worker.context import Context
 from slipway.train.worker.heartbeat import Heartbeat
 from slipway.train.worker.place import read_place
@@ -360,14 +363,11 @@ def test_a_folder_of_pictures_is_learnt(train: Start, tmp_path: Path, capsys: py
     assert again.metrics[-1]["val_loss"] == run.metrics[-1]["val_loss"]
 
 
-def test_without_a_split_a_share_is_held_out_by_name(tmp_path: Path) -> None:
-    data = picture_folder(tmp_path, parts=("",), count=20)
-    files = list_files(data)
-    assert len(files.train) + len(files.evaluation) == 40
-    assert 0 < len(files.evaluation) < 12
+def test_without_a_split_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
+    files, _ = list_files(picture_folder(tmp_path, parts=("",), count=20), BY_CLASS)
+    assert len(files.train) == 36
+    assert [label for _, label in files.evaluation] == [0, 0, 1, 1]
     assert labelled(files) == {("blue", 0), ("red", 1)}
-    (data / "red" / "new.png").write_bytes((data / "red" / "0.png").read_bytes())
-    assert set(files.evaluation) <= set(list_files(data).evaluation)  # the others stay where they are
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_a_folder_without_some_part_says_what_it_has_to_hold(tmp_path: Path, rem
     for path in sorted(data.glob(f"{remove}/**/*"), reverse=True) + sorted(data.glob(remove)):
         path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     with pytest.raises(ConfigurationError, match=answer):
-        list_files(data)
+        list_files(data, BY_CLASS)
 
 
 def test_some_of_the_pictures_are_from_all_classes(tmp_path: Path) -> None:

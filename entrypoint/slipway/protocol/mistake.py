@@ -3,12 +3,25 @@
 from collections.abc import Iterable
 
 
-class ConfigurationError(Exception):
+class PrintableError(Exception):
+    """An error whose message can be printed, whatever paths it names."""
+
+    def __str__(self) -> str:
+        """The message."""
+        return printable(super().__str__())
+
+
+class ConfigurationError(PrintableError):
     """A mistake of the user's outside the command line; the message says what to type instead."""
 
 
-class ExplainedError(Exception):
+class ExplainedError(PrintableError):
     """A failure that is nobody's mistake, and may not come again."""
+
+
+def printable(text: object) -> str:
+    """A path or name in which bytes that are not UTF-8 are spelt out (`caf\\xe9.png`): those cannot be printed."""
+    return str(text).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,20 +6,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms.v2 import functional
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.placeholders import explain_pointer
 
 
 def read_picture(path: Path) -> torch.Tensor:
     """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
     try:
         with Image.open(path) as image:
-            picture: torch.Tensor = functional.pil_to_tensor(in_colour(image))
+            picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigurationError(f"{path} is no picture that can be read ({error}). Remove or replace it.") from None
+        told = explain_pointer(path) or f"{path} is no picture that can be read ({error}). Remove or replace it."
+        raise ConfigurationError(told) from None
     return picture
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture as viewers show it: a camera notes in EXIF how it was held, and stores the pixels as they came."""
+    image.load()
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    except Exception:  # damaged metadata, of which Pillow raises anything, and the pixels are sound
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
 
 
 def in_colour(image: Image.Image) -> Image.Image:

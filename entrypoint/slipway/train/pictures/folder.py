@@ -1,7 +1,7 @@
 """`folder:PATH`: pictures in files, a folder for each class, as torchvision's ImageFolder has them.
 
-PATH/train/CLASS/FILE and PATH/val/CLASS/FILE; or PATH/CLASS/FILE, of which those are held out whose names' hashes say so.
-They are decoded by the threads that prepare batches, and varied as their keys decide.
+Which files are read is decided in listing.py. They are decoded by the threads that prepare batches, and varied as their
+keys decide.
 """
 
 from __future__ import annotations
@@ -10,92 +10,52 @@ import hashlib
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from slipway.protocol.mistake import ConfigurationError
+from slipway.options.vision import BY_CLASS, BY_NAME
 from slipway.protocol.phases import Phase
 from slipway.train.loop.task import Batch
 from slipway.train.pictures.augmentation import Variation, cut_out
 from slipway.train.pictures.collection import Pictures
 from slipway.train.pictures.decoding import read_picture
-from slipway.train.text.files import VALIDATION_SHARE, is_validation
+from slipway.train.pictures.listing import described, list_files
 from slipway.train.worker.context import Context
 
 # Of ImageNet's training pictures, as torchvision's references have them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of what is cut out for training (torchvision's RandomResizedCrop)
 MARGIN = 256 / 224  # for evaluation the shorter side is scaled to so much more than what is cut from the middle
+LONGEST = 20  # times the shorter side: what is longer is cut before it is scaled
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
-@dataclass(frozen=True)
-class Files:
-    """Files for training and for evaluation by class and name: (path, label)."""
-
-    classes: tuple[str, ...]
-    train: tuple[tuple[Path, int], ...]
-    evaluation: tuple[tuple[Path, int], ...]
-
-
-def list_files(root: Path, beat: Callable[[], None] = lambda: None) -> Files:
-    """The pictures under `root`. Raises ConfigurationError where there are none of some kind."""
-    split = (root / "train").is_dir()
-    if split and not (root / "val").is_dir():
-        raise ConfigurationError(f"{root} has a folder train and none that is called val, for the evaluation.")
-    classes = names_of_folders(root / "train" if split else root)
-    if split and (other := set(names_of_folders(root / "val")) - set(classes)):
-        raise ConfigurationError(f"{root / 'val'} has the class {min(other)}, and {root / 'train'} has not.")
-    parts: dict[bool, list[tuple[Path, int]]] = {False: [], True: []}
-    for folder in (root / "train", root / "val") if split else (root,):
-        for label, name in enumerate(classes):
-            beat()
-            for file in names_of_pictures(folder / name):
-                aside = folder.name == "val" if split else is_validation(f"{name}/{file}")
-                parts[aside].append((folder / name / file, label))
-    for aside, word in ((False, "train on"), (True, "evaluate on")):
-        if not parts[aside]:
-            share = "" if split else f"; a share of {VALIDATION_SHARE:.0%} is held out for that"
-            raise ConfigurationError(
-                f"{root} holds no pictures to {word}{share if aside else ''}. It has to hold train/CLASS/FILE and "
-                f"val/CLASS/FILE, or CLASS/FILE, with files like {', '.join(IMG_EXTENSIONS[:4])}."
-            )
-    return Files(classes, tuple(parts[False]), tuple(parts[True]))
-
-
-def names_of_folders(folder: Path) -> tuple[str, ...]:
-    """The folders in a folder, sorted."""
-    with os.scandir(folder) as entries:
-        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
-
-
-def names_of_pictures(folder: Path) -> list[str]:
-    """The pictures in a folder, sorted; none where there is no such folder."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.name.lower().endswith(IMG_EXTENSIONS))
-
-
 def open_folder(
-    root: Path, size: int, variation: Variation, limits: tuple[int | None, int | None], threads: int, context: Context
+    root: Path,
+    size: int,
+    variation: Variation,
+    limits: tuple[int | None, int | None],
+    threads: int,
+    context: Context,
+    split: str = BY_CLASS,
 ) -> Pictures:
     """The pictures under `root`, scaled to `size`; of more than `limits` (None: all) only some, evenly spread.
 
-    Evaluation decodes with so many `threads`. Raises ConfigurationError.
+    Evaluation decodes with so many `threads`. Says what was found. Raises ConfigurationError.
     """
-    files = list_files(root, lambda: context.beat(Phase.PREPARE))
+    files, left = list_files(root, split, lambda: context.beat(Phase.PREPARE))
+    context.say(described(files, left))
     train, evaluation = (
         spread_evenly(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
     )
     reader = Reader(train, evaluation, size, variation, threads, context.device)
-    names = hashlib.sha256("\0".join(str(path.relative_to(root)) for path, _ in (*train, *evaluation)).encode())
+    names = hashlib.sha256(b"\0".join(os.fsencode(path.relative_to(root)) for path, _ in (*train, *evaluation)))
+    rule = "" if split == BY_NAME else f"split {split}, "  # none is that of earlier versions
     return Pictures(
         classes=files.classes,
         size=size,
@@ -105,7 +65,7 @@ def open_folder(
         train=reader.take,
         judged=len(evaluation),
         evaluation=reader.judge,
-        identity=f"folder of {len(train)} + {len(evaluation)} pictures, names {names.hexdigest()[:16]}, {size} pixels",
+        identity=f"folder of {len(train)} + {len(evaluation)} pictures, {rule}names {names.hexdigest()[:16]}, {size} pixels",
         on_host=True,
     )
 
@@ -183,6 +143,21 @@ def choose_box(height: int, width: int, chance: random.Random) -> Box:
 
 def centred(path: Path, size: int) -> torch.Tensor:
     """A picture for evaluation: scaled, and cut from the middle."""
-    scaled = functional.resize(read_picture(path), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True)
+    scaled = functional.resize(
+        without_ends(read_picture(path)), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True
+    )
     result: torch.Tensor = functional.center_crop(scaled, [size, size])
     return result
+
+
+def without_ends(picture: torch.Tensor) -> torch.Tensor:
+    """The middle of a strip, LONGEST times as long as it is wide; any other picture as it is.
+
+    Only the middle of a scaled picture is used, and a strip of one pixel's width would be scaled to gigabytes before.
+    """
+    height, width = picture.shape[1:]
+    longest = LONGEST * min(height, width)
+    if max(height, width) <= longest:
+        return picture
+    middle: torch.Tensor = functional.center_crop(picture, [min(height, longest), min(width, longest)])
+    return middle

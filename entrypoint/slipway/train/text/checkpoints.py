@@ -18,11 +18,13 @@ from slipway.train.hub.causes import listed
 from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
+from slipway.train.placeholders import explain_page, explain_pointer, require_content
 from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
 from slipway.train.text.tokenizer import BYTES, ByteTokenizer, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import agree_here
 
+ADAPTER = "adapter_config.json"  # of the library peft
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 # Tokenizers in forms that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; the settings alone, too.
@@ -30,7 +32,7 @@ OTHER_TOKENIZERS = (
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "*.tiktoken",
     "tokenizer_config.json",
 )  # fmt: skip
-INCLUDE = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_TOKENIZERS)
+INCLUDE = (CONFIG, ADAPTER, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_TOKENIZERS)
 TINY = GptConfig(layers=2, heads=4, embed=128, context=64, vocab_size=256)
 # What config.json calls the dimensions, and what transformers takes where it is silent (GPT2Config).
 DIMENSIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -64,6 +66,10 @@ def find_checkpoint(name: str, context: Context) -> Path:
 def read_checkpoint_config(folder: Path, dropout: float) -> GptConfig:
     """The dimensions in a checkpoint's config.json. Raises ConfigurationError where it is not one that our Gpt can be."""
     file = folder / CONFIG
+    if (folder / ADAPTER).is_file() and not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
+        raise ConfigurationError(explain_adapter(folder))
+    if file.is_file():
+        require_content(file)
     try:
         stored = json.loads(file.read_bytes())
         sizes = {ours: int(stored.get(name, default)) for ours, (name, default) in DIMENSIONS.items()}
@@ -88,6 +94,19 @@ def read_checkpoint_config(folder: Path, dropout: float) -> GptConfig:
     return GptConfig(**sizes, dropout=dropout)
 
 
+def explain_adapter(folder: Path) -> str:
+    """What to do with a LoRA adapter, which holds changes to a model and not the model."""
+    try:
+        base = json.loads((folder / ADAPTER).read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    return (
+        f"{folder} holds an adapter (LoRA) of the model {base or 'that it was made of'} and not a whole model. Merge both, and "
+        "type --model merged: python -c 'from peft import AutoPeftModelForCausalLM as M; "
+        f'M.from_pretrained("{folder}").merge_and_unload().save_pretrained("merged")\''
+    )
+
+
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """A checkpoint's tensors under our names, in fp32. Raises ConfigurationError where there are none, or damaged ones."""
     if (folder / INDEX).is_file():
@@ -101,6 +120,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         )
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
+        if told := explain_pointer(folder / name) or explain_page(folder / name):
+            raise ConfigurationError(told)
         try:
             tensors |= load_file(folder / name)
         except (SafetensorError, FileNotFoundError) as error:
@@ -114,6 +135,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def read_index(file: Path) -> Mapping[str, str]:
     """Which tensor lies in which file. Raises ConfigurationError."""
+    require_content(file)
     try:
         index: dict[str, Any] = json.loads(file.read_bytes())["weight_map"]
         return {tensor: str(Path(name).name) for tensor, name in index.items()}

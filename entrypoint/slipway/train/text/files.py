@@ -34,7 +34,7 @@ class Text:
 
 def is_validation(text: str, share: float = VALIDATION_SHARE) -> bool:
     """Whether a document, or the file with this path, is for validation: copies of it are, too."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) < share * 2**32
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:4]) < share * 2**32
 
 
 def stdlib_files(root: Path) -> list[Path]:

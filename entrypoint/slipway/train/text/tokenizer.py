@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.placeholders import require_content
 from slipway.train.text.coverage import Coverage, CoverageCounter
 from slipway.train.worker.prepared import agree_here
 
@@ -95,6 +96,7 @@ class FileTokenizer:
         """Read `file`. Raises ConfigurationError where it is no tokenizer, OSError where it cannot be read."""
         from tokenizers import Tokenizer as Library
 
+        require_content(file)
         self.name = name
         self._content = file.read_bytes()
         self.identity = hashlib.sha256(self._content).hexdigest()

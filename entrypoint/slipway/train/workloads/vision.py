@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.options import VisionOptions, parse
-from slipway.options.vision import CIFAR10
+from slipway.options.vision import BY_CLASS, BY_NAME, CIFAR10
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
 from slipway.train.export import export_result
@@ -28,6 +29,7 @@ from slipway.train.pictures.augmentation import Variation
 from slipway.train.pictures.collection import Normaliser, Pictures
 from slipway.train.pictures.mistakes import draw_grid, find_mistakes
 from slipway.train.report.tables import aligned
+from slipway.train.snapshots.resume import recorded_data
 from slipway.train.worker.context import Context, open_context
 
 CLASS = "class/"  # before a class's name in the results
@@ -42,13 +44,28 @@ def open_pictures(options: VisionOptions, context: Context) -> Pictures:
     if options.folder is not None:
         from slipway.train.pictures.folder import open_folder  # needs torchvision, which takes most of a second
 
-        return open_folder(options.folder, options.image_size, variation, limits, options.workers, context)
+        return open_folder(
+            options.folder, options.image_size, variation, limits, options.workers, context, options.split
+        )
     source, read = (cifar10, cifar10.open_cifar10) if options.dataset == CIFAR10 else (glyphs, glyphs.open_glyphs)
     arrays, identity = read(context)
     return on_device(
         arrays, variation, limits, context.device,
         classes=source.CLASSES, mean=source.MEAN, deviation=source.DEVIATION, identity=identity,
     )  # fmt: skip
+
+
+def choose_split(options: VisionOptions, context: Context) -> VisionOptions:
+    """The options, with the split that the run to resume began with, unless one was typed. By every rank."""
+    if options.folder is None or "split" in options.given:
+        return options
+    data = recorded_data(context.place)
+    # One rank is enough: a node may come back with an empty disk.
+    [by_name] = context.total(data.startswith("folder of ") and f", split {BY_CLASS}," not in data)
+    if not by_name:
+        return options
+    context.say(f"the run began with --split {BY_NAME}, and resumes on the same pictures")
+    return replace(options, split=BY_NAME, sources={**options.sources, "split": "the run to resume"})
 
 
 def loss(model: nn.Module, batch: Batch, smoothing: float) -> torch.Tensor:
@@ -137,7 +154,7 @@ def accuracy_table(evaluation: Mapping[str, float]) -> str:
 
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the accuracy of each class, and keep the weights as a file."""
-    options = parse(VisionOptions, args)
+    options = choose_split(parse(VisionOptions, args), context)
     task = make_task(options, context)
     result = fit(task, options, context)
     if result.outcome == Word.FINISHED:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.encodings import explain_nul
 from slipway.train.text.files import is_validation
 from slipway.train.text.tokens.borders import border
 from slipway.train.text.tokens.inputs import LINES, TEXT, TRAIN, VALIDATION, Source, Span, unknown_column
@@ -54,6 +56,8 @@ def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
                 text = content.decode()
             except UnicodeDecodeError as error:
                 raise not_utf8(f"{path} byte {begin + error.start}", content[error.start], path) from None
+            if "\0" in text:
+                raise ConfigurationError(explain_nul(path, content))
             if begin == 0:
                 text = text.removeprefix("\ufeff")  # with which Windows' editors begin a file
             if text or (span.ends and stop == span.stop):
@@ -106,7 +110,7 @@ def read_rows(source: Source, span: Span, column: str) -> Iterator[str | None]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(source.path) as file:
+        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
             for rows in file.iter_batches(
                 ROWS, row_groups=range(span.start, span.stop), columns=[column], use_threads=False
             ):
@@ -118,6 +122,6 @@ def read_rows(source: Source, span: Span, column: str) -> Iterator[str | None]:
 def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
     """The error for bytes that are no text."""
     return ConfigurationError(
-        f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it: iconv -f latin1 -t utf-8 {path.name} > NEW; if it "
-        "is none, name the files that you mean."
+        f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
+        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW; if it is none, name the files that you mean."
     )

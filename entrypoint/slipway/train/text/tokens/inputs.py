@@ -7,6 +7,7 @@ Neither torch nor numpy is needed for this, pyarrow only for parquet files.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from slipway.options.dataset import nearest_path, seen_from
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.placeholders import is_companion, require_content
+from slipway.train.text.encodings import explain_table, is_table, require_text
 from slipway.train.text.tokens.borders import border
 
 PIECE = 2**24  # bytes of input that are worked on, and begun again after an interruption, at once
@@ -23,10 +26,12 @@ TEXT, LINES, PARQUET = "text", "JSON lines", "parquet"
 PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"})
 # How data sets name the files of their parts: train-00000-of-00001.parquet, data/validation/0.jsonl, stories-valid.txt.
 PARTS = {
-    TRAIN: re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
-    VALIDATION: re.compile(r"(?<![a-z])(validation|valid|val|dev|eval)(?![a-z])"),
-    NEITHER: re.compile(r"(?<![a-z])test(?![a-z])"),
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "dev", "eval"),
+    NEITHER: ("test",),
 }
+WORDS = re.compile(r"[a-z]+")
+SHARDS = frozenset({"of", "part", "shard", "chunk", "split"})  # words that follow the part's in a shard's name
 
 
 @dataclass(frozen=True)
@@ -65,21 +70,32 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
         kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
         if not paths:
             raise ConfigurationError(f"{given} is empty; there is no text in it.")
+        if kind == TEXT and all(map(is_table, paths)):
+            raise ConfigurationError(explain_table(paths[0]))
         for path in paths:
             if path.suffix.lower() in PACKED:
                 raise ConfigurationError(f"{path} is packed; unpack it first.")
+            if kind == PARQUET:
+                require_content(path)
+            else:
+                require_text(path)
             state, name = path.stat(), path.relative_to(given.parent).as_posix()
             sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
     return sources
 
 
 def files_below(path: Path) -> list[Path]:
-    """The file itself, or all in the folder and below, sorted, without those that are hidden or Python's byte code."""
+    """The file itself, or all in the folder and below, sorted, without those that are hidden or a system's own."""
     if path.is_file():
         return [path]
     found = [(file, file.relative_to(path).parts) for file in path.rglob("*") if file.is_file()]
-    shown = [file for file, parts in found if not any(part.startswith((".", "__pycache__")) for part in parts)]
+    shown = [file for file, parts in found if not any(map(is_companion, parts))]
     return sorted(shown, key=lambda file: file.relative_to(path).as_posix())
+
+
+def count_files(inputs: Sequence[Path]) -> int:
+    """The files that `inputs` are or hold, whether they are read or not."""
+    return sum(path.is_file() for given in inputs for path in (given.rglob("*") if given.is_dir() else (given,)))
 
 
 def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
@@ -95,14 +111,24 @@ def read_parts(sources: Sequence[Source]) -> list[Source]:
 
     Without files for validation those for tests serve; with both, tests are left out.
     """
-    said = [
-        next((part for part, name in PARTS.items() if name.search(source.name.lower())), None) for source in sources
-    ]
+    said = [part_in(source.name) for source in sources]
     if TRAIN not in said or not {VALIDATION, NEITHER} & set(said):
         return list(sources)
     if VALIDATION not in said:
         said = [VALIDATION if part == NEITHER else part for part in said]
     return [replace(source, part=part or TRAIN) for source, part in zip(sources, said, strict=True)]
+
+
+def part_in(name: str) -> str | None:
+    """The part that a path says: a folder or the file's name begins or ends with the word. Titles may have it inside."""
+    *folders, file = name.lower().split("/")
+    ends: set[str] = set()
+    for text in (*folders, file.partition(".")[0], file.rpartition(".")[0]):
+        words = WORDS.findall(text)
+        while len(words) > 1 and words[-1] in SHARDS:
+            words.pop()
+        ends |= {*words[:1], *words[-1:]}
+    return next((part for part, known in PARTS.items() if not ends.isdisjoint(known)), None)
 
 
 def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[list[Span]]:
@@ -146,7 +172,7 @@ def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) ->
     """
     undecided = [number for number in texts if sources[number].part is None]
     train = round(sum(sources[number].size for number in undecided) * (1 - share))
-    for number in sorted(texts, key=lambda number: hashlib.sha256(sources[number].name.encode()).digest()):
+    for number in sorted(texts, key=lambda number: hashlib.sha256(os.fsencode(sources[number].name)).digest()):
         source = sources[number]
         if source.part is not None:
             yield from cut_spans(number, 0, source.size, source.part)
@@ -170,7 +196,7 @@ def row_groups(source: Source, column: str) -> list[int]:
     from pyarrow import parquet, types
 
     try:
-        with parquet.ParquetFile(source.path) as file:
+        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
             schema, metadata = file.schema_arrow, file.metadata
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigurationError(f"{source.path} is no parquet file that can be read: {error}") from None

@@ -17,14 +17,26 @@ from typing import Any
 from slipway.options.dataset import MANIFEST
 from slipway.options.dataset import VALIDATION as SHARE
 from slipway.protocol.durable import make_folder, replace_file
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, printable
 from slipway.train.hub.files import ByteProgress
 from slipway.train.text.coverage import Coverage
+from slipway.train.text.encodings import is_table
 from slipway.train.text.tokenizer import BYTES, Tokenizer
 from slipway.train.text.tokens.assembly import WORK, is_finished, join_pieces
 from slipway.train.text.tokens.crew import work_through
 from slipway.train.text.tokens.folder import TokenFolder, manifest_values, read_folder
-from slipway.train.text.tokens.inputs import NEITHER, TRAIN, VALIDATION, Source, find_sources, plan_pieces, read_parts
+from slipway.train.text.tokens.inputs import (
+    NEITHER,
+    SHOWN,
+    TEXT,
+    TRAIN,
+    VALIDATION,
+    Source,
+    count_files,
+    find_sources,
+    plan_pieces,
+    read_parts,
+)
 from slipway.train.text.tokens.piece import PLAN, PiecePlan
 
 
@@ -58,7 +70,7 @@ def prepare(
     sources = find_sources(inputs)
     if settings.validation is None:
         sources = read_parts(sources)
-    say(described_sources(sources))
+    say(described_sources(sources, count_files(inputs) - len(sources)))
     if (out / MANIFEST).exists():
         folder = finished_before(out, describe_origin(settings, tokenizer, sources))
         say(f"{out} was finished before")
@@ -98,16 +110,25 @@ def describe_origin(settings: Settings, tokenizer: Tokenizer, sources: Sequence[
     }  # fmt: skip
 
 
-def described_sources(sources: Sequence[Source]) -> str:
-    """What is read, and which files' names decide about their part."""
+def described_sources(sources: Sequence[Source], others: int = 0) -> str:
+    """What is read, which files' names decide about their part, and how many `others` are not read."""
     kinds = ", ".join(sorted({source.kind for source in sources}))
     size = sum(source.size for source in sources)
     text = f"{len(sources)} file{'s' if len(sources) > 1 else ''} ({kinds}), {size:,} bytes"
     counts = {part: sum(source.part == part for source in sources) for part in (TRAIN, VALIDATION, NEITHER)}
     if counts[TRAIN]:
-        text += f"; as their names say, {counts[TRAIN]} for training and {counts[VALIDATION]} for validation"
+        judged = [printable(source.name) for source in sources if source.part == VALIDATION]
+        more = ", …" if len(judged) > SHOWN else ""
+        text += (
+            f"; as their names say, {counts[TRAIN]} for training and {counts[VALIDATION]} for validation "
+            f"({', '.join(judged[:SHOWN])}{more})"
+        )
     if counts[NEITHER]:
         text += f", {counts[NEITHER]} for tests left out"
+    if tables := [printable(source.name) for source in sources if source.kind == TEXT and is_table(Path(source.name))]:
+        text += f"; {len(tables)} of them tables, which are read as plain text ({', '.join(tables[:SHOWN])})"
+    if others:
+        text += f"; {others} left out: hidden, empty, a system's own, or of another kind"
     return text
 
 

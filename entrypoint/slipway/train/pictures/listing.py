@@ -1,0 +1,255 @@
+"""Which pictures a folder holds, of which class, and which of them are held out.
+
+PATH/train/CLASS/… and PATH/val/CLASS/…, with pictures at any depth below their class; or PATH/CLASS/…, of which a tenth of
+each class is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from slipway.options.vision import BY_NAME
+from slipway.protocol.mistake import ConfigurationError, printable
+from slipway.train.pictures.earlier import Files, list_by_name
+from slipway.train.placeholders import LARGEST, is_companion, require_content
+from slipway.train.text.files import VALIDATION_SHARE
+
+# What Pillow reads besides: JPEG's other names, and formats that torchvision does not list.
+SUFFIXES = (
+    *IMG_EXTENSIONS,
+    ".jfif",
+    ".jpe",
+    ".jif",
+    ".pjpeg",
+    ".pjp",
+    ".gif",
+    ".apng",
+    ".avif",
+    ".jp2",
+    ".pnm",
+    ".pbm",
+    ".tga",
+)
+TRAIN = ("train", "training")
+JUDGE = ("val", "valid", "validation", "dev", "eval", "test", "testing")  # the first that is there is used
+SHOWN = 8  # classes, and names of files, in a line
+LAYOUT = "It has to hold train/CLASS/FILE and val/CLASS/FILE, or CLASS/FILE"
+
+
+@dataclass
+class LeftOut:
+    """What of a folder is not read, by the reason."""
+
+    companions: list[str] = field(default_factory=list)
+    dangling: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # no known suffix
+    outside: list[str] = field(default_factory=list)  # in no class's folder
+    parts: list[str] = field(default_factory=list)  # folders beside those for training and evaluation
+
+    def lines(self) -> list[str]:
+        """A phrase for each reason."""
+        suffixes = Counter(Path(name).suffix.lower() or "no suffix" for name in self.others)
+        told = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(SHOWN))
+        reasons = (
+            (self.companions, "hidden or a system's own"),
+            (self.dangling, "links that lead nowhere or in a circle"),
+            (self.others, f"with a suffix that is not read: {told}"),
+            (self.outside, "outside the folders of classes"),
+            (self.parts, "beside the folders for training and evaluation"),
+        )
+        return [f"{len(names):,} {reason} ({listed(names)})" for names, reason in reasons if names]
+
+
+def list_files(root: Path, split: str, beat: Callable[[], None] = lambda: None) -> tuple[Files, LeftOut]:
+    """The pictures under `root`. `split` is one of slipway.options.vision's. `beat` is called now and then.
+
+    Raises ConfigurationError where there are none of some class or kind, and for empty files and pointers to content.
+    """
+    if split == BY_NAME:
+        return list_by_name(root, beat), LeftOut()
+    left, folders = LeftOut(), subfolders(root)
+    train, judge = find_parts(root, folders)
+    if train is None:
+        left.outside += [name for name in names_of_files(root) if not is_companion(name)]
+        left.companions += companions(root)
+        return divide(root, list_classes(root, folders, left, beat), left)
+    left.parts += [name for name in folders if name not in (train, judge)]
+    assert judge is not None
+    trained = list_classes(root / train, subfolders(root / train), left, beat)
+    judged = list_classes(root / judge, subfolders(root / judge), left, beat, allow_empty=True)
+    if other := set(judged) - set(trained):
+        raise ConfigurationError(f"{root / judge} has the class {min(other)}, and {root / train} has not.")
+    require_classes(root, trained)
+    if not any(judged.values()):
+        raise ConfigurationError(f"{root} holds no pictures to evaluate on: {judge} has none. {LAYOUT}.")
+    parts = (
+        tuple((folder / name, label) for label, kind in enumerate(trained) for name in held.get(kind, ()))
+        for folder, held in ((root / train, trained), (root / judge, judged))
+    )
+    return Files(tuple(map(printable, trained)), *parts), left
+
+
+def find_parts(root: Path, folders: Sequence[str]) -> tuple[str | None, str | None]:
+    """The folders for training and for evaluation; none where `root` holds the classes themselves.
+
+    A class may be called train: pictures lie in it, not folders. Raises ConfigurationError where only one of them is there.
+    """
+    train, judge = (
+        next((name for wanted in names for name in folders if name.lower() == wanted), None) for names in (TRAIN, JUDGE)
+    )
+    if train is None or holds_pictures(root / train):
+        return None, None
+    if not subfolders(root / train) and judge is None:
+        return None, None
+    if judge is None:
+        raise ConfigurationError(
+            f"{root} has a folder {train} and none that is called val, for the evaluation. Where {train} is a "
+            "class, put its pictures into it, not into folders below it."
+        )
+    return train, judge
+
+
+def list_classes(
+    root: Path, names: Sequence[str], left: LeftOut, beat: Callable[[], None], allow_empty: bool = False
+) -> dict[str, list[str]]:
+    """The pictures of each class, as sorted paths relative to `root`. Raises ConfigurationError for a class without any."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        beat()
+        others = len(left.others)
+        state = (root / name).stat()
+        found[name] = sorted(walk(root, name, left, ((state.st_dev, state.st_ino),)))
+        if not found[name] and not allow_empty:
+            kinds = Counter(Path(other).suffix.lower() or "no suffix" for other in left.others[others:])
+            held = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(SHOWN)) or "nothing"
+            raise ConfigurationError(
+                f"{root / name} holds no picture of its class; it holds {held}. These are read: "
+                f"{' '.join(SUFFIXES)}. Convert its files, or remove the folder."
+            )
+    return found
+
+
+def walk(root: Path, inside: str, left: LeftOut, above: tuple[tuple[int, int], ...]) -> list[str]:
+    """The pictures in a folder and below, as paths relative to `root`; links are followed, but not in circles."""
+    found: list[str] = []
+    for entry in scan(root / inside):
+        name = f"{inside}/{entry.name}"
+        try:
+            state = entry.stat()
+        except OSError:
+            left.dangling.append(name)
+            continue
+        if is_companion(entry.name):
+            left.companions.append(name)
+        elif entry.is_dir():
+            if (place := (state.st_dev, state.st_ino)) in above:
+                left.dangling.append(name)
+            else:
+                found += walk(root, name, left, (*above, place))
+        elif not entry.name.lower().endswith(SUFFIXES):
+            left.others.append(name)
+        else:
+            require_picture(root / name, state.st_size)
+            found.append(name)
+    return found
+
+
+def require_picture(path: Path, size: int) -> None:
+    """Raise ConfigurationError for a file that is empty, or a pointer to its content."""
+    if not size:
+        raise ConfigurationError(f"{path} is no picture that can be read (it is empty). Remove or replace it.")
+    if size <= LARGEST:
+        require_content(path)
+
+
+def divide(root: Path, found: Mapping[str, Sequence[str]], left: LeftOut) -> tuple[Files, LeftOut]:
+    """Hold out a tenth of each class. Raises ConfigurationError where nothing is left for one of both."""
+    require_classes(root, found)
+    parts: tuple[list[tuple[Path, int]], list[tuple[Path, int]]] = ([], [])
+    for label, names in enumerate(found.values()):
+        aside = choose_held_out(names)
+        for name in names:
+            parts[name in aside].append((root / name, label))
+    if not parts[1]:
+        raise ConfigurationError(
+            f"{root} holds no pictures to evaluate on: no class has two pictures, of which one is held out. {LAYOUT}."
+        )
+    return Files(tuple(map(printable, found)), tuple(parts[0]), tuple(parts[1])), left
+
+
+def choose_held_out(names: Sequence[str]) -> frozenset[str]:
+    """A tenth of a class's pictures, at least one of two, never the only one: those with the lowest hashes of their names.
+
+    So a new picture changes the part of at most one other.
+    """
+    count = 0 if len(names) < 2 else max(1, int(len(names) * VALIDATION_SHARE + 0.5))
+    return frozenset(sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())[:count])
+
+
+def require_classes(root: Path, found: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigurationError where there are no classes, or a single one that seems to hold the classes."""
+    if not found:
+        raise ConfigurationError(
+            f"{root} holds no pictures to train on. {LAYOUT}, with files like {', '.join(IMG_EXTENSIONS[:4])}."
+        )
+    only = next(iter(found))
+    if len(found) == 1 and all(name.count("/") > 1 for name in found[only]):
+        raise ConfigurationError(
+            f"{root} holds a single folder, {only}, with folders in it. Did you mean folder:{root / only}?"
+        )
+
+
+def described(files: Files, left: LeftOut) -> str:
+    """What was found in a line: each class with its pictures to train on and to judge by, and what was left out."""
+    counts = [Counter(label for _, label in part) for part in (files.train, files.evaluation)]
+    shown = [f"{name} {counts[0][at]:,} + {counts[1][at]:,}" for at, name in enumerate(files.classes[:SHOWN])]
+    more = f" and {len(files.classes) - SHOWN:,} more" if len(files.classes) > SHOWN else ""
+    text = (
+        f"pictures: {len(files.train):,} to train on + {len(files.evaluation):,} to judge by, {len(files.classes):,} "
+        f"class{'' if len(files.classes) == 1 else 'es'}: {', '.join(shown)}{more}"
+    )
+    for place, what in ((0, "trained on"), (1, "judged by")):
+        if none := [name for at, name in enumerate(files.classes) if not counts[place][at]]:
+            text += f"; no picture is {what} of {len(none):,}: {listed(none)}"
+    return text + (f"; left out: {', '.join(told)}" if (told := left.lines()) else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and a sign that there are more."""
+    return ", ".join(map(printable, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
+
+
+def scan(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, by name. Raises ConfigurationError where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be read: {error.strerror}.") from None
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The folders in a folder, sorted, without those of systems."""
+    return [entry.name for entry in scan(folder) if entry.is_dir() and not is_companion(entry.name)]
+
+
+def companions(folder: Path) -> list[str]:
+    """What systems left in a folder."""
+    return [entry.name for entry in scan(folder) if is_companion(entry.name)]
+
+
+def names_of_files(folder: Path) -> list[str]:
+    """The files in a folder, sorted."""
+    return [entry.name for entry in scan(folder) if not entry.is_dir()]
+
+
+def holds_pictures(folder: Path) -> bool:
+    """Whether pictures lie in a folder itself."""
+    return any(name.lower().endswith(SUFFIXES) and not is_companion(name) for name in names_of_files(folder))

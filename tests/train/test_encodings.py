@@ -1,0 +1,183 @@
+"""Files that are no text in UTF-8, or no content at all, are named with what they are and what to type."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import ipc
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.checkpoints import INCLUDE, read_checkpoint_config, read_weights
+from slipway.train.text.encodings import guess_wide
+from slipway.train.text.tokenizer import open_tokenizer
+from slipway.train.text.tokens.documents import read_chunks
+from slipway.train.text.tokens.inputs import find_sources, plan_pieces
+from slipway.train.text.tokens.preparation import described_sources
+
+pytestmark = pytest.mark.pull
+
+PROSE = "the sea was calm and a wind rose over old hills\n" * 100
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 548105171\n"
+ANNEX = b"/annex/objects/SHA256E-s31390--f50d7ac4c6b9031379986bc362fcefb65f1e52621ce1708d537e740fefc59cc0.txt\n"
+
+
+def arrow(stream: bool) -> bytes:
+    """A table in one of Arrow's two forms."""
+    table, content = pyarrow.table({"text": ["sea", "wind"]}), io.BytesIO()
+    with (ipc.new_stream if stream else ipc.new_file)(content, table.schema) as writer:
+        writer.write_table(table)
+    return content.getvalue()
+
+
+def zipped() -> bytes:
+    """A zip archive."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.txt", PROSE)
+    return content.getvalue()
+
+
+NO_TEXT: list[tuple[str, bytes, str]] = [
+    (
+        "utf-16 with a mark",
+        PROSE.encode("utf-16"),
+        "is UTF-16 and not UTF-8. Convert it: iconv -f utf-16 -t utf-8 a.txt > NEW",
+    ),
+    ("big-endian with a mark", b"\xfe\xff" + PROSE.encode("utf-16-be"), "iconv -f utf-16 -t"),
+    ("utf-32 with a mark", PROSE.encode("utf-32"), "is UTF-32 and not UTF-8. Convert it: iconv -f utf-32 -t"),
+    ("big utf-32 with a mark", b"\0\0\xfe\xff" + PROSE.encode("utf-32-be"), "iconv -f utf-32 -t"),
+    ("utf-16", PROSE.encode("utf-16-le"), "iconv -f utf-16le -t"),
+    ("big-endian", PROSE.encode("utf-16-be"), "iconv -f utf-16be -t"),
+    ("utf-32", PROSE.encode("utf-32-le"), "iconv -f utf-32le -t"),
+    ("big-endian utf-32", PROSE.encode("utf-32-be"), "iconv -f utf-32be -t"),
+    ("a byte that is 0", b"sea\0wind", "holds bytes that are 0, .* tr -d '\\\\000' < a.txt > NEW"),
+    ("lfs", POINTER, "is a pointer of Git LFS and not the file itself. Type where it was cloned: git lfs pull"),
+    ("annex", ANNEX, "is a pointer of git-annex .* git annex get"),
+    ("arrow", arrow(stream=False), r"is an Arrow file, .*load_from_disk.*to_parquet"),
+    ("arrow stream", arrow(stream=True), r"is an Arrow file, .*load_from_disk.*to_parquet"),
+    ("gzip", gzip.compress(PROSE.encode()), "is packed; unpack it first"),
+    ("zip", zipped(), "is a zip archive"),
+    ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext a.txt NEW.txt"),
+    ("parquet", b"PAR1" + bytes(40), "is a parquet file without its suffix"),
+    ("numpy", b"\x93NUMPY\x01\x00" + bytes(100), "is an array of numpy"),
+]
+
+
+@pytest.mark.parametrize(("content", "told"), [case[1:] for case in NO_TEXT], ids=[case[0] for case in NO_TEXT])
+@pytest.mark.parametrize("in_a_folder", [True, False])
+def test_what_is_no_text_is_named_with_what_to_type(
+    tmp_path: Path, content: bytes, told: str, in_a_folder: bool
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "b.txt").write_text(PROSE)
+    with pytest.raises(ConfigurationError, match=f"a.txt (.* )?{told}"):
+        find_sources([tmp_path] if in_a_folder else [tmp_path / "a.txt"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("data-00000-of-00001.arrow", b"whatever", "is an Arrow file"),
+        ("a.feather", b"whatever", "is an Arrow file"),
+        ("train.bin", bytes(range(256)) * 9, "is binary and no text: weights, or another program's tokens"),
+        ("a.jsonl", POINTER, "is a pointer of Git LFS"),
+        ("a.parquet", POINTER, "is a pointer of Git LFS"),
+        ("a.jsonl", '{"text": "sea"}\n'.encode("utf-16"), "iconv -f utf-16 -t utf-8 a.jsonl"),
+        ("a.csv", b"id,text\n1,sea\n", r"is a table: .* --column .* cp a.csv a.csv.txt"),
+        ("a.TSV", b"id\ttext\n1\tsea\n", "is a table"),
+    ],
+)
+def test_a_files_name_tells_what_it_is(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    for given in (tmp_path / name, tmp_path):
+        with pytest.raises(ConfigurationError, match=f"{name} (.* )?{told}"):
+            find_sources([given])
+
+
+@pytest.mark.parametrize(
+    "text", ["sea", "él año ß 水 \U0001f6a2", "\ufeffsea", "a\x01b\x1b[0m", "version https://git-lfs"]
+)
+def test_text_in_utf8_is_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    assert [source.name for source in find_sources([tmp_path / "a.txt"])] == ["a.txt"]
+    assert guess_wide(text.encode()) == ""
+
+
+def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(PROSE.encode() * 10 + b"\0" + PROSE.encode())
+    sources = find_sources([tmp_path / "a.txt"])
+    spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
+    with pytest.raises(ConfigurationError, match=r"a.txt holds bytes that are 0"):
+        [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
+
+
+def test_a_table_among_other_texts_is_read_and_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,sea\n")
+    (tmp_path / "b.md").write_text(PROSE)
+    said = described_sources(find_sources([tmp_path]))
+    assert said.endswith(f"1 of them tables, which are read as plain text ({tmp_path.name}/a.csv)")
+
+
+# Checkpoints
+
+CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 256}
+
+
+def whole(folder: Path) -> None:
+    """Read all of a checkpoint."""
+    read_checkpoint_config(folder, 0.0)
+    read_weights(folder)
+    open_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("config.json", POINTER, "config.json is a pointer of Git LFS"),
+        ("model.safetensors", POINTER, "model.safetensors is a pointer of Git LFS"),
+        ("model.safetensors", b"<!DOCTYPE html><title>Sign in</title>", "model.safetensors is a web page"),
+        ("model.safetensors.index.json", POINTER, "index.json is a pointer of Git LFS"),
+    ],
+)
+def test_a_checkpoint_of_pointers_is_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=told):
+        whole(tmp_path)
+
+
+def test_a_tokenizer_that_is_a_pointer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(POINTER)
+    with pytest.raises(ConfigurationError, match=r"tokenizer.json is a pointer of Git LFS"):
+        open_tokenizer(str(tmp_path))
+
+
+def base(folder: Path) -> None:
+    """An adapter that says whose it is."""
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "openai-community/gpt2"}))
+
+
+def unknown(folder: Path) -> None:
+    """An adapter that does not."""
+    (folder / "adapter_config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"), [(base, "of the model openai-community/gpt2 and"), (unknown, "that it was made of")]
+)
+@pytest.mark.parametrize("with_config", [True, False])
+def test_an_adapter_is_no_model(tmp_path: Path, make: Callable[[Path], None], told: str, with_config: bool) -> None:
+    make(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    if with_config:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(ConfigurationError, match=rf"holds an adapter \(LoRA\) .*{told}.*merge_and_unload"):
+        whole(tmp_path)
+    assert "adapter_config.json" in INCLUDE
