@@ -34,6 +34,30 @@ def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
 
 
+def test_the_script_of_the_guide_comes_out_of_a_config_map(tmp_path: Path) -> None:
+    [block] = re.findall(r"```yaml\n(containers:.*?)```", README, re.DOTALL)
+    mine = shutil.copytree(K8S, tmp_path / "k8s") / "overlays/mine"
+    mine.mkdir()
+    patch = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "slipway"},
+        "spec": {"template": {"spec": yaml.safe_load(block)}},
+    }
+    (mine / "job.yaml").write_text(yaml.safe_dump(patch))
+    overlay = {"resources": ["../../base/multi"], "patches": [{"path": "job.yaml"}]}
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    documents = read_documents(kustomize(mine))
+    [job] = of_kind(documents, "Job")
+    assert findings(documents) == []
+    assert violations(job) == []
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["args"] == ["run", "train.py"]
+    assert places.keys() == {"script", "shm", "tmp", "checkpoints", "data"}, "what the base mounts is still there"
+    assert places["script"] == "/workspace"
+
+
 def test_the_check_of_a_node_fits_into_the_pod() -> None:
     page = (K8S.parent / "docs/check.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```yaml\n(initContainers:.*?)```", page, re.DOTALL)

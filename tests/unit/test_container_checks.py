@@ -131,6 +131,25 @@ def test_results_that_cannot_be_written_are_an_error_with_the_flag(
 
 
 @pytest.mark.parametrize(
+    ("runtime", "says", "silent"),
+    [
+        ("docker", "mount it without :ro", "emptyDir"),
+        ("kubernetes", "mount an emptyDir or a PersistentVolumeClaim at /checkpoints", ":ro"),
+        ("slurm", "leave :ro out of --container-mounts", "emptyDir"),
+    ],
+)
+def test_a_read_only_mount_for_results_is_refused_in_the_words_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, says: str, silent: str
+) -> None:
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: False)
+    monkeypatch.setattr(container_checks, "is_read_only", lambda folder: True)
+    with pytest.raises(LaunchError) as caught:
+        require_writable(in_image(runtime, VOLUME), CHECKPOINTS)
+    assert says in str(caught.value)
+    assert silent not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("runtime", "source", "owner", "says"),
     [
         ("docker", "./runs", 0, 'type: rmdir runs && mkdir runs; otherwise: sudo chown -R "$(id -u)" runs. And add --user "$(id -u):0"'),
@@ -232,6 +251,8 @@ def test_it_is_warned_of_only_where_it_can_matter(shm: int | None, processes: st
         ("docker", False, False, 'add -v "$PWD:{}" to docker run, or -w /tmp'),
         ("docker", True, True, "mount {} without :ro"),
         ("docker", True, False, '--user "$(id -u):0" to docker run'),
+        ("kubernetes", True, True, "SLIPWAY_RUN_DIR names, or mount an emptyDir"),  # a script out of a ConfigMap
+        ("slurm", True, True, "leave :ro out of --container-mounts"),
         ("kubernetes", False, False, "workingDir"),
         ("host", False, False, "start it in a folder that can be written"),
     ],

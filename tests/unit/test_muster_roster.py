@@ -218,6 +218,13 @@ def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
     assert roster.under_way == ""
 
 
+def test_nobody_is_told_to_start_a_pod_again_that_a_controller_replaces() -> None:
+    roster = make_roster(2, runtime="kubernetes")
+    admit(roster, make_hello(0, 2, tries=1, runtime="kubernetes"))
+    assert "a Job does so 10 s after a pod's end, later each time" in roster.under_way
+    assert "start its command" not in roster.under_way
+
+
 EIGHT = {"processes": 8, "gpus": ("H200",) * 8}
 QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
     (4, [{"processes": 2}] * 2, "The nodes that are here have 2 × 2 = 4: then set WORLD_SIZE=2."),

@@ -154,6 +154,11 @@ class Roster:
     @property
     def under_way(self) -> str:
         """What to do where the job has begun already, without nodes that it needs; else empty."""
+        if self.newest and not self.enough and self.own.runtime == "kubernetes":
+            return (
+                "the job is under way, and waits until its controller replaces the pods that ended: a Job does so 10 s after a "
+                "pod's end, later each time (kubectl get pods); an empty disk will do."
+            )
         if self.newest and not self.enough:
             return "the job is under way: start its command on the missing nodes again; an empty disk will do."
         return ""

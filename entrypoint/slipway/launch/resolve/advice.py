@@ -50,6 +50,19 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "slurm": "start it in a folder that can be written (in a container --container-workdir=DIR of srun)",
             "host": "start it in a folder that can be written",
         },
+        "results in a read-only mount": {
+            "docker": "mount it without :ro",
+            "kubernetes": "mount an emptyDir or a PersistentVolumeClaim at {target}, without readOnly: true",
+            "slurm": "leave :ro out of --container-mounts",
+            "host": "mount it without :ro",
+        },
+        "files in a read-only mount": {
+            "docker": "mount {target} without :ro",
+            "kubernetes": "let it write to the folder that SLIPWAY_RUN_DIR names, or mount an emptyDir for what it writes (the "
+            "volume of a ConfigMap is always read-only)",
+            "slurm": "let it write to the folder that SLIPWAY_RUN_DIR names, or leave :ro out of --container-mounts",
+            "host": "mount {target} without :ro",
+        },
         "temporary files": {
             "docker": "add --tmpfs /tmp:exec,mode=1777 to docker run",
             "kubernetes": "mount an emptyDir at /tmp",

@@ -55,7 +55,8 @@ def require_writable(host: Host, folder: Path) -> None:
             f"{folder} cannot be written in this container: {advise('results', host.runtime, str(folder))}."
         )
     if is_read_only(folder):
-        raise LaunchError(f"{point} is mounted read-only, and the results go there; mount it without :ro.")
+        remedy = advise("results in a read-only mount", host.runtime, str(point))
+        raise LaunchError(f"{point} is mounted read-only, and the results go there; {remedy}.")
     owner = owner_of(point)
     raise LaunchError(
         f"{point} is mounted and belongs to {'root' if owner == 0 else f'user {owner}'}, so user {os.getuid()} cannot write "
@@ -115,7 +116,8 @@ def _read_only_work(host: Host) -> Iterator[str]:
         point = mount_point(folder, host.mounts)
         remedy = advise("working directory", host.runtime, str(folder))
         if point is not None and point != Path("/"):
-            remedy = f"mount {point} without :ro" if is_read_only(folder) else advise("owner", host.runtime)
+            lacking = "files in a read-only mount" if is_read_only(folder) else "owner"
+            remedy = advise(lacking, host.runtime, str(point))
         yield (
             f"warning: the working directory {folder} cannot be written by user {os.getuid()}; where the script writes "
             f"there, {remedy}."
