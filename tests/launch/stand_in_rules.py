@@ -31,8 +31,9 @@ class Rules:
 
     def __init__(self, folder: Path) -> None:
         """`folder` is where held ranks leave a file each."""
-        self._folder = folder
+        self._folder, self._started = folder, folder.with_name("started")
         folder.mkdir()
+        self._started.mkdir()
 
     def variables(self, *rules: Rule, torch: bool = False, pause: float | None = None) -> dict[str, str]:
         """The environment of a launcher whose workers follow the rules; with `torch` they are the real ones.
@@ -44,6 +45,7 @@ class Rules:
             "PYTHONPATH": str(SITE),
             "STAND_INS": "" if torch else "1",
             "STAND_IN_RULES": json.dumps(told),
+            "STAND_IN_STARTED": str(self._started),
             **({} if pause is None else {"STAND_IN_PAUSE": str(pause)}),
         }
 
@@ -59,6 +61,11 @@ class Rules:
     def let_go(self, rule: Rule) -> None:
         """Let a rank go on."""
         self._file(rule).unlink()
+
+    @property
+    def started(self) -> list[str]:
+        """Attempt and rank (`1-0`) of each worker that was started, and not forked."""
+        return sorted(file.name for file in self._started.iterdir())
 
     def _file(self, rule: Rule) -> Path:
         return self._folder / rule.at.replace(" ", "-")

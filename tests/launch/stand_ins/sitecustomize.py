@@ -3,6 +3,7 @@
 Where STAND_INS is set, the launcher's processes get stand-ins without torch in place of the agent and of our workloads. In both
 kinds of worker each heartbeat looks at the rules in STAND_IN_RULES, which say what a rank does at a step: it is held until the
 test lets it go, or ends. In the launcher, STAND_IN_PAUSE replaces the pauses between attempts, in seconds.
+A worker leaves a file in the folder STAND_IN_STARTED, with its attempt and rank: one that was forked does not come here.
 """
 
 import os
@@ -79,5 +80,7 @@ def replace_pauses() -> None:
 
 if "STAND_IN_PAUSE" in os.environ and sys.orig_argv[1:3] == ["-m", "slipway"]:
     replace_pauses()
+if "STAND_IN_STARTED" in os.environ and "LOCAL_RANK" in os.environ:
+    open(f"{os.environ['STAND_IN_STARTED']}/{os.environ['SLIPWAY_ATTEMPT']}-{os.environ['RANK']}", "w").close()  # noqa: PTH123
 if any(word.startswith(OURS) for word in sys.orig_argv):
     begin()
