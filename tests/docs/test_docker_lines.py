@@ -18,9 +18,9 @@ def documented() -> list[tuple[Path, str, str]]:
     found = []
     for file in FILES:
         text = file.read_text()
-        blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) or [
-            re.sub(r"^# ?", "", text, flags=re.M)
-        ]
+        blocks = [re.sub(r"^# ?", "", text, flags=re.MULTILINE)]
+        if file.suffix == ".md":
+            blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         found += [
             (file.relative_to(ROOT), block, line.strip())
             for block in blocks
