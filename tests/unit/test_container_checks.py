@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
-from stand_ins import Slipway, make_devices, make_host, make_sources
+from stand_ins import Slipway, make_devices, make_host, make_sources, resolve
 
 from slipway.launch.resolve import container_checks, host
 from slipway.launch.resolve.container_checks import (
@@ -326,3 +327,32 @@ def test_names_that_docker_compose_reads_from_the_same_file_are_left_to_it(slipw
     assert "1 node × 1 CPU process " in made.out
     assert "COMPOSE_" not in made.out
     assert "in the image" not in made.out, "the file names an image to start, not the one we are in"
+
+
+@pytest.mark.parametrize(
+    ("affinity", "cores", "processes", "runtime", "said"),
+    [
+        (
+            1,
+            2,
+            "2",
+            "slurm",
+            "2 processes share 1 of 2 cores, the only ones that this launcher may run on; add --cpus-per-task=2",
+        ),
+        (2, 64, "8", "docker", "8 processes share 2 of 64 cores, .*; give docker run a wider --cpuset-cpus"),
+        (1, 8, "2", "host", "2 processes share 1 of 8 cores"),
+        (2, 2, "4", "host", ""),
+        (2, 64, "2", "slurm", ""),
+    ],
+)
+def test_processes_that_share_a_part_of_the_cores_are_warned_of(
+    affinity: int, cores: int, processes: str, runtime: str, said: str
+) -> None:
+    host = dataclasses.replace(make_host(), affinity=affinity, cores=cores, runtime=runtime)
+    told = [
+        line
+        for line in warnings(host, resolve({}, {"NPROC_PER_NODE": processes}), Path("runs"), True)
+        if "cores" in line
+    ]
+    assert bool(told) == bool(said)
+    assert not said or re.search(said, told[0])

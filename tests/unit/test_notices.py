@@ -36,6 +36,7 @@ class Chat:
     failures: int = 0
     tries: int = 0
     posts: list[dict[str, Any]] = field(default_factory=list)
+    redirect: tuple[int, str] = (0, "")  # the status, and where to, of what is not below /moved
 
 
 @pytest.fixture
@@ -46,6 +47,11 @@ def chat() -> Iterator[Chat]:
         def do_POST(self) -> None:
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             made.tries += 1
+            if made.redirect[0] and not self.path.startswith("/moved"):
+                self.send_response(made.redirect[0])
+                self.send_header("Location", made.redirect[1] or "/moved")
+                self.end_headers()
+                return
             failed = made.tries <= made.failures
             if not failed:
                 made.posts.append(content)
@@ -248,3 +254,23 @@ def test_an_address_that_is_none_is_refused_without_showing_it(slipway: Slipway,
     assert answer.code == 78
     assert "SLIPWAY_NOTIFY=*** (from the environment): an address that begins with https:// or http://" in answer.err
     assert "hunter2" not in answer.err
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_gets_the_message_as_well(chat: Chat, start: Any, run: Run, status: int) -> None:
+    chat.redirect, said = (status, ""), list[str]()
+    with start(said) as told:
+        told.end(run, verdict(Word.FAILED, "ValueError: bad batch"))
+    assert [post["event"] for post in chat.posts] == ["end"]
+    assert said == []
+
+
+@pytest.mark.parametrize("where", ["ftp://127.0.0.1/moved", "file:///etc/passwd"])
+def test_a_redirect_to_something_else_than_a_web_address_is_not_followed(
+    chat: Chat, start: Any, run: Run, where: str
+) -> None:
+    chat.redirect, said = (301, where), list[str]()
+    with start(said) as told:
+        told.end(run, verdict(Word.FAILED, "ValueError: bad batch"))
+    assert chat.posts == []
+    assert "could not be delivered" in said[0]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from environments import BARE_SRUN, ENROOT, ENROOT_TASKS, OPEN_MPI_TASKS, PLAIN, TWO_TASKS_PER_NODE
+from environments import BARE_SRUN, ENROOT, ENROOT_TASKS, MPICH, OPEN_MPI_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, resolve
 
 from slipway.launch.resolve.devices import Devices, Gpu
@@ -200,3 +200,16 @@ def test_threads_are_shared_among_those_on_the_same_cores(
     environ: dict[str, str], devices: Devices, threads: int
 ) -> None:
     assert resolve(environ, devices=devices).threads == threads
+
+
+@pytest.mark.parametrize("environ", [TWO_TASKS_PER_NODE, OPEN_MPI_TASKS | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, MPICH])
+def test_a_number_of_processes_that_is_typed_beside_a_launcher_per_process_fits_or_is_refused(
+    environ: dict[str, str],
+) -> None:
+    for fits in ("1", "2", "auto", "cpu"):
+        assert resolve(environ, {"NPROC_PER_NODE": fits}).processes_per_node == 2
+    with pytest.raises(LaunchError, match=r"--nproc-per-node 3, but by .* one of 2 launchers.* add --standalone"):
+        resolve(environ, {"NPROC_PER_NODE": "3"})
+    alone = {"NPROC_PER_NODE": "3", "WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    topology = resolve(environ, alone)
+    assert (topology.level, topology.processes_per_node) == ("node", 3)

@@ -156,7 +156,7 @@ def test_what_is_switched_needs_no_value_on_the_command_line(setting: Setting) -
         switched = setting.parse("yes") is True
     except ValueError:
         switched = False
-    assert setting.flag is switched
+    assert setting.flag is (switched and bool(setting.option))
 
 
 @pytest.mark.parametrize(
@@ -274,3 +274,23 @@ def test_the_environment_beats_the_file_for_variables_that_are_no_settings_too(
     environ: dict[str, str], env_file: dict[str, str], claim: Claim | None
 ) -> None:
     assert make_sources(environ, env_file=env_file).variable("NCCL_DEBUG", "OLDER") == claim
+
+
+@pytest.mark.parametrize(
+    "name", ["SLIPWAY_WARM", "SLIPWAY_WATCH", "SLIPWAY_DEBUG", "SLIPWAY_CHECK", "SLIPWAY_ALLOW_UNEVEN"]
+)
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("1", True),
+        ("true", True),
+        ("YES", True),
+        ("on", True),
+        ("0", False),
+        ("False", False),
+        ("no", False),
+        ("Off", False),
+    ],
+)
+def test_a_switch_is_set_by_any_of_the_usual_words(name: str, text: str, means: bool) -> None:
+    assert make_sources({name: text}).parsed(name) is means

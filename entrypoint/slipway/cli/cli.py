@@ -22,6 +22,7 @@ from slipway.launch.resolve.host import detect_runtime
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
+from slipway.launch.resolve.starters import instead, starter
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, LaunchError
 from slipway.protocol.printable import printable
@@ -172,6 +173,8 @@ def understand(words: list[str]) -> list[str]:
     if not words or words[0] in known or words[0].startswith("-"):
         return words
     if program := shutil.which(words[0]):
+        if starter(words) and any(word.endswith(".py") for word in words) and (line := instead(words)):
+            click.echo(f"slipway: {words[0]} is started as it is, without the launcher. With it: {line}", err=True)
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
     raise unknown_name(words[0], [*known, *WORKLOADS], detect_runtime(os.environ))
 

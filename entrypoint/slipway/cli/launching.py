@@ -36,8 +36,14 @@ TORCHRUN = {
     ("--role",): "all workers have the same role; nothing replaces it",
     ("--local-addr",): "use NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to choose a network",
     ("--numa-binding",): "use --cpu-binding",
+    (
+        "--use-env",
+    ): "leave it out: LOCAL_RANK is in the environment of each process, and nothing is added to its arguments",
+    ("--run-path",): "leave it out: the script's path is enough",
+    ("--virtual-local-rank",): "nothing replaces it: each process finds its GPU by LOCAL_RANK",
     ("--shutdown-timeout",): "use --after-failure-seconds S",
 }
+TORCHRUN_FLAGS = {"--use-env", "--run-path", "--virtual-local-rank"}
 # Names of ours that many scripts have for options of their own.
 SHARED = {"--backend", "--check", "--debug", "--resume", "--run-dir", "--runs"}
 
@@ -66,7 +72,10 @@ def launcher_options() -> list[click.Parameter]:
         click.Option(["--env-file"], metavar="FILE", type=click.Path(), help="Read this file instead of ./.env."),
     ]
     options += [click.Option([name], hidden=True) for name in RDZV]
-    return options + [click.Option(names, hidden=True, callback=_refuse_torchruns) for names in TORCHRUN]
+    for names in TORCHRUN:
+        flag = {"is_flag": True, "default": None} if names[0] in TORCHRUN_FLAGS else {}
+        options.append(click.Option(names, hidden=True, callback=_refuse_torchruns, **flag))
+    return options
 
 
 def complete_setting(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -102,8 +111,8 @@ FORMS = {
 }
 
 
-def _refuse_torchruns(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None and (instead := TORCHRUN[tuple(option.opts)]):
+def _refuse_torchruns(context: click.Context, option: click.Parameter, value: str | bool | None) -> None:
+    if value and (instead := TORCHRUN[tuple(option.opts)]):
         raise LaunchError(f"{option.opts[0]} is torchrun's: {instead}.")
 
 

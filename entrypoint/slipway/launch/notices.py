@@ -137,12 +137,26 @@ class Notices:
 
 
 def post(url: str, content: Mapping[str, Any]) -> None:
-    """Post JSON, through a proxy where the environment names one. Raises OSError, ValueError, http.client.HTTPException."""
+    """Post JSON, through a proxy where the environment names one, and again where a redirect leads; not from https to http.
+
+    Raises OSError, ValueError, http.client.HTTPException.
+    """
+    import urllib.error
     import urllib.request  # with http and ssl, which others do without
+
+    class PostAgain(urllib.request.HTTPRedirectHandler):
+        """urllib's own would follow 301 and 302 with a GET, without the message, and refuse 307 and 308."""
+
+        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+            if code not in (301, 302, 307, 308):
+                return super().redirect_request(req, fp, code, msg, headers, newurl)
+            if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+                raise urllib.error.HTTPError(req.full_url, code, "it redirects to an address without TLS", headers, fp)
+            return urllib.request.Request(newurl, req.data, req.headers, req.origin_req_host, True)  # noqa: S310
 
     headers = {"Content-Type": "application/json", "User-Agent": "slipway"}
     request = urllib.request.Request(url, json.dumps(content).encode(), headers)  # noqa: S310  # its setting takes http(s) alone
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+    with urllib.request.build_opener(PostAgain).open(request, timeout=TIMEOUT) as answer:
         answer.read(300)
 
 

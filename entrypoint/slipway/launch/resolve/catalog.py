@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.launch.resolve.advice import advise
+from slipway.launch.resolve.starters import refuse_starter
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.printable import printable
@@ -150,6 +151,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
+    if refusal := refuse_starter(words):
+        raise LaunchError(refusal)
     start = (*_LEASHED, *_DEFAULT_SIGNALS)
     python = (*start, sys.executable, "-u")
     if first == "-m":

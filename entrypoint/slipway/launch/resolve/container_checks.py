@@ -103,6 +103,15 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
         )
     if host.noexec:
         yield from _noexec(host, topology)
+    if not topology.process and topology.processes_per_node > host.affinity < host.cores:
+        widen = {
+            "slurm": f"add --cpus-per-task={topology.processes_per_node} or --cpu-bind=none to srun",
+            "docker": "give docker run a wider --cpuset-cpus",
+        }.get(host.runtime, "start it with a wider affinity (taskset --cpu-list)")
+        yield (
+            f"warning: {topology.processes_per_node} processes share {host.affinity} of {host.cores} cores, the only ones "
+            f"that this launcher may run on; {widen}."
+        )
     if not own:
         yield from _read_only_work(host)
 

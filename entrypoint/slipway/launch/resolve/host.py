@@ -22,7 +22,8 @@ class Host:
 
     `runtime` is what runs us, for advice: host, docker, kubernetes or slurm. `image` names Slipway's own image, None
     elsewhere. `mounts` maps mount points to types of file systems, `shm` is the size of /dev/shm in bytes, `noexec`
-    says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there.
+    says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there. `affinity`
+    counts the cores that this process may run on, `cores` those of the machine or, under Slurm, of the job on this node.
     """
 
     fqdn: str
@@ -34,6 +35,8 @@ class Host:
     shm: int | None = None
     noexec: bool = False
     scratch: Path = Path("/tmp")  # noqa: S108  # a default for tests; `read_host` asks
+    affinity: int = 1
+    cores: int = 1
 
     @property
     def shell(self) -> str:
@@ -66,6 +69,8 @@ def read_host(environ: Mapping[str, str]) -> Host:
         size_of(Path("/dev/shm")),  # noqa: S108
         not may_execute(temporary),
         scratch,
+        len(os.sched_getaffinity(0)),
+        int(allotted) if (allotted := environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal() else os.cpu_count() or 1,
     )
 
 

@@ -40,6 +40,7 @@ def place_processes(
         )
     _refuse_old_gpus(devices)
     if process:
+        _refuse_other_count(asked, wish, process)
         return "cuda" if gpus else "cpu", process.local_world_size
     if not gpus:
         # Two show data parallelism on any machine; more would only share the same cores.
@@ -50,6 +51,17 @@ def place_processes(
             f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
         )
     return "cuda", wish if isinstance(wish, int) else gpus
+
+
+def _refuse_other_count(asked: Claim, wish: object, process: Process) -> None:
+    """Raise LaunchError where a number was typed and a starter has started another one of these launchers on this node."""
+    local = process.local_world_size
+    if isinstance(wish, int) and asked.source.startswith("command line") and wish not in (1, local):
+        raise LaunchError(
+            f"{asked.about('NPROC_PER_NODE')}, but by {process.source} this is one of {local} launchers on this node, and each "
+            "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of all, "
+            "start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node)."
+        )
 
 
 def _refuse_old_gpus(devices: Devices) -> None:

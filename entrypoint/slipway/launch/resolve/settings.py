@@ -126,9 +126,9 @@ def _web_address(text: str) -> str:
 
 
 def _switch(text: str) -> bool:
-    if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
-        raise ValueError("1 or 0 are allowed")
-    return text.lower() in ("1", "true", "yes")
+    if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("1 or 0 are allowed, as are true or false, yes or no, on or off")
+    return text.lower() in ("1", "true", "yes", "on")
 
 
 SETTINGS = (
@@ -225,8 +225,9 @@ SETTINGS = (
         "SLIPWAY_WARM",
         "",
         "1",
-        _number(0, 1),
+        _switch,
         "Keep a process with torch imported, from which a job that failed is started again in a second or two; 0 starts it anew.",
+        "1|0",
     ),
     Setting(
         "SLIPWAY_HANG_SECONDS",
@@ -249,8 +250,9 @@ SETTINGS = (
         "SLIPWAY_WATCH",
         "",
         "1",
-        _number(0, 1),
+        _switch,
         "Ask each worker where it stands, for hangs and `slipway stacks`; 0 leaves the workers alone.",
+        "1|0",
     ),
     Setting(
         "SLIPWAY_MUSTER_TIMEOUT",

@@ -1,0 +1,82 @@
+"""Words of another launcher's command that are left in front of a script: one answer, with the line to type."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import Slipway
+
+from slipway.cli.launching import TORCHRUN
+
+INSTEAD = {
+    "python t.py": "slipway run t.py",
+    "python3 -u t.py --lr 1": "slipway run t.py --lr 1",
+    "python3.12 -X dev -W error -Xfaulthandler t.py -u": "slipway run t.py -u",
+    "/usr/bin/python -m pkg.train -x": "slipway run -m pkg.train -x",
+    "python -um pkg.train": "slipway run -m pkg.train",
+    "python -c pass": "slipway run --no-python python -c pass",
+    "python": "slipway run SCRIPT [arguments]",
+    "torchrun --nproc_per_node 2 t.py --r 1": "slipway run --nproc_per_node 2 t.py --r 1",
+    "torchrun": "slipway run SCRIPT [arguments]",
+    "python -m torch.distributed.launch --use_env --nproc_per_node=2 t.py": "slipway run --nproc_per_node=2 t.py",
+    "python -m torch.distributed.run --standalone t.py": "slipway run --standalone t.py",
+    "-m torch.distributed.run --nnodes 1 t.py": "slipway run --nnodes 1 t.py",
+    "--no-python torchrun --nproc_per_node 2 t.py": "slipway run --nproc_per_node 2 t.py",
+    "--no-python python -m torch.distributed.run t.py": "slipway run t.py",
+    "accelerate launch --num_processes 2 t.py --lr 1": "slipway run t.py --lr 1",
+    "deepspeed --num_gpus 2 t.py": "slipway run t.py",
+    "torchx run dist.ddp": "slipway run SCRIPT [arguments]",
+}
+
+
+@pytest.mark.parametrize("typed", INSTEAD)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_another_launcher_in_front_of_a_script_is_left_out(slipway: Slipway, typed: str, command: str) -> None:
+    Path("t.py").touch()
+    answer = slipway(command, *typed.split())
+    assert (answer.code, answer.out) == (78, "")
+    assert "stands in front of the script, and `slipway run` takes its place." in answer.err
+    assert answer.err.rstrip().endswith(INSTEAD[typed])
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-python", "python", "t.py"], ["--no-python", "sh", "-c", "python t.py"], ["t.py", "python"]]
+)
+def test_a_program_that_is_to_be_started_as_it_is_is_started(slipway: Slipway, words: list[str]) -> None:
+    Path("t.py").touch()
+    assert slipway("plan", *words).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["python", "t.py", "-x"],
+            "slipway: python is started as it is, without the launcher. With it: slipway run t.py -x\n",
+        ),
+        (["python", "-c", "pass"], ""),
+        (["python", "-m", "pip", "list"], ""),
+        (["true", "t.py"], ""),
+    ],
+)
+def test_an_executable_is_started_as_it_is_and_a_script_behind_python_is_pointed_out(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    def start(program: str, typed: list[str]) -> None:
+        assert typed == words
+        sys.exit(0)
+
+    monkeypatch.setattr(os, "execv", start)
+    assert slipway(*words).err == said
+
+
+@pytest.mark.parametrize("flag", ["--use_env", "--use-env", "--run-path", "--virtual-local-rank"])
+def test_a_switch_of_torchruns_is_refused_and_takes_no_value(slipway: Slipway, flag: str) -> None:
+    Path("t.py").touch()
+    answer = slipway("run", "--nproc-per-node", "2", flag, "t.py")
+    assert answer.code == 78
+    name = flag.replace("_", "-")
+    assert f"{name} is torchrun's: {TORCHRUN[(name,)]}." in answer.err
