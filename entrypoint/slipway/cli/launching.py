@@ -73,8 +73,8 @@ def launcher_options() -> list[click.Parameter]:
     ]
     options += [click.Option([name], hidden=True) for name in RDZV]
     for names in TORCHRUN:
-        flag = {"is_flag": True, "default": None} if names[0] in TORCHRUN_FLAGS else {}
-        options.append(click.Option(names, hidden=True, callback=_refuse_torchruns, **flag))
+        flag = names[0] in TORCHRUN_FLAGS
+        options.append(click.Option(names, hidden=True, callback=_refuse_torchruns, is_flag=flag, default=None))
     return options
 
 

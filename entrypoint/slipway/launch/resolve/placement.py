@@ -59,8 +59,8 @@ def _refuse_other_count(asked: Claim, wish: object, process: Process) -> None:
     if isinstance(wish, int) and asked.source.startswith("command line") and wish not in (1, local):
         raise LaunchError(
             f"{asked.about('NPROC_PER_NODE')}, but by {process.source} this is one of {local} launchers on this node, and each "
-            "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of all, "
-            "start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node)."
+            "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of "
+            "all, start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node)."
         )
 
 
