@@ -14,7 +14,7 @@ UNIT = Path(__file__).parents[1] / "unit"
 CORES = sorted(os.sched_getaffinity(0))
 # Two GPUs on NUMA nodes of their own, each with one slice. Of NVML's library nothing but its presence is asked.
 DRIVER = f"""
-from stand_in_rules import FakeNvml, NvmlError as NVMLError, make_card
+from stand_ins import FakeNvml, NvmlError as NVMLError, make_card
 nvml = FakeNvml(make_card(0, slices=["MIG-a"], cores=[{CORES[0]}]), make_card(1, slices=["MIG-b"], cores=[{CORES[-1]}]))
 globals().update({{name: getattr(nvml, name) for name in dir(nvml) if name.lower().startswith("nvml")}})
 
