@@ -156,9 +156,14 @@ def test_nodes_whose_task_ended_before_its_launcher_spoke_are_named(
     assert f"sbatch --exclude={named} " in done.stderr
 
 
-@pytest.mark.parametrize("code", [0, FAILED, PEER])
-def test_no_node_is_named_where_all_launchers_started(cluster: Path, code: int) -> None:
-    done = submitted(cluster, code=code, SLURM_JOB_NODELIST="node[1-3]")
+@pytest.mark.parametrize(
+    ("code", "starts"),
+    [*((code, "node1 node2 node3") for code in (0, FAILED, PEER)), *((code, "") for code in (STOPPED, *UNHEARD))],
+)
+def test_no_node_is_named_where_all_launchers_started_or_were_stopped_before(
+    cluster: Path, code: int, starts: str
+) -> None:
+    done = submitted(cluster, code=code, STARTS=starts, SLURM_JOB_NODELIST="node[1-3]")
     assert "--exclude" not in done.stderr
 
 
