@@ -13,10 +13,12 @@ from stand_ins import plan_for, write_files
 from slipway.launch.attempt import supervise
 from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.lasting import Lasting
+from slipway.launch.attempt.spare import Spare
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import descendants, send_signal
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HONOURS_STOP
@@ -156,6 +158,20 @@ def test_a_stopped_script_is_not_said_to_save_a_snapshot(
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),)
     supervise_worker(monkeypatch, tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
     assert said == ["SIGTERM received: stopping, the script has at most 60 s to end"]
+
+
+@pytest.mark.parametrize("fails", ["", "worker"], ids=["it ends by itself", "it is killed"])
+def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60; true"], stdout=subprocess.DEVNULL) as runtime:
+        worker = Worker(fails, tmp_path / "node-0")
+        supervise_worker(monkeypatch, tmp_path, worker, plan_for())
+        with Spare(worker.own, wanted=True):
+            pass
+        assert worker.process.returncode is not None
+        assert runtime.poll() is None
+        send_signal([runtime.pid, *descendants(runtime.pid)], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
