@@ -462,7 +462,7 @@ STALLED = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNu
     ("own", "word", "text"),
     [
         (True, "peer", nccl_error("ncclRemoteError", CLOSED)),
-        (False, "failed", nccl_error("ncclRemoteError", CLOSED)),
+        (False, "peer", nccl_error("ncclRemoteError", CLOSED)),
         (True, "peer", STALLED),
         (False, "peer", STALLED),
     ],
@@ -475,6 +475,40 @@ def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, o
     assert survivor.evidence.startswith("SIGABRT: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog")
     verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, evidence="no heartbeat for 30 s")])
     assert (verdict.word, verdict.code(0)) == ("lost", 76)
+
+
+REFUSED = "socketPollConnect: connect to 10.0.0.7<48123> returned Connection refused, exceeded error retry count after 35 attempts"
+REMOTE = {
+    "NCCL's remote error": stderr(nccl_error("ncclRemoteError", REFUSED)),
+    "NCCL's system error": stderr(nccl_error("ncclSystemError", REFUSED)),
+    "the watchdog": stderr(STALLED),
+    "gloo's time-out": [
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+    ],
+}
+
+
+@pytest.mark.parametrize("remote", REMOTE)
+@pytest.mark.parametrize("other", [*REMOTE, "a lost connection", "not ended", "left"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_every_failure_is_a_remote_error_it_is_76_whichever_rank_is_read_first(
+    tmp_path: Path, remote: str, other: str, first: int
+) -> None:
+    said = {first: REMOTE[remote], 1 - first: REMOTE.get(other, ECHO if other == "a lost connection" else ["step 3"])}
+    failed = [failure(first, 1, 5.0)]
+    failed += [failure(1 - first, 1, 4.0 + 2 * first)] if other in (*REMOTE, "a lost connection") else []
+    left = {1 - first: 4.5} if other == "left" else {}
+    outcome = end(tmp_path, own=False, status=1, failures=failed, last=said, left=left)
+    assert (outcome.word, outcome.own) == ("peer", False)
+    assert judge([outcome]).code(0) == 76
+
+
+@pytest.mark.parametrize("times", [(1.0, 2.0), (2.0, 1.0)])
+def test_the_same_goes_for_nodes(times: tuple[float, float]) -> None:
+    lost = Outcome(0, "n0", "failed", times[0], evidence="exit code 1: RuntimeError: Connection closed by peer")
+    waited = Outcome(1, "n1", "peer", times[1], evidence=REMOTE["gloo's time-out"][0])
+    verdict = judge([lost, waited])
+    assert (verdict.word, verdict.code(0), verdict.first.node_rank) == ("peer", 76, 1)
 
 
 WAITED = [

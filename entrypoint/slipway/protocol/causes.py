@@ -57,6 +57,7 @@ _TABLE = tuple(
     )
 )
 _TIMED_OUT = re.compile(TIME_OUT, re.IGNORECASE | re.DOTALL)
+_NCCLS = re.compile(r"ncclRemoteError|ncclSystemError|remote process exited")
 LONGEST = 1200  # characters of a message that are told
 _NCCL_ERROR = re.compile(r"\b(nccl[A-Z]\w+): [^\n]*(?:\n\s*Last error:\s*([^\n]*))?")
 
@@ -72,6 +73,14 @@ def cause_of(text: str) -> Word:
 def is_time_out(text: str) -> bool:
     """Whether an error is the time-out of a collective: PEER, and nothing in it that says more."""
     return cause_of(text) == Word.PEER and _TIMED_OUT.search(text) is not None
+
+
+def is_remote(text: str) -> bool:
+    """Whether an error says that another process is gone or does not answer, by NCCL's judgement or by a time that is over.
+
+    A script could do nothing about that. gloo says the same of a process that only left early: it closed the connection.
+    """
+    return cause_of(text) == Word.PEER and (is_time_out(text) or _NCCLS.search(text) is not None)
 
 
 def in_one_line(text: str) -> str:

@@ -25,7 +25,7 @@ from slipway.protocol.causes import (
     SMALL_SHM,
     cause_of,
     in_one_line,
-    is_time_out,
+    is_remote,
 )
 from slipway.protocol.cgroups import cgroup_folders, read_kernel_file
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
@@ -206,7 +206,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
         word = cause_of(said)
         if raised and word != Word.PEER and "killed by signal" not in said:
             cause = {"word": word, "evidence": said, "rank": rank, "time": now, "where": raised.where}
-            causes.append(((False, False, False, True, now, rank), cause))
+            causes.append(((False, False, False, False, True, now, rank), cause))
     return causes
 
 
@@ -225,8 +225,8 @@ def _cause(
         evidence, where = _status_text(exitcode, facts, rank, raised), raised.where if raised else None
         said = cause_of(evidence)
         # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair. One that waited
-        # for it until the time was over could do nothing.
-        word = said if facts.own or said != Word.PEER or is_time_out(evidence) else Word.FAILED
+        # for it until the time was over, or whose NCCL gave up, could do nothing.
+        word = said if facts.own or said != Word.PEER or is_remote(evidence) else Word.FAILED
         if facts.device == "cpu" and re.search(NO_DEVICE, evidence):
             word = Word.FAILED  # the launcher said at the start that there is none
     if not record and facts.own and (re.search(DISK_FULL, evidence) or NO_MORE_PROCESSES.search(evidence)):
@@ -238,9 +238,18 @@ def _cause(
         word, evidence, where = facts.stop, f"the script ended by {facts.signal}, as asked", None
     time = _time(record.get("time"), failure.get("time"), now)
     # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
-    # gloo aborts where something else went wrong before.
+    # gloo aborts where something else went wrong before. Among those that only lost another, those that a retry may help decide,
+    # whichever was read first.
     echo = word == Word.PEER or cause_of(evidence) == Word.PEER
-    order = (echo, word == facts.stop, exitcode == -signal.SIGABRT, exitcode >= 0, time, rank)
+    order = (
+        echo,
+        echo and word != Word.PEER,
+        word == facts.stop,
+        exitcode == -signal.SIGABRT,
+        exitcode >= 0,
+        time,
+        rank,
+    )
     return order, {"word": word, "evidence": evidence, "rank": rank, "time": time, "where": where}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from slipway.protocol.causes import cause_of
+from slipway.protocol.causes import cause_of, is_remote
 from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
 from slipway.protocol.outcomes import GOOD, Word
 
@@ -113,8 +113,9 @@ def apart(time: float, other: float) -> str:
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """One verdict from the outcomes of all nodes (at least one), whose times are by one clock."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
-    bad = [outcome for outcome in ordered if not outcome.good]
-    own = [outcome for outcome in bad if outcome.own]
+    # Of nodes that only lost another those count that a retry may help, whichever was first.
+    bad = sorted((outcome for outcome in ordered if not outcome.good), key=lambda one: not is_remote(one.evidence))
+    own = [outcome for outcome in ordered if outcome.own]
     # Where all bad outcomes only echo another node's end, a stop explains them.
     asked = [outcome for outcome in ordered if outcome.word in (Word.CANCELLED, Word.STOPPED)]
     ranking = (
