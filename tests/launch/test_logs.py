@@ -1,7 +1,6 @@
 """`slipway logs` on real runs: what ranks share is shown once, one follows a run to its end, and no secret gets into a bundle."""
 
 import json
-import re
 import signal
 import tarfile
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rule, Rules
 
 Run = Callable[..., Launcher]
 SECRETS = {"TRACKER_TOKEN": "canary-of-the-job", "HF_TOKEN": "canary of the hub"}
@@ -49,9 +49,22 @@ def test_a_training_is_shown_and_packed(slipway: Run, tmp_path: Path) -> None:
     assert names - {"node-0/plan.json"} == top | logs | ranks | {"node-0/ledger.json"}
 
 
-def test_what_ranks_share_is_shown_once_and_no_secret_gets_into_a_bundle(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_what_ranks_share_is_shown_once_and_no_secret_gets_into_a_bundle(
+    slipway: Run, rules: Rules, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(PRINTS)
-    job = slipway("run", "--run-dir", "runs/own", "own.py", "--api-key", "canary", NPROC_PER_NODE="2", **SECRETS)
+    job = slipway(
+        "run",
+        "--run-dir",
+        "runs/own",
+        "own.py",
+        "--api-key",
+        "canary",
+        NPROC_PER_NODE="2",
+        **SECRETS,
+        **rules.variables(),
+    )
     assert job.end() == 0, job.text
     shown = slipway("logs", "own").text
     assert shown.count("hello from all of us") == shown.count(" ranks 0, 1: hello from all of us\n") == 1
@@ -70,15 +83,21 @@ def test_what_ranks_share_is_shown_once_and_no_secret_gets_into_a_bundle(slipway
     assert "own/node-0/logs/rank-1.log" in texts
 
 
-def test_one_follows_a_run_until_it_ends(start: Run, tmp_path: Path) -> None:
-    job = start("linear", "--run-dir", "runs/long", "--steps", "1000000", "--log-every", "1", NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
+@pytest.mark.pull
+def test_one_follows_a_run_until_it_ends(start: Run, rules: Rules, tmp_path: Path) -> None:
+    held, later = Rule("hold", step=4), Rule("hold", step=54)
+    words = ("linear", "--run-dir", "runs/long", "--steps", "1000000", "--log-every", "1")
+    job = start(*words, NPROC_PER_NODE="2", **rules.variables(held, later))
+    rules.wait_for(held, job)
     follower = start("logs", "long", "--follow")
     follower.wait_for("step 3/")
-    step = max(map(int, re.findall(r"step (\d+)/", follower.text)))
-    follower.wait_for(f"step {step + 50}/")
+    assert "step 4/" not in follower.text
+    rules.let_go(held)
+    follower.wait_for("step 53/")
     assert follower.process.poll() is None
     job.signal(signal.SIGINT)
+    job.wait_for("SIGINT received")
+    rules.let_go(later)
     assert job.end() == 79, job.text
     assert follower.end() == 0, follower.text
     last = (tmp_path / "runs/long/node-0/logs/rank-0.log").read_text().splitlines()[-1]

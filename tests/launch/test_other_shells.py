@@ -1,14 +1,15 @@
-"""A run seen from other shells: its status, a request to stop it, and a second start in its directory."""
+"""A run seen from other shells: its status, a request to stop it, and a second start in its directory. Without torch."""
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rule, Rules
+from waiting import wait_until
 
 from slipway.launch.process_tree import state_of
 
@@ -20,10 +21,10 @@ WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(300)"
 
 
 @pytest.fixture
-def waiting(start: Run, tmp_path: Path) -> Launcher:
+def waiting(start: Run, rules: Rules, tmp_path: Path) -> Launcher:
     """A script that waits for its end, in runs/mine."""
     (tmp_path / "wait.py").write_text(WAITS)
-    job = start("run", "--run-dir", "runs/mine", "wait.py", NPROC_PER_NODE="1")
+    job = start("run", "--run-dir", "runs/mine", "wait.py", NPROC_PER_NODE="1", **rules.variables())
     job.wait_for("ready")
     return job
 
@@ -34,14 +35,17 @@ def read_json(job: Launcher) -> dict[str, Any]:
 
 
 @pytest.mark.core
-def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, tmp_path: Path) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
+def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, rules: Rules, tmp_path: Path) -> None:
+    held = Rule("hold")
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(held))
+    rules.wait_for(held, job)
     shown = read_json(slipway("status", "--json"))
     assert shown["alive"] is True
     assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
     assert all(rank["phase"] and rank["age"] < 60 for rank in shown["ranks"])
-    stopping = slipway("stop", "mine", "--wait")
+    stopping = start("stop", "mine", "--wait")
+    job.wait_for("`slipway stop` received")
+    rules.let_go(held)
     assert stopping.end() == 0, stopping.text
     assert job.end() == 79, job.text
     assert any("`slipway stop`" in line for line in job.closing)
@@ -54,14 +58,16 @@ def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, 
     assert read_json(slipway("status", "mine", "--json"))["outcome"]["code"] == 79
 
 
+@pytest.mark.pull
 def test_a_stop_file_stops_like_the_system_does(waiting: Launcher, tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine" / "stop").touch()
     assert waiting.end() == 75, waiting.text
     assert any("the stop file" in line for line in waiting.closing)
 
 
+@pytest.mark.pull
 def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_taken_over(
-    waiting: Launcher, slipway: Run, tmp_path: Path
+    waiting: Launcher, slipway: Run, rules: Rules, tmp_path: Path
 ) -> None:
     words = ("run", "--run-dir", "runs/mine")
     for more in ((), ("--resume", "auto")):
@@ -73,20 +79,24 @@ def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_take
     assert "without a verdict" in slipway("status").text
     assert "its launcher is gone" in slipway("stop", "mine").text
     (tmp_path / "wait.py").write_text("print('again')")
-    second = slipway(*words, "--resume", "auto", "wait.py")
+    second = slipway(*words, "--resume", "auto", "wait.py", **rules.variables())
     assert second.end() == 0, second.text
     assert any("ended without a word" in line for line in second.closing)
 
 
+@pytest.mark.pull
 @pytest.mark.needs("process namespaces")
 def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_the_run(
-    start: Run, tmp_path: Path
+    start: Run, rules: Rules, tmp_path: Path
 ) -> None:
-    words = (*ENDLESS, "--save-every", "5")
-    frozen = start(*words, NPROC_PER_NODE="1", SLIPWAY_MAX_RESTARTS="0")
-    frozen.wait_for("step 12/")
+    held = Rule("hold", step=12)
+    # A worker that prints would wait for its launcher to read.
+    words, more = (*ENDLESS, "--save-every", "5", "--log-every", "100000"), {"NPROC_PER_NODE": "1"}
+    frozen = start(*words, SLIPWAY_MAX_RESTARTS="0", **more, **rules.variables(held))
+    rules.wait_for(held, frozen)
     worker = json.loads((tmp_path / "runs/mine/node-0/heartbeat/rank-0.json").read_text())["pid"]
     frozen.signal(signal.SIGSTOP)
+    rules.let_go(held)
     try:
         elsewhere = (
             "unshare",
@@ -95,12 +105,9 @@ def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_th
             "--kill-child",
             "--mount-proc",
         )  # from where the first cannot be seen
-        other = start(*words, "--resume", "auto", before=elsewhere, NPROC_PER_NODE="1")
-        other.wait_for("/100000")
-        until = time.monotonic() + 20
-        while state_of(worker) not in ("", "Z"):
-            assert time.monotonic() < until, "the frozen launcher's worker goes on"
-            time.sleep(0.2)
+        other = start(*words, "--resume", "auto", before=elsewhere, **more, **rules.variables())
+        other.wait_for("going on from")
+        wait_until(lambda: state_of(worker) in ("", "Z"), "the frozen launcher's worker to end")
         (tmp_path / "runs/mine/stop").touch()
         assert other.end() == 75, other.text
     finally:
@@ -108,12 +115,15 @@ def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_th
     assert frozen.end() != 0, frozen.text
 
 
+@pytest.mark.pull
 @pytest.mark.needs("process namespaces")
-def test_a_launcher_may_be_process_1_of_a_container(slipway: Run, waiting: Launcher, tmp_path: Path) -> None:
+def test_a_launcher_may_be_process_1_of_a_container(
+    slipway: Run, waiting: Launcher, rules: Rules, tmp_path: Path
+) -> None:
     """Kubernetes' `command` replaces the image's entry point. And whoever is in another container is seen from there."""
     apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
     (tmp_path / "own.py").write_text("import os\nprint('parents', os.getppid() > 1, flush=True)")
-    job = slipway("own.py", before=apart, NPROC_PER_NODE="1")
+    job = slipway("own.py", before=apart, NPROC_PER_NODE="1", **rules.variables())
     assert job.end() == 0, job.text
     assert "parents True" in job.text
     second = slipway("run", "--run-dir", "runs/mine", "--resume", "auto", "own.py", before=apart)
@@ -121,6 +131,7 @@ def test_a_launcher_may_be_process_1_of_a_container(slipway: Run, waiting: Launc
     assert f"is in use by the launcher with process id {waiting.process.pid}" in second.text
 
 
+@pytest.mark.pull
 def test_a_run_that_is_not_there_is_told_with_what_is(slipway: Run, tmp_path: Path) -> None:
     for command in ("status", "stop"):
         job = slipway(command, "mine")
@@ -136,11 +147,13 @@ SHOWS = (
 )
 
 
+@pytest.mark.pull
 def test_nodes_without_a_shared_run_directory_tell_their_workers_and_are_started_again_together(
-    node: Run, tmp_path: Path
+    node: Run, rules: Rules, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(SHOWS)
-    jobs = [node(rank, 2, "run", "--max-restarts", "1", "--runs", f"disk-{rank}", "own.py") for rank in (0, 1)]
+    words, more = ("run", "--max-restarts", "1", "own.py"), rules.variables(pause=0.1)
+    jobs = [node(rank, 2, *words, SLIPWAY_RUNS=f"disk-{rank}", **more) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
     for job in jobs:
         assert job.text.count("shared 0") == 2

@@ -1,4 +1,7 @@
-"""A script of one's own reads what is typed, or comes through a pipe, and its prompts and progress bars are seen at once."""
+"""A script of one's own reads what is typed, or comes through a pipe, and its prompts and progress bars are seen at once.
+
+All are the launcher's work: the agent is the one without torch.
+"""
 
 import hashlib
 import os
@@ -10,20 +13,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launchers import PATIENCE
+from stand_in_rules import Rules
 from terminals import Terminal
+from waiting import PATIENCE
 
 SLIPWAY = (sys.executable, "-m", "slipway")
 Open = Callable[..., Terminal]
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Open]:
+def terminal(tmp_path: Path, rules: Rules) -> Iterator[Open]:
     """Opens a terminal with a program in the test's folder; what still runs at the end is killed."""
     opened: list[Terminal] = []
 
     def start(*command: str, **variables: str) -> Terminal:
-        opened.append(Terminal(tmp_path, *command, **variables))
+        opened.append(Terminal(tmp_path, *command, **variables, **rules.variables()))
         return opened[-1]
 
     yield start
@@ -51,6 +55,7 @@ def test_one_process_is_debugged_as_under_python(terminal: Open, tmp_path: Path)
     assert shown.end() == 0, shown.text
 
 
+@pytest.mark.pull
 def test_of_several_processes_rank_0_is_asked_with_its_prefix_and_the_others_read_nothing(
     terminal: Open, tmp_path: Path
 ) -> None:
@@ -74,6 +79,7 @@ print("rest", repr(sys.stdin.read()), flush=True)
     assert shown.text.count("name? ") == 1
 
 
+@pytest.mark.pull
 def test_ctrl_c_at_a_prompt_stops_the_job(terminal: Open, tmp_path: Path) -> None:
     shown = terminal(*SLIPWAY, "run", "--nproc-per-node", "1", write(tmp_path, 'input("go on? ")\n'))
     shown.wait_for("go on? ")
@@ -102,7 +108,7 @@ def test_in_the_background_a_launcher_leaves_the_terminal_alone_until_it_comes_f
 
 
 @pytest.mark.core
-def test_what_comes_through_a_pipe_reaches_rank_0_whole(tmp_path: Path) -> None:
+def test_what_comes_through_a_pipe_reaches_rank_0_whole(tmp_path: Path, rules: Rules) -> None:
     script = write(
         tmp_path,
         """
@@ -114,7 +120,8 @@ print(os.environ["RANK"], len(data), hashlib.sha256(data).hexdigest(), flush=Tru
     )
     data = os.urandom(3_000_000) + b"\r\n\x04\x00 no newline"
     words = [*SLIPWAY, "run", "--nproc-per-node", "2", script]
-    ended = subprocess.run(words, cwd=tmp_path, input=data, capture_output=True, timeout=PATIENCE, check=False)
+    env = {**os.environ, **rules.variables()}
+    ended = subprocess.run(words, cwd=tmp_path, env=env, input=data, capture_output=True, timeout=PATIENCE, check=False)
     said = ended.stdout.decode()
     assert ended.returncode == 0, ended.stderr
     assert f"[0:0] 0 {len(data)} {hashlib.sha256(data).hexdigest()}\n" in said
@@ -138,6 +145,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.pull
 def test_bars_of_rank_0_move_on_a_terminal_and_those_of_the_others_are_in_their_logs(
     terminal: Open, tmp_path: Path
 ) -> None:
@@ -153,9 +161,11 @@ def test_bars_of_rank_0_move_on_a_terminal_and_those_of_the_others_are_in_their_
     assert len(re.findall(r"rich 1.*100%", logs[0])) == 1, logs[0]
 
 
-def test_without_a_terminal_a_bar_is_its_last_state(tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_without_a_terminal_a_bar_is_its_last_state(tmp_path: Path, rules: Rules) -> None:
     words = [*SLIPWAY, "run", "--nproc-per-node", "2", write(tmp_path, BARS)]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    env = {**os.environ, **rules.variables()}
+    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert sorted(re.findall(r"\[0:\d\] tqdm of \d: 100%", ended.stderr)) == [
         "[0:0] tqdm of 0: 100%",
         "[0:1] tqdm of 1: 100%",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from chrome_traces import check_format
 from launchers import Launcher
+from stand_in_rules import Rules
 
 Run = Callable[..., Launcher]
 
@@ -43,9 +44,9 @@ def test_a_running_job_is_traced_and_goes_on(start: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.core
-def test_a_script_of_ones_own_is_told_of_the_helper(start: Run, tmp_path: Path) -> None:
+def test_a_script_of_ones_own_is_told_of_the_helper(start: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    job = start("run", "--run-dir", "own", "--nproc-per-node", "1", "train.py")
+    job = start("run", "--run-dir", "own", "--nproc-per-node", "1", "train.py", **rules.variables())
     job.wait_for("here")
     done = ask(tmp_path, "own")
     assert done.returncode == 78
