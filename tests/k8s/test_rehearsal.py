@@ -108,6 +108,11 @@ def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:
     job.until(lambda: {pod.index for pod in job.pods if not pod.running} == {0, 1})
     assert set(job.codes[:2]) == {(0, 76), (1, 76)}, job
     assert re.search(r"slipway-0\.slipway\..* does not resolve.*Service\b.*\bslipway\b", job.pods[1].text), job
+    # Pod 0 finds itself, in its own /etc/hosts.
+    assert re.search(
+        r"no other pod finds this one: the name of its Service, slipway\..*kubectl get service slipway",
+        job.pods[0].text,
+    )
     assert not job.conditions, "it goes on trying"
 
 

@@ -159,9 +159,6 @@ def test_node_0_says_where_the_service_behind_its_own_name_does_not_resolve(
         return real(LOOPBACK, *words, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    for name in ("FIRST_LINE_SECONDS", "ASK_SECONDS", "CAUSE_SECONDS"):
-        monkeypatch.setattr(f"slipway.launch.muster.coordinator.{name}", 0.0)
-    monkeypatch.setattr("slipway.launch.muster.coordinator.pause_after", lambda waited: 0.2)
     node0 = launcher(0, 2, address="job-0.job.team.svc.cluster.local", timeout=2.0, card={"runtime": "kubernetes"})
     play(node0)
     assert node0.code == PEER

@@ -86,6 +86,7 @@ class Coordinator:
         while not self._settled():
             self._heed_stops()
             if loop.time() >= self._state.deadline:
+                await self._look_for_service()
                 gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
                 raise LaunchError(f"{gave_up} {self._roster.question}".rstrip(), PEER)
             if loop.time() >= line:
