@@ -20,6 +20,29 @@ from training_jobs import SERVER, Job, Run, worker_environment
 import slipway
 from slipway.train.worker.context import open_context
 
+# Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
+TAKE_SECONDS = {
+    "test_a_full_disk_leaves_nothing_half_written",
+    "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
+    "test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one",
+    "test_of_two_processes_one_fetches",
+    "test_one_model_over_two_devices_learns",
+    "test_the_default_command_passes_97_percent_and_not_all_of_it",
+    "test_the_triton_kernel_adds_all_blocks_also_one_that_is_not_full",
+    "test_what_was_killed_goes_on_with_the_finished_pieces",
+    "test_without_a_compiler_the_row_is_skipped_in_a_sentence",
+}
+STARTERS = {"server", "train", "alone", "wheel"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs for every change because it takes next to no time."""
+    for item in items:
+        marked = any(item.get_closest_marker(tier) for tier in ("core", "pull", "release"))
+        starts = STARTERS & set(getattr(item, "fixturenames", ())) or getattr(item, "originalname", "") in TAKE_SECONDS
+        if item.path.parent == Path(__file__).parent and not marked and not starts:
+            item.add_marker("pull")
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:

@@ -61,7 +61,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"{}"
     corrupt: bool = False  # another byte in the middle, the length stays
-    delay: float = 0.0  # seconds before the answer
+    silent: bool = False  # no answer comes before the Hub is closed
     drop: int | None = None  # bytes after which the connection is closed
     methods: tuple[str, ...] = ("GET", "HEAD", "POST")
     left: int | None = None
@@ -77,6 +77,7 @@ class HubServer:
         self.requests: list[str] = []  # "GET /path"
         self.tokens: list[str | None] = []  # that came with them
         self.bodies: list[bytes] = []  # of those that give something
+        self.closed = threading.Event()
         self._server = ThreadingHTTPServer((address, 0), Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self.url = f"http://{address}:{self._server.server_address[1]}"
@@ -103,6 +104,7 @@ class HubServer:
 
     def close(self) -> None:
         """Stop serving."""
+        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -175,7 +177,10 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"{self.command} {self.path}")
         self.hub.tokens.append((self.headers.get("Authorization") or "").removeprefix("Bearer ") or None)
         self.fault = self.hub.fault(self.command, self.path)
-        threading.Event().wait(self.fault.delay)  # the fixture lets nobody sleep
+        if self.fault.silent:
+            self.hub.closed.wait()
+            self.close_connection = True
+            return False
         if self.fault.status:
             self.send(self.fault.status, self.fault.body, self.fault.headers)
         return not self.fault.status

@@ -69,6 +69,7 @@ def test_the_table_is_printed_while_it_goes(collectives: Start) -> None:
     assert lines[8].startswith("slowest rank: ")
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize(("name", "size"), [("all-reduce", 8192), ("all-gather", 65536), ("reduce-scatter", 1024)])
 def test_a_wrong_result_ends_the_run_and_is_named(collectives: Start, name: str, size: int) -> None:
     run = collectives(*SMALL, wrong=[1, name, size])
@@ -78,6 +79,7 @@ def test_a_wrong_result_ends_the_run_and_is_named(collectives: Start, name: str,
     assert found(run)["complete"] is False
 
 
+@pytest.mark.pull
 def test_the_rank_that_is_slow_at_its_own_work_is_named(collectives: Start) -> None:
     run = collectives(*SMALL, processes=3, slow=[1, 0.1])
     assert run.exit_code == 0, run.output

@@ -73,6 +73,7 @@ def test_accuracy_is_shown_where_the_task_has_one(train: Start) -> None:
     assert points(read(run.folder / "tensorboard"), "val/accuracy") == logged(run, "accuracy")
 
 
+@pytest.mark.pull
 def test_only_rank_0_writes_charts(job: Start) -> None:
     run = job("linear", "--dataset-size", 128, "--steps", 8)
     assert run.exit_code == 0, run.output

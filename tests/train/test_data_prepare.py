@@ -8,8 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from token_files import documents, write_large_tokenizer, write_lines, write_parquet, write_tokenizer
+from waiting import wait_until
 
 from slipway.cli.data import data
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -220,10 +219,17 @@ def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:
     assert [source.kind for source in inputs.find_sources([folder / "config.json"])] == [inputs.LINES]
 
 
-SLOW = """
-import sys, time
-from slipway.train.text.tokens import inputs
+# With HELD_AFTER in its environment, it makes so many pieces and waits to be killed.
+PROGRAM = """
+import itertools, os, threading
+from slipway.train.text.tokens import crew, inputs
 inputs.PIECE = {piece}
+make, numbers, held_after = crew.Worker.make, itertools.count(), int(os.environ.get("HELD_AFTER", 1_000_000))
+def make_or_wait(self, number, tick):
+    if next(numbers) >= held_after:
+        threading.Event().wait()
+    make(self, number, tick)
+crew.Worker.make = make_or_wait
 from slipway.cli.cli import main
 main()
 """
@@ -231,16 +237,8 @@ main()
 
 def start(*words: object, **more: object) -> subprocess.Popen[str]:
     """The command in a process of its own, with pieces that are small."""
-    command = [sys.executable, "-c", SLOW.format(piece=SMALL), "data", "prepare", *map(str, words)]
+    command = [sys.executable, "-c", PROGRAM.format(piece=SMALL), "data", "prepare", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)  # type: ignore[call-overload,no-any-return]
-
-
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline
-        assert process is None or process.poll() is None, process.communicate()[0]
-        time.sleep(0.005)
 
 
 def working_on(folder: Path) -> list[str]:
@@ -261,11 +259,12 @@ def test_what_was_killed_goes_on_with_the_finished_pieces(tmp_path: Path) -> Non
     run(lines, "--out", tmp_path / "whole", "--tokenizer", tokenizer)
     words = (lines, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--processes", 2)
     work = tmp_path / "out" / ".preparation"
-    process = start(*words)
-    wait_for(lambda: len(list(work.glob("*.json"))) > 5, process)
+    process = start(*words, env={**os.environ, "HELD_AFTER": "6"})
+    wait_until(lambda: len(list(work.glob("*.json"))) >= 6 or process.poll() is not None, "six pieces")
     process.send_signal(signal.SIGKILL)
-    process.communicate()
-    wait_for(lambda: not working_on(work))  # its workers end by themselves
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, output
+    wait_until(lambda: not working_on(work), "its workers to end by themselves")
     pieces = sorted(work.glob("*.train.bin"))
     assert not (tmp_path / "out" / "manifest.json").exists()
     with pytest.raises(ConfigurationError, match="holds no manifest"):
@@ -283,7 +282,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     words = (lines, "--out", tmp_path / "out")
     # Shards are larger than what a file may have here; pieces are not.
     process = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14)))
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate()
     assert process.returncode == CONFIGURATION, output
     assert "the same command resumes once that is fixed" in output
     assert [name for name in files(tmp_path / "out") if not name.startswith(".")] == []
@@ -333,7 +332,7 @@ def written(path: Path, content: str | bytes) -> Path:
         ("a.jsonl", '{"text": 7}\n', "a.jsonl:1 'text' is 7, not text; type another --column."),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}\n', "a.jsonl:2 is not UTF-8: byte 0xe9."),
         ("a.jsonl", '{"text": ""}\n{"text": null}\n', "The input is empty; there is no text in it."),
-        ("a.txt", b"sea\nwind \xe9\n", "a.txt byte 9 is not UTF-8 (0xe9). If it is text, convert it: iconv"),
+        ("a.txt", b"sea\nwind \xe9\n", "a.txt byte 9 is not UTF-8 (0xe9). If it is text, convert it"),
         ("a.txt", "", "a.txt is empty; there is no text in it."),
         ("a.txt.gz", b"\x1f\x8b", "a.txt.gz is packed; unpack it first."),
         ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),

@@ -68,6 +68,7 @@ def test_a_job_killed_at_any_step_ends_like_one_that_was_not(
         assert checksum(control) != checksum(reference)
 
 
+@pytest.mark.pull
 def test_four_processes_with_many_buckets_sum_in_the_same_order(job: Start, whole: Start) -> None:
     options = (*GPT, "--steps", 8, "--log-every", 1, "--save-every", 3, "--bucket-mb", 0.01)
     reference = whole("gpt", *options, processes=4)
@@ -78,6 +79,7 @@ def test_four_processes_with_many_buckets_sum_in_the_same_order(job: Start, whol
     assert lines(resumed) == lines(reference)
 
 
+@pytest.mark.pull
 def test_another_number_of_processes_goes_on_close_by(train: Start, job: Start) -> None:
     options = ("--dataset-size", 150, "--batch-size", 12, "--steps", 20, "--log-every", 5, "--save-every", 7)
     whole = train("linear", *options, folder="whole")

@@ -204,7 +204,7 @@ def test_an_address_that_is_none_is_the_users_mistake(
 
 def test_a_hub_that_does_not_answer_is_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.train.hub.fetch.PATIENCE", 0.1)
-    hub.fail("/api/models/acme/tiny", delay=0.5)
+    hub.fail("/api/models/acme/tiny", silent=True)
     with pytest.raises(HubError, match="does not answer in time"):
         fetch("acme/tiny")
 

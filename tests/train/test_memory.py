@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from dying_keeper import DIED, keep, keep_and_die, make_snapshot, unexpected
 from test_exact_resume import COMMON, GPT, LINEAR, checksum, lines
-from training_jobs import Job, Run
+from training_jobs import SERVER, Job, Run
 
 from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import PAGE, newest_in, read_header
@@ -45,28 +45,6 @@ def files() -> Iterator[Callable[[], list[int]]]:
 
 def paths(files: list[int]) -> list[str]:
     return [f"/proc/{os.getpid()}/fd/{file}" for file in files]
-
-
-def make_snapshot(step: int, attempt: int = 1, value: float | None = None) -> Snapshot:
-    tensors = {
-        "model": {"a": torch.full((3, 5), float(step) if value is None else value), "half": torch.arange(7).bfloat16()},
-        "optimizer": {"a.step": torch.tensor(float(step)), "nothing": torch.empty(0, 4)},
-        "ranks": {"0.cpu": torch.arange(250, dtype=torch.uint8)},
-        "none": {},  # as an optimizer that keeps nothing
-    }
-    return Snapshot(step, {"position": step * 16, "scaler": {}}, tensors, attempt)
-
-
-def keep(memory: MemoryBuffers, *snapshots: Snapshot) -> None:
-    for snapshot in snapshots:
-        if not memory.start(snapshot, are_finite):
-            memory.wait_for_room()
-            memory.start(snapshot, are_finite)
-        memory.wait()
-
-
-def unexpected(text: str) -> None:
-    raise AssertionError(text)
 
 
 @pytest.mark.core
@@ -121,29 +99,17 @@ def test_the_newest_goes_by_the_attempt_and_must_be_newer_than_the_disks(files: 
     assert memory.load((2, 13)) is None  # the disk's is as good, and lasts
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("operation", ["copy_all", "checksum", "write_header"])
 def test_a_process_that_dies_while_one_is_taken_leaves_the_one_before(
-    files: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch, operation: str
+    files: Callable[[], list[int]], server: None, operation: str
 ) -> None:
     held = files()
     keep(MemoryBuffers(paths(held), unexpected), make_snapshot(1), make_snapshot(2))
-    pid = os.fork()
-    if not pid:  # the child runs no operation that torch splits among threads
-        torch.set_num_threads(1)
-        calls, real = [], getattr(memory_buffers, operation)
-
-        def die(*args: Any) -> Any:
-            calls.append(args)
-            if len(calls) == (2 if operation == "write_header" else 1):
-                os._exit(9)
-            return real(*args)
-
-        monkeypatch.setattr(memory_buffers, operation, die)
-        memory = MemoryBuffers(paths(held), unexpected)
-        memory._buffers[memory._next].copies = {}
-        keep(memory, make_snapshot(3))
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    keeper = SERVER.Process(target=keep_and_die, args=(paths(held), operation))
+    keeper.start()
+    keeper.join()
+    assert keeper.exitcode == DIED
     found = MemoryBuffers(paths(held), unexpected).load(ANY)
     assert found is not None
     assert found.step == 2
@@ -332,6 +298,7 @@ def test_a_job_killed_at_any_step_loses_hardly_any_and_ends_like_one_that_was_no
     assert resumed.snapshots == reference.snapshots
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("step", [9, 10])
 def test_one_that_is_due_on_the_disk_and_never_came_there_is_written_as_the_job_goes_on_and_no_other(
     start: Start, files: Callable[[], list[int]], step: int
@@ -367,6 +334,7 @@ def test_a_node_that_is_lost_with_its_memory_and_disk_gets_all_from_the_other(
     assert len(runs[lost].snapshots) == 2
 
 
+@pytest.mark.pull
 def test_with_both_nodes_lost_the_disk_is_what_is_left(start: Start, files: Callable[[], list[int]]) -> None:
     options = (*LINEAR, "--steps", 14, "--save-every", 4, "--memory-every", 1)
     nodes = ("one", "two")
@@ -378,6 +346,7 @@ def test_with_both_nodes_lost_the_disk_is_what_is_left(start: Start, files: Call
     assert "snapshots/step-00000008\n" in one.output
 
 
+@pytest.mark.pull
 def test_damage_in_all_buffers_is_named_and_the_disk_taken(start: Start, files: Callable[[], list[int]]) -> None:
     options = (*LINEAR, "--steps", 14, "--save-every", 4, "--memory-every", 1)
     held = files()

@@ -90,6 +90,7 @@ def test_a_snapshot_is_one_model(job: Start) -> None:
     assert sample(run.folder, "def ", 8, 0.6, 0) in run.output
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_stopped_job_goes_on_to_the_same_bits(job: Start, start: Callable[..., Job], schedule: str) -> None:
     options = (*SMALL, "--steps", 24, "--dropout", 0.1, "--pipeline-schedule", schedule)

@@ -86,6 +86,7 @@ def test_without_a_majority_nobody_is_blamed() -> None:
     assert find_odd([[1, 7], [1, 8], [2, 9]]) == ([0, 1], [])
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loops_of_ones_own_are_told_of_drift_and_of_wrong_bits(
     ranks: int, programs: Callable[..., str], tmp_path: Path
@@ -121,6 +122,7 @@ def test_loops_of_ones_own_are_told_of_drift_and_of_wrong_bits(
         assert text.endswith("(one wrong bit or value: memory or a processor)")
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize(("processes", "number"), [(2, 11), (3, 4), (3, 123456789)])
 def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
     processes: int, number: int, job: Start, whole: Start
@@ -139,6 +141,7 @@ def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
     assert row["nodes"][0].startswith("node 0 (")
 
 
+@pytest.mark.pull
 def test_a_snapshot_is_not_made_of_replicas_that_differ(job: Start) -> None:
     run = job("linear", *OPTIONS, "--verify-every", 100, flip=[0, 14, 3, 1])
     assert run.exit_code == 0, run.output

@@ -43,6 +43,7 @@ def test_every_node_keeps_a_copy_and_one_copy_is_enough(nodes: Nodes, start: Cal
             assert tensor.equal(run.tensors("model", "ranks")[name])
 
 
+@pytest.mark.pull
 def test_the_newest_valid_one_of_all_nodes_is_taken_and_the_damaged_one_named(nodes: Nodes) -> None:
     one, two = nodes("--steps", 8)
     shutil.rmtree(two.folder / "snapshots" / "step-00000008")

@@ -179,7 +179,6 @@ def test_a_snapshot_whose_checksums_fit_and_whose_content_does_not_is_passed_ove
     assert load_newest(tmp_path / "snapshots", warnings.append) is None
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("file", FILES)
 def test_a_pipe_in_place_of_a_file_holds_nobody(tmp_path: Path, file: str) -> None:
     path = save_snapshot(tmp_path, make_snapshot(1), keep=1)

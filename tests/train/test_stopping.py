@@ -15,6 +15,7 @@ Start = Callable[..., Job]
 LINEAR = ("--dataset-size", 512, "--log-every", 1, "--steps", 30)
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize(
     ("phase", "at", "options", "hold", "last"),
     [
@@ -42,6 +43,7 @@ def test_a_stop_in_any_phase_leaves_a_snapshot(
     verify_snapshot(run.folder / "snapshots" / run.snapshots[0])
 
 
+@pytest.mark.pull
 def test_a_stop_during_set_up_takes_no_step(start: Start, tmp_path: Path) -> None:
     raise_stop_flag(tmp_path / "job", "cancelled")
     run = start("linear", *LINEAR).end()[0]
@@ -64,6 +66,7 @@ def test_an_evaluation_that_was_left_is_made_up_for(start: Start, steps: int) ->
     assert again.outcomes[0]["message"] == f"was already finished at step {steps}"
 
 
+@pytest.mark.pull
 def test_training_goes_on_while_a_slow_disk_takes_a_snapshot(start: Start) -> None:
     job = start("linear", *LINEAR, "--steps", 5000, "--save-every", 10, hold=["save", 1])
     job.wait_for("save", 20)
@@ -86,6 +89,7 @@ def test_a_full_disk_ends_the_job_at_the_next_step_with_that_reason(start: Start
     assert run.snapshots == ["step-00000010"]
 
 
+@pytest.mark.pull
 def test_a_failed_snapshot_at_the_end_is_no_success_and_nobody_is_waited_for_then(start: Start) -> None:
     """`destroy_process_group` may take as long as a collective may, where peers are still connected."""
     run: Run = start("linear", *LINEAR, full_disk=30, stuck=True).end()[0]
@@ -94,6 +98,7 @@ def test_a_failed_snapshot_at_the_end_is_no_success_and_nobody_is_waited_for_the
     assert "another rank could not write its snapshot" in str(run.outcomes)
 
 
+@pytest.mark.pull
 def test_no_exchange_among_ranks_lasts_as_long_as_a_slow_disk_takes(start: Start) -> None:
     start("linear", *LINEAR).end()
     run = start("linear", *LINEAR, "--steps", 40, resume="auto", exchanges_while_loading=20).end()[0]

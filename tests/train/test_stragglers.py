@@ -280,6 +280,7 @@ def test_a_kernel_that_tells_nothing_ends_no_job(odd: str, monkeypatch: pytest.M
     assert causes.text() == ""
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize(
     ("ranks", "slower", "more", "known"),
     [
@@ -309,12 +310,14 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
     assert [each["slow"] for each in beats] == [None] * ranks, "it is over"
 
 
+@pytest.mark.pull
 def test_a_short_while_is_worth_no_warning(job: Start) -> None:
     run = job("linear", *OPTIONS, simulated=0.1, slower=[1, "part", 0.1])
     assert any("slow_rank" in row for row in run.metrics)
     assert "warning" not in run.output
 
 
+@pytest.mark.pull
 def test_it_changes_no_bit(job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = job("linear", *OPTIONS[:-4], "--save-every", 30, folders=("timed",))
     assert beat(timed, 0)["own"]

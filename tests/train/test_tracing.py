@@ -53,6 +53,7 @@ def same_tensors(one: Run, other: Run) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
+@pytest.mark.pull
 def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(
     job: Start, whole: Start, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_both_ranks_are_in_one_trace_and_training_ends_bit_for_bit_as_ever(
         assert "aten::addmm" in summary.operators
 
 
+@pytest.mark.pull
 def test_a_process_alone_is_traced_too(train: Start, tmp_path: Path) -> None:
     ask(tmp_path / "run", steps=2)
     run = train("linear", *OPTIONS)

@@ -130,6 +130,7 @@ def test_two_processes_go_on_where_one_stopped(train: Start, job: Start) -> None
     assert largest_difference(whole.tensors(), resumed.tensors()) < 1e-5
 
 
+@pytest.mark.pull
 def test_a_killed_process_leaves_its_peer_with_that_reason(start: Callable[..., Job]) -> None:
     job = start("linear", "--steps", 1_000_000, kill=[1, 5])
     [run] = job.end()
@@ -138,6 +139,7 @@ def test_a_killed_process_leaves_its_peer_with_that_reason(start: Callable[..., 
     assert "another process of this job went away" in run.output
 
 
+@pytest.mark.pull
 def test_fp16_without_a_gpu_is_the_users_mistake(job: Start) -> None:
     run = job("linear", *LINEAR, "--precision", "fp16")
     assert run.exit_code == 1
@@ -146,6 +148,7 @@ def test_fp16_without_a_gpu_is_the_users_mistake(job: Start) -> None:
     assert "Traceback" not in run.output
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("word", ["stopped", "cancelled"])
 def test_the_stop_flag_says_how_the_job_ends(train: Start, tmp_path: Path, word: str) -> None:
     raise_stop_flag(tmp_path / "run", word)
@@ -174,6 +177,7 @@ def test_gpt_learns_from_the_standard_library(train: Start, capsys: pytest.Captu
     assert "def " in printed
 
 
+@pytest.mark.pull
 def test_the_schedule_and_the_epochs_are_written_down(train: Start) -> None:
     run = train("linear", *LINEAR, "--warmup", 10, "--schedule", "cosine", "--log-every", 1)
     rates = [line["lr"] for line in run.metrics if "lr" in line]
@@ -182,6 +186,7 @@ def test_the_schedule_and_the_epochs_are_written_down(train: Start) -> None:
     assert rates[-1] == pytest.approx(0.01, rel=0.1)
 
 
+@pytest.mark.pull
 def test_a_batch_that_cannot_be_divided_says_what_to_type(job: Start) -> None:
     run = job("linear", "--batch-size", 33)
     assert run.exit_code == 1
@@ -189,6 +194,7 @@ def test_a_batch_that_cannot_be_divided_says_what_to_type(job: Start) -> None:
     assert "Type --batch-size 32 or 34." in run.output
 
 
+@pytest.mark.pull
 def test_a_loss_that_is_not_finite_ends_the_job(train: Start) -> None:
     run = train("gpt", *GPT, "--steps", 40, "--log-every", 5, "--lr", 1e30, "--clip", 0, "--warmup", 0)
     assert run.exit_code == 1
@@ -196,6 +202,7 @@ def test_a_loss_that_is_not_finite_ends_the_job(train: Start) -> None:
     assert run.snapshots == []
 
 
+@pytest.mark.pull
 def test_a_finished_run_says_so_and_changes_nothing(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     train("linear", *LINEAR)
     again = train("linear", *LINEAR, resume="auto")
@@ -206,6 +213,7 @@ def test_a_finished_run_says_so_and_changes_nothing(train: Start, capsys: pytest
     assert "already finished" in capsys.readouterr().out
 
 
+@pytest.mark.pull
 def test_a_fresh_start_does_not_mix_with_an_older_run(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     train("linear", *LINEAR)
     again = train("linear", *LINEAR)
@@ -213,6 +221,7 @@ def test_a_fresh_start_does_not_mix_with_an_older_run(train: Start, capsys: pyte
     assert "--resume auto" in capsys.readouterr().err
 
 
+@pytest.mark.pull
 def test_another_model_than_the_snapshot_holds_is_refused(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     train("linear", *LINEAR)
     again = train("linear", *LINEAR, "--input-size", 7, resume="auto")
@@ -220,6 +229,7 @@ def test_another_model_than_the_snapshot_holds_is_refused(train: Start, capsys: 
     assert "input_size 20, not 7" in capsys.readouterr().err
 
 
+@pytest.mark.pull
 def test_a_failure_leaves_its_exception_and_place(train: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object) -> None:
         raise ValueError("a line\nand another")
@@ -233,6 +243,7 @@ def test_a_failure_leaves_its_exception_and_place(train: Start, monkeypatch: pyt
     assert outcome["where"].endswith(" in break_down")
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("resume", ["a run", "a snapshot"])
 def test_a_run_goes_on_from_another_one(train: Start, resume: str) -> None:
     first = train("linear", *LINEAR, folder="first")
@@ -265,6 +276,7 @@ def test_a_run_goes_on_with_an_arithmetic_that_scales_its_gradients(
     assert run.outcomes[0]["step"] == 64
 
 
+@pytest.mark.pull
 def test_an_older_snapshot_of_the_same_run_is_not_branched_off(
     train: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +286,7 @@ def test_an_older_snapshot_of_the_same_run_is_not_branched_off(
     assert "Type another --run-dir" in capsys.readouterr().err
 
 
+@pytest.mark.pull
 def test_help_ends_well(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = train("linear", "--help")
     assert run.exit_code == 0
