@@ -12,9 +12,11 @@ from typing import Any
 from launchers import Launcher, start_launcher
 from limits import failing_disk, small_disk, small_memory
 from scene import Scene
+from waiting import wait_until
+
+from slipway.launch.attempt.stops import SAME_STOP
 
 Harm = Callable[[Scene], Any]
-NEXT_GESTURE = 5.3  # s; signals within 5 s count as one
 
 
 def inside(do: str, *words: str, rank: int = 1, before: tuple[str, ...] = (), **when: Any) -> Harm:
@@ -53,7 +55,8 @@ def stopped(number: Signals, times: int, *words: str, release: bool = True, **wh
         job.signal(number)
         scene.wait_for_file("node-0/stop")
         for _ in range(times - 1):
-            time.sleep(NEXT_GESTURE)
+            first = time.monotonic()
+            wait_until(lambda since=first: time.monotonic() - since > SAME_STOP, "a signal to be a second one")
             job.signal(number)
             job.wait_for("stopping already")
         if release:

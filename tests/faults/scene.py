@@ -15,7 +15,6 @@ from launchers import Launcher, start_launcher
 from waiting import wait_until
 
 from slipway.protocol.files import list_snapshots, snapshot_name
-from slipway.train.snapshots.snapshot import verify_snapshot
 
 STEPS = 40
 ENOUGH = 150.0  # s, in which every job ends on any machine; far less than a collective of torch's waits
@@ -111,6 +110,8 @@ def faults(run: str, go: str, *wanted: dict[str, Any]) -> str:
 
 def end_state(run: Path, steps: int = STEPS) -> dict[str, str]:
     """The sha256 of each file in the last snapshot of a run that finished after so many steps, which must verify."""
+    from slipway.train.snapshots.snapshot import verify_snapshot  # who only reads the table needs no torch
+
     newest = list_snapshots(run / "snapshots")[0]
     assert newest.name == snapshot_name(steps)
     verify_snapshot(newest)

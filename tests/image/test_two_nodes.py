@@ -60,24 +60,6 @@ def node(network: str, rank: int, master: str, *, words: str = "linear", options
     )
 
 
-@pytest.mark.parametrize(
-    ("rank", "said"), [(0, "missing node rank 1"), (1, "missing node rank 0")], ids=["node 1", "node 0"]
-)
-def test_a_node_that_never_comes_is_named(container: Containers, network: str, rank: int, said: str) -> None:
-    line = node(network, rank, "absent" if rank else "127.0.0.1", options="-e SLIPWAY_MUSTER_TIMEOUT=4")
-    assert said in container(line, code=76).text
-
-
-def test_nodes_with_different_arguments_end_with_the_same_table_on_both(container: Containers, network: str) -> None:
-    name = fresh_name()
-    zero = container.start(node(network, 0, name, words="linear --epochs 1"), name=name)
-    one = container.start(node(network, 1, name, words="linear --epochs 2"))
-    tables = [said(each.wait(78), "differ in arguments") for each in (zero, one)]
-    assert tables[0] == tables[1]
-    assert "--epochs 1" in tables[0]
-    assert "--epochs 2" in tables[0]
-
-
 def test_containers_on_the_network_of_the_host_find_each_other(container: Containers) -> None:
     port = f"-e MASTER_PORT={take_port()}"
     lines = [node("host", rank, "localhost", words=f"linear --epochs {rank + 1}", options=port) for rank in (0, 1)]

@@ -14,6 +14,7 @@ from containers import PATIENCE
 from kubectl import Document
 from pod import Pod
 from policy import Condition, due, judge
+from waiting import wait_until
 
 Start = Callable[[Document, int], Pod]
 HASTE = 10  # seconds of the real one's back-off in one of ours
@@ -78,12 +79,15 @@ class Job:
 
     def until(self, holds: Callable[[], object]) -> None:
         """Go on until something holds."""
-        end = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < end, f"never came to pass:\n{self}"
-            assert len(self.conditions) < 2 or holds(), f"the Job ended before:\n{self}"
-            time.sleep(0.3)
+
+        def came_to_pass() -> object:
+            if found := holds():
+                return found
+            assert len(self.conditions) < 2, f"the Job ended before:\n{self}"
             self.sync()
+            return False
+
+        wait_until(came_to_pass, lambda: f"what should come to pass:\n{self}", PATIENCE, every=0.3)
 
     def finish(self) -> tuple[str, str]:
         """Go on to the end; the last condition of the Job, and its reason."""
@@ -95,10 +99,8 @@ class Job:
         last = [pod for pod in self.pods if pod.running]
         for pod in last:
             pod.stop()
-        end = time.monotonic() + PATIENCE
-        while any(pod.running for pod in last):
-            assert time.monotonic() < end, f"still there:\n{self}"
-            time.sleep(0.3)
+        gone = lambda: not any(pod.running for pod in last)  # noqa: E731
+        wait_until(gone, lambda: f"their end:\n{self}", PATIENCE, every=0.3)
         return [pod.ended.code for pod in sorted(last, key=lambda pod: pod.index)]
 
     @property

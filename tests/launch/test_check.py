@@ -61,13 +61,6 @@ def test_what_others_found_is_shown_where_their_processes_cannot_meet(checked: N
     assert "none0" in jobs[0].text
 
 
-def test_a_node_that_never_comes_is_a_row(checked: Node) -> None:
-    job = checked(0, "--muster-timeout", "3")
-    assert job.end() == 78, job.text
-    assert "missing node rank 1" in job.text
-    assert "CPU product" in job.text
-
-
 def test_a_stop_while_waiting_ends_the_check(checked: Node) -> None:
     job = checked(0)
     job.wait_for("waiting for nodes: 1 of 2")

@@ -1,4 +1,4 @@
-"""Endings that are easy to get wrong: slow saves, early signals, full disks, stalled readers, impatient users.
+"""Endings that are easy to get wrong: slow saves, early signals, stalled readers, impatient users.
 
 Scripts that need no torch get an agent that needs none either.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
-from limits import small_disk
 from stand_in_rules import Rules
 from waiting import wait_until
 
@@ -88,16 +87,6 @@ def test_a_second_ctrl_c_ends_at_once_and_for_good(start: Start, rules: Rules, t
     job.signal(signal.SIGINT)
     assert job.end() == 79, job.text
     assert any("second Ctrl-C" in line for line in job.closing)
-
-
-@pytest.mark.core
-@pytest.mark.needs("mounts")
-def test_a_full_disk_is_the_nodes_fault_and_leaves_no_half_snapshot(start: Start, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "3m") as disk:  # less than one snapshot of the tiny GPT
-        job = start("gpt", "--steps", "20", "--save-every", "10", "--runs", str(disk), NPROC_PER_NODE="2")
-        assert job.end() == 77, job.text
-        assert any("No space left on device" in line for line in job.closing), job.closing
-        assert not list(disk.glob("*/snapshots/*"))
 
 
 @pytest.mark.pull

@@ -4,13 +4,13 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launchers import Launcher
 from limits import small_memory
+from waiting import wait_until
 
 Run = Callable[..., Launcher]
 
@@ -145,12 +145,7 @@ def _pids(job: Launcher) -> list[int]:
 
 
 def _gone(pids: list[int]) -> bool:
-    until = time.monotonic() + 20
-    while any(_alive(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
+    return wait_until(lambda: not any(_alive(pid) for pid in pids), f"the end of {pids}")
 
 
 def _alive(pid: int) -> bool:
@@ -204,7 +199,5 @@ def test_a_reader_that_goes_away_changes_neither_the_job_nor_its_exit_code(start
         "own.py", "--then", "exit-3", NPROC_PER_NODE="2", before=("sh", "-c", '("$@"; echo $? > code) | true', "sh")
     )
     job.end()
-    until = time.monotonic() + 60
-    while not (script.parent / "code").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert (script.parent / "code").read_text() == "1\n"
+    code = script.parent / "code"
+    assert wait_until(lambda: code.exists() and code.read_text(), "the exit code") == "1\n"

@@ -2,15 +2,15 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from ports import take_ports
+from waiting import wait_until
 
 from slipway.launch.run_directory.run import last_outcome
 
@@ -20,9 +20,7 @@ Process = Callable[..., Launcher]
 @pytest.fixture
 def process(start: Callable[..., Launcher]) -> Process:
     """Start process `rank` of two on one node, with the variables of the scheduler named."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+    port = str(take_ports(2))
 
     def launch(rank: int, *words: str, scheduler: str = "plain") -> Launcher:
         mine = {
@@ -61,10 +59,7 @@ def test_a_process_that_starts_late_belongs_to_the_same_attempt_and_rank_0_alone
     first = process(0, *words, scheduler="mpirun")
     first.wait_for("run directory")
     [folder] = tmp_path.glob("runs/linear-prterun*")
-    until = time.monotonic() + 20
-    while not (folder / "run.json").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until((folder / "run.json").exists, "run.json")
     late = process(1, *words, scheduler="mpirun")
     assert [first.end(), late.end()] == [0, 0], first.text + late.text
     assert "attempt 2" not in late.text

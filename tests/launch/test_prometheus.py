@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from launchers import PATIENCE, Launcher
+from launchers import Launcher
 from needs import PROMETHEUS
-
-from slipway.launch.resolve.connectivity import free_port
+from ports import take_port
+from waiting import wait_until
 
 pytestmark = pytest.mark.needs("prometheus")
 Ask = Callable[[str], dict[tuple[str, ...], float]]
@@ -23,7 +22,7 @@ Ask = Callable[[str], dict[tuple[str, ...], float]]
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[tuple[Ask, int]]:
     """What Prometheus answers to a query: values by their labels; and the port at which it looks for the job."""
-    port, own = free_port(0), free_port(0)
+    port, own = take_port(), take_port()
     settings = {
         "global": {"scrape_interval": "1s"},
         "scrape_configs": [{"job_name": "slipway", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
@@ -68,13 +67,15 @@ def test_prometheus_reads_a_job_under_way(
 
     def wait_for(query: str, *labels: tuple[str, ...]) -> dict[tuple[str, ...], float]:
         """The answer to a query, once there is one for all of these labels."""
-        until = time.monotonic() + PATIENCE
-        while not (found := ask(query)) or not found.keys() >= {*labels}:
-            assert time.monotonic() < until, (
-                f"{query}: {found}\n{(tmp_path / 'prometheus.log').read_text()}\n{job.text}"
-            )
-            time.sleep(0.2)
-        return found
+
+        def told() -> str:
+            return f"{query}: {ask(query)}\n{(tmp_path / 'prometheus.log').read_text()}\n{job.text}"
+
+        def found() -> dict[tuple[str, ...], float]:
+            answer = ask(query)
+            return answer if answer.keys() >= {*labels} else {}
+
+        return wait_until(found, told, every=0.2)
 
     assert wait_for("slipway_goodput > 0")[()] <= 1
     assert wait_for("slipway_loss")[()] > 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from launchers import Launcher
+from waiting import wait_until
 
 Start = Callable[..., Launcher]
 
@@ -46,10 +46,8 @@ def test_rows_that_are_broken_are_each_reported_and_a_sick_node_counts_first(sta
 
 def test_a_stop_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
     job = start("selftest", "--only", "exception", TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("slipway-selftest-*/exception/node-0/launcher.json")):
-        assert time.monotonic() < until, job.text
-        time.sleep(0.1)
+    launcher = "slipway-selftest-*/exception/node-0/launcher.json"
+    wait_until(lambda: list(tmp_path.glob(launcher)), lambda: f"{launcher}:\n{job.text}")
     job.signal(signal.SIGTERM)
     assert job.end(60) == 75, job.text
     assert "stopped, and nothing is left behind" in job.text

@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from stand_in_rules import Rules
 from terminals import Terminal
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 SLIPWAY = (sys.executable, "-m", "slipway")
 Open = Callable[..., Terminal]
@@ -88,6 +87,12 @@ def test_ctrl_c_at_a_prompt_stops_the_job(terminal: Open, tmp_path: Path) -> Non
     assert shown.end() == 79, shown.text
 
 
+def switches(pid: int) -> int:
+    """How often a process has gone to sleep so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
 @pytest.mark.core
 def test_in_the_background_a_launcher_leaves_the_terminal_alone_until_it_comes_forward(
     terminal: Open, tmp_path: Path
@@ -98,7 +103,10 @@ def test_in_the_background_a_launcher_leaves_the_terminal_alone_until_it_comes_f
     at = shell.wait_for("begun\r\n")
     shell.type("echo $((6 * 7))\n")
     at = shell.wait_for("\r\n42\r\n", at)
-    time.sleep(1.5)  # looks of the launcher, none of which takes what is typed here
+    found = re.search(r"\[1\] (\d+)", shell.text)
+    assert found, shell.text
+    looks = switches(int(found[1]))
+    wait_until(lambda: switches(int(found[1])) >= looks + 6, "looks of the launcher, none of which takes what is typed")
     shell.type("jobs\n")
     at = shell.wait_for("Running", at)
     shell.type("fg\n")

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import LaunchError
 
 # Here rather than in conftest.py: stub.py is a process of its own.
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path += [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[1])]
 
 from participants import make_card, make_outcome
+from waiting import wait_until
 
 LOOPBACK = "127.0.0.1"
 
@@ -100,7 +102,7 @@ class Launcher(threading.Thread):
         return "\n".join([*self.lines, str(self.error or "")])
 
 
-def play(*launchers: Launcher, seconds: float = 40.0) -> None:
+def play(*launchers: Launcher, seconds: float = 120.0) -> None:
     """Start all launchers and wait for their end."""
     for launcher in launchers:
         launcher.start()
@@ -114,14 +116,7 @@ class Client:
     """A bare connection to node 0 that speaks as much of the protocol as a test wants."""
 
     def __init__(self, port: int) -> None:
-        deadline = time.monotonic() + 5
-        while True:
-            try:
-                self.socket = socket.create_connection((LOOPBACK, port), timeout=15)
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+        self.socket = wait_until(lambda: connection_to(port), f"a listener on port {port}")
         self._file = self.socket.makefile("rb")
 
     def __enter__(self) -> "Client":
@@ -153,6 +148,13 @@ class Client:
             if isinstance(message, Ping):
                 self.send(Pong())
         return message
+
+
+def connection_to(port: int) -> socket.socket | None:
+    """A connection, None where nobody listens yet."""
+    with suppress(ConnectionRefusedError):
+        return socket.create_connection((LOOPBACK, port), timeout=15)
+    return None
 
 
 def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float = 0.0) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
+from waiting import wait_until
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.coordinator import Coordinator
@@ -25,11 +26,8 @@ def hear_of_others(node_rank: int) -> Callable[[Muster], Outcome]:
     """A survivor: its workers run until the muster has news, and then count as ended by a peer."""
 
     def work(muster: Muster) -> Outcome:
-        deadline = time.monotonic() + 15
-        while muster.news is None:
-            assert time.monotonic() < deadline, "no news"
-            time.sleep(0.02)
-        return make_outcome(node_rank, "peer", evidence=f"ended because of node {muster.news.node_rank}")
+        news = wait_until(lambda: muster.news, "news")
+        return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
 
     return work
 
@@ -158,16 +156,15 @@ def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, po
 
 
 def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Make, port: int) -> None:
-    running = threading.Event()
+    running, answers = threading.Event(), []
     node0 = launcher(0, 2)
 
     def work(muster: Muster) -> Outcome:
         running.set()
-        while muster.news is None:
-            time.sleep(0.02)
+        wait_until(lambda: muster.news, "news of the one that left")
         with Client(port) as back:
-            answer = back.introduce(make_card(1, 2), process="new")
-        return make_outcome(0, "peer", evidence=f"{answer.again} {answer.reason}")
+            answers.append(back.introduce(make_card(1, 2), process="new"))
+        return make_outcome(0, "peer")
 
     node0.work = work
     node0.start()
@@ -178,18 +175,21 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
     assert node0.verdict is not None
     assert node0.verdict.word == "lost"
     assert node0.code == 76
+    assert isinstance(answers[0], wire.Refused)
+    assert answers[0].again, answers[0].reason
 
 
 def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: int) -> None:
-    answers = []
+    answers, refused = [], threading.Event()
 
     def work(muster: Muster) -> Outcome:
         with Client(port) as second:
             answers.append(second.introduce(make_card(1, 2), process="second"))
+        refused.set()
         return make_outcome(0)
 
     crew = [launcher(0, 2, work=work), launcher(1, 2)]
-    crew[1].work = lambda muster: time.sleep(1.0) or make_outcome(1)
+    crew[1].work = lambda muster: refused.wait(60) and make_outcome(1)
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
     assert "RANK=1 is taken by host1" in answers[0].reason

@@ -10,6 +10,7 @@ import pytest
 from crew import Process
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from test_muster_endings import hear_of_others
+from waiting import wait_until
 
 from slipway.launch.muster import coordinator, ring
 from slipway.launch.muster import messages as wire
@@ -48,12 +49,13 @@ def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: in
 
 
 def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: Make, port: int) -> None:
-    node0 = launcher(0, 2, timeout=5.0, more=QUICK)
+    node0 = launcher(0, 2, more=QUICK)
     node0.start()
     with Client(port) as silent:
         assert isinstance(silent.introduce(make_card(1, 2)), wire.Welcome)
-        time.sleep(2.5)
-        second = launcher(1, 2, timeout=5.0)
+        while silent.receive() is not None:  # until node 0 hangs up on who answers no ping
+            pass
+        second = launcher(1, 2)
         second.start()
         node0.join(15)
         second.join(15)
@@ -115,8 +117,7 @@ def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missin
     node0 = launcher(0, 2, work=lambda muster: over.wait(20) and make_outcome(0), more={"least": 1})
     newcomer = launcher(1, 2, timeout=1.5)
     node0.start()
-    while node0.go is None:
-        time.sleep(0.02)
+    wait_until(lambda: node0.go, "the start")
     newcomer.start()
     time.sleep(4.5)
     assert newcomer.is_alive()

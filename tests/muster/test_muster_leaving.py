@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from stage import Client, Launcher, answer_neighbour, make_card, make_outcome, play, take_part
+from waiting import wait_until
 
 from slipway.launch.muster import messages as wire
 from slipway.launch.muster.client import STOPS
@@ -38,8 +39,7 @@ def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_w
         return make_outcome(1, "stopped")
 
     def replace(muster: Muster) -> Outcome:
-        while not muster.stops:
-            time.sleep(0.02)
+        wait_until(lambda: muster.stops, "the request to stop")
         with Client(port) as second:
             answers.append(second.introduce(make_card(1, 2), process="second"))
         asked.set()
@@ -50,10 +50,10 @@ def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_w
 
 
 def test_a_launcher_that_asks_to_stop_for_ever_is_heard_so_often(launcher: Make, port: int) -> None:
-    over, heard = threading.Event(), []
+    heard = []
 
     def work(muster: Muster) -> Outcome:
-        over.wait(10)
+        wait_until(lambda: muster.news, "the report that follows")
         heard.extend(muster.stops)
         return make_outcome(0, "stopped")
 
@@ -64,8 +64,6 @@ def test_a_launcher_that_asks_to_stop_for_ever_is_heard_so_often(launcher: Make,
         for _ in range(10 * STOPS):
             mad.send(wire.Stopping("SIGTERM", "SIGTERM"))
         mad.send(wire.Report(make_outcome(1, "failed")))  # heard last, and told last
-        time.sleep(1.0)
-        over.set()
         node0.join(10)
     assert len(heard) == STOPS
 

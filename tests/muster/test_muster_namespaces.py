@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from crew import Process
+from waiting import wait_until
 
 pytestmark = pytest.mark.needs("network namespaces")
 PORT = 29500
@@ -204,7 +204,8 @@ def test_a_host_that_is_cut_off_is_lost_on_all_after_the_silence_that_node_0_all
 
 def test_the_listener_of_a_job_on_loopback_is_not_on_the_network(net: Net, hosts: list[str]) -> None:
     with net.launch(hosts[0], 0, 2, address="localhost", timeout=4) as process:
-        time.sleep(1.0)
+        look = ["ip", "netns", "exec", hosts[0], "ss", "--listening", "--tcp", "--numeric", "--no-header"]
+        wait_until(lambda: f":{PORT} " in subprocess.run(look, capture_output=True, text=True).stdout, "the listener")
         command = f"import socket; socket.create_connection(('10.77.0.2', {PORT}), timeout=2)"
         visit = subprocess.run(
             ["ip", "netns", "exec", hosts[1], sys.executable, "-c", command], capture_output=True, text=True

@@ -1,17 +1,17 @@
 """What the tests of releases share: the image, a small stand-in for it, a registry."""
 
 import secrets
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from commands import output, run
 from needs import REGISTRY
+from ports import take_port
+from waiting import wait_until
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,9 +38,7 @@ def small(undo: ExitStack, tmp_path: Path) -> str:
 @pytest.fixture
 def registry(undo: ExitStack, tmp_path: Path) -> str:
     """Debian's registry on this machine, empty; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{take_port()}"
     settings = tmp_path / "registry.yaml"
     settings.write_text(
         f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'blobs'}}}}}\nhttp: {{addr: '{address}'}}\n"
@@ -48,12 +46,13 @@ def registry(undo: ExitStack, tmp_path: Path) -> str:
     log = undo.enter_context((tmp_path / "registry.log").open("w"))
     process = undo.enter_context(subprocess.Popen([REGISTRY, "serve", settings], stdout=log, stderr=log))
     undo.callback(process.terminate)
-    until = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < until:
-        try:
+
+    def answers() -> bool:
+        assert process.poll() is None, (tmp_path / "registry.log").read_text()
+        with suppress(urllib.error.URLError):
             urllib.request.urlopen(f"http://{address}/v2/", timeout=5).close()
-        except urllib.error.URLError:
-            time.sleep(0.2)
-        else:
-            return address
-    pytest.fail(f"the registry does not answer: {(tmp_path / 'registry.log').read_text()}")
+            return True
+        return False
+
+    wait_until(answers, lambda: f"the registry's answer:\n{(tmp_path / 'registry.log').read_text()}", every=0.2)
+    return address

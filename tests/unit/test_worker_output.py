@@ -170,8 +170,10 @@ def test_a_console_that_was_never_there_does_not_end_the_training(tmp_path: Path
 
 def wait(output: Output) -> None:
     """Let the moment pass after which a line without an end is a prompt."""
-    time.sleep(module.PROMPT_SECONDS)
-    assert output.output.look() == math.inf
+    now = time.monotonic() + module.PROMPT_SECONDS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.time, "monotonic", lambda: now)
+        assert output.output.look() == math.inf
 
 
 def test_a_prompt_of_rank_0_is_shown_after_a_moment_and_its_prefix_once(
