@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
+from slipway.train.snapshots.bits import plain
 from slipway.train.worker.outcome import NoProgressError
 
 
@@ -85,7 +86,7 @@ class Buffers:
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
         """Remember what they hold."""
-        self._alike = [(kind, strung(kind)) for kind in alike(buffers)]
+        self._alike = [(kind, strung(kind)) for kind in alike(map(plain, buffers))]
 
     def restore(self, left_out: torch.Tensor) -> None:
         """Give them back what they held where the step was left out: they saw what was not finite."""
@@ -111,7 +112,7 @@ def alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def are_finite(tensors: list[torch.Tensor]) -> bool:
     """Whether every number in the tensors is finite; one pass at the speed of memory, and a wait for the device."""
-    kinds = alike(tensor for tensor in tensors if tensor.numel())
+    kinds = alike(tensor.float() if tensor.itemsize == 1 else tensor for tensor in tensors if tensor.numel())
     return all(bool(torch.stack(summaries(kind)).isfinite().all()) for kind in kinds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from slipway.protocol.files import snapshot_name
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.train.loop.nonfinite import NonFiniteError, are_finite
+from slipway.train.loop.step import learning_rate
 from slipway.train.loop.training import Training
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.resume import POLL, share_snapshot
@@ -74,6 +76,7 @@ def describe(
         "workload": training.task.name,
         "model": dict(training.task.description),
         "data": training.task.data,
+        "steps": training.total,
         "position": training.position,
         "reported": training.reported,
         "world_size": training.context.place.world_size,
@@ -119,6 +122,7 @@ def resume(training: Training, wanted: str) -> bool:
     load_model(training.task.model, snapshot, training.task.description)
     if state["data"] != training.task.data:
         context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
+    note_longer_schedule(training, snapshot)
     load_optimizer_state(
         training.task.optimizer, training.task.model, snapshot.tensors["optimizer"], state["optimizer"]
     )
@@ -133,6 +137,20 @@ def resume(training: Training, wanted: str) -> bool:
     if without:  # a node without this snapshot gets its copy now, and a run that branches off its beginning
         save(training)
     return True
+
+
+def note_longer_schedule(training: Training, snapshot: Snapshot) -> None:
+    """Say where the learning rate jumps, since the schedule that the run followed so far ended at another step."""
+    before, now, step = snapshot.state.get("steps"), training.total, snapshot.step
+    if before in (None, now) or training.options.schedule == "constant":
+        return
+    was, becomes = (learning_rate(training.options, step, total) for total in (before, now))
+    if not math.isclose(was, becomes, rel_tol=1e-3):
+        training.context.say(
+            f"note: so far the {training.options.schedule} schedule ended at step {before:,}, now it ends at step {now:,}: at "
+            f"step {step:,} the learning rate goes from {was:.3g} to {becomes:.3g}. For a rate that stays low type --schedule "
+            f"constant --lr {was:.3g}"
+        )
 
 
 def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:

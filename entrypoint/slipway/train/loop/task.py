@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from slipway.train.parallel.split import Split
 
 Batch = tuple[torch.Tensor, ...]
+Summed = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Task:
     description: Mapping[str, Any]  # JSON values that tell this model from others; kept in snapshots
     samples: int  # in an epoch
     batch: Callable[[torch.Tensor, torch.Tensor], Batch]
-    loss: Callable[[nn.Module, Batch], torch.Tensor]  # mean over the batch
+    # Mean over the batch; or (sum, count), of which training takes the mean over all parts and processes of a step
+    loss: Callable[[nn.Module, Batch], torch.Tensor | Summed]
     optimizer: torch.optim.Optimizer  # with fused=True: it can leave out a step without the host
     validation: Validation
     data: str = ""  # which data, so that a resumed run can tell whether they are still the same

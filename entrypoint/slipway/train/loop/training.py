@@ -19,6 +19,7 @@ from slipway.train.loop.loader import Loader
 from slipway.train.loop.nonfinite import Numbers
 from slipway.train.loop.own_time import OwnTime
 from slipway.train.loop.precision import Precision, read_precision
+from slipway.train.loop.requirements import require_saveable
 from slipway.train.loop.sampler import Sampler
 from slipway.train.loop.stragglers import Stragglers
 from slipway.train.loop.task import Task
@@ -67,6 +68,7 @@ class Training:
 
 def begin_training(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
+    require_saveable(task)
     agree_on_data(task, context)
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
     parts = (task.split.pipelines if task.split else context.place.world_size) * options.accumulate

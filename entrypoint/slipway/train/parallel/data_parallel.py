@@ -12,12 +12,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.options import Common
+from slipway.train.snapshots.bits import plain
 from slipway.train.snapshots.state import optimizer_state, random_states, set_random_states
 from slipway.train.worker.context import Context
 
 if TYPE_CHECKING:
     from slipway.train.loop.precision import Precision
-    from slipway.train.loop.task import Batch, Task
+    from slipway.train.loop.task import Batch, Summed, Task
 
 Shards = dict[str, Mapping[str, torch.Tensor]]  # tensors by name, by stem of the snapshot's file
 
@@ -70,13 +71,26 @@ class DataParallel:
     def backward(self, parts: Iterable[Batch], weigh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """See Parallel."""
         mean = torch.zeros((), device=self._context.device)
+        counts: list[torch.Tensor] = []
         for number, batch in enumerate(parts, start=1):
             with nullcontext() if number == self._parts else no_sync(self.model):
                 with self._precision.autocast():
-                    loss = weigh(self._task.loss(self.model, batch))
+                    loss, count = divided(self._task.loss(self.model, batch), len(batch[0]))
+                    loss = weigh(loss)
                 self._scaler.scale(loss).backward()
             mean += loss.detach()
-        return mean
+            counts += [] if count is None else [count]
+        return self._divide_by_counts(mean, counts) if counts else mean
+
+    def _divide_by_counts(self, mean: torch.Tensor, counts: list[torch.Tensor]) -> torch.Tensor:
+        """Turn sums that were divided by the numbers of samples into the mean over what was counted, by all processes."""
+        own = torch.stack(counts).to(self._context.device, torch.float64).mean()  # counted per sample
+        everywhere = self._context.sum(own) / self.share[1]
+        factor = (1 / everywhere.clamp(min=torch.finfo(torch.float32).tiny)).float()
+        for parameter in self._task.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        return mean * factor
 
     def agree(self, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """See Parallel."""
@@ -93,7 +107,7 @@ class DataParallel:
         device, buffers = self._context.device, list(self._task.model.buffers())
         random, kept = random_states(device), [buffer.clone() for buffer in buffers]
         with self._precision.autocast():
-            loss = self._task.loss(self.model, example())
+            loss, _ = divided(self._task.loss(self.model, example()), 1)
         loss.backward()  # type: ignore[no-untyped-call]
         self._task.optimizer.zero_grad()
         set_random_states(device, random)
@@ -103,7 +117,12 @@ class DataParallel:
     def align(self) -> None:
         """See Parallel."""
         for buffer in self._task.model.buffers():
-            self._context.align(buffer)
+            if not (buffer.is_complex() or plain(buffer).dtype != buffer.dtype):
+                self._context.align(buffer)
+                continue
+            raw = buffer.contiguous().view(-1).view(torch.uint8)  # of these types the backends know only the bytes
+            self._context.align(raw)
+            buffer.copy_(raw.view(buffer.dtype).view(buffer.shape))
 
     def collect(self) -> tuple[Shards, dict[str, Any]]:
         """See Parallel; every rank has all of it."""
@@ -113,6 +132,14 @@ class DataParallel:
     def wants(self, stem: str, name: str) -> bool:
         """See Parallel."""
         return True
+
+
+def divided(loss: torch.Tensor | Summed, samples: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A mean loss as it is; of a sum and a count both per sample, which keeps the sum within the range of half precision."""
+    if isinstance(loss, torch.Tensor):
+        return loss, None
+    total, count = loss
+    return total / samples, torch.as_tensor(count) / samples
 
 
 def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:

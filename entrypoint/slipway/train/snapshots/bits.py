@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 WORD = 8  # bytes of an int64
+UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,3 +42,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return tensor.numel() > 0
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that every operation knows: torch has hardly any for unsigned integers and 8-bit floats."""
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.view(torch.uint8)
+    return tensor.view(UNSIGNED[tensor.dtype]) if tensor.dtype in UNSIGNED else tensor

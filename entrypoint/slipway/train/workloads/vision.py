@@ -6,10 +6,12 @@ slipway vision --dataset glyphs --model small
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +36,7 @@ from slipway.train.worker.context import Context, open_context
 
 CLASS = "class/"  # before a class's name in the results
 SHOWN = 20  # lines of the table of classes
+LEAST = 400  # steps of a training on a small folder
 PIXELS = {"cpu": 2**19, "cuda": 2**23}  # of an evaluation batch; more did not make it faster on a CPU
 
 
@@ -66,6 +69,33 @@ def choose_split(options: VisionOptions, context: Context) -> VisionOptions:
         return options
     context.say(f"the run began with --split {BY_NAME}, and resumes on the same pictures")
     return replace(options, split=BY_NAME, sources={**options.sources, "split": "the run to resume"})
+
+
+def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
+    """The options for `count` pictures in a folder: a preset's batches and warm-up are for many thousands.
+
+    Where a preset's warm-up would take more than a tenth of the steps, what was not typed is made smaller: a batch is about a
+    sixteenth of the pictures (8 at least), the learning rate as much smaller as the batch (Goyal et al., 2017), training takes
+    LEAST steps or more, and the warm-up a tenth of them. A run that began on an earlier version's split is left as it was.
+    """
+    if options.folder is None or options.split == BY_NAME:
+        return options
+    size = options.batch_size or count
+    steps = options.steps or (options.epochs or 1) * math.ceil(count / size)
+    if options.warmup <= steps / 10:
+        return options
+    new: dict[str, Any] = {}
+    typed = options.given | {"batch_size"} if options.batch_size_per_process else options.given
+    if "batch_size" not in typed and options.batch_size:
+        new["batch_size"] = size = min(size, max(8, 2 ** int(math.log2(max(1, count / 16)))))
+        if "lr" not in typed:
+            new["lr"] = options.lr * size / options.batch_size
+    if not {"steps", "epochs"} & typed:
+        new["epochs"] = max(options.epochs or 1, math.ceil(LEAST * size / count))
+    steps = options.steps or new.get("epochs", options.epochs or 1) * math.ceil(count / size)
+    if "warmup" not in typed:
+        new["warmup"] = min(options.warmup, steps // 10)
+    return replace(options, **new, sources={**options.sources, **dict.fromkeys(new, f"for {count:,} pictures")})
 
 
 def loss(model: nn.Module, batch: Batch, smoothing: float) -> torch.Tensor:
@@ -156,6 +186,12 @@ def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the accuracy of each class, and keep the weights as a file."""
     options = choose_split(parse(VisionOptions, args), context)
     task = make_task(options, context)
+    suited = suit_to_count(options, task.samples)
+    if suited != options:
+        changed = [name for name, value in suited.values().items() if value != getattr(options, name)]
+        told = ", ".join(f"--{name.replace('_', '-')} {getattr(suited, name):g}" for name in changed)
+        context.say(f"for {task.samples:,} pictures, instead of the preset's: {told}")
+        options = suited
     result = fit(task, options, context)
     if result.outcome == Word.FINISHED:
         name = "cifar_net.pth" if options.dataset == CIFAR10 else "model.pth"
