@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launchers import OWN_SCRIPT, Launcher, start_launcher
+from launchers import OWN_SCRIPT, PLAIN_SCRIPT, Launcher, start_launcher
 from ports import take_ports
 from stand_in_rules import Rules
 
@@ -48,6 +48,14 @@ def script(tmp_path: Path) -> Path:
     """A user's own program: plain torch.distributed, without any import of ours."""
     path = tmp_path / "own.py"
     path.write_text(OWN_SCRIPT)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A program that ends in the same ways, and needs no torch."""
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN_SCRIPT)
     return path
 
 

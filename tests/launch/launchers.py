@@ -115,3 +115,27 @@ if args.then != "finish":
     dist.barrier()
 dist.destroy_process_group()
 """
+
+
+# The same without torch, for an agent without it: the ranks do not meet, and one that is to wait for another waits.
+PLAIN_SCRIPT = """
+import os, signal, sys, time
+
+then, last = sys.argv[-1], os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+if then.startswith("exit-") and last:
+    os._exit(int(then[5:]))
+if then == "raise" and last:
+    raise ValueError("boom")
+if then == "kill" and last:
+    os.kill(os.getpid(), signal.SIGKILL)
+if then == "wait":
+    print("pid", os.getpid(), flush=True)
+if then == "save":
+    def save(number, frame):
+        open("saved-" + os.environ["RANK"], "w").write(signal.Signals(number).name)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("waiting", flush=True)
+if then != "finish":
+    time.sleep(300)
+"""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rules
 
 Run = Callable[..., Launcher]
 
@@ -37,16 +38,19 @@ def test_the_other_ranks_may_save_after_one_failed(slipway: Run, tmp_path: Path)
     assert any("rank 1: exit code 3" in line for line in job.closing), job.closing
 
 
-def test_they_have_as_long_as_the_setting_says(slipway: Run, tmp_path: Path) -> None:
-    (tmp_path / "saves.py").write_text(SAVES.format(seconds=40, fails=True))
-    job = slipway("run", "--nproc-per-node", "2", "--after-failure-seconds", "2", "saves.py")
+@pytest.mark.pull
+def test_they_have_as_long_as_the_setting_says(slipway: Run, rules: Rules, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=1000, fails=True))
+    words = ("run", "--nproc-per-node", "2", "--after-failure-seconds", "2", "saves.py")
+    job = slipway(*words, **rules.variables())
     assert job.process.returncode == 1, job.text
     assert not (tmp_path / "saved-0").exists()
 
 
-def test_the_ranks_of_another_node_may_save_too(node: Run, tmp_path: Path) -> None:
-    (tmp_path / "saves.py").write_text(SAVES.format(seconds=7, fails=True))
-    jobs = [node(rank, 2, "saves.py") for rank in (0, 1)]
+@pytest.mark.pull
+def test_the_ranks_of_another_node_may_save_too(node: Run, rules: Rules, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.format(seconds=3, fails=True))
+    jobs = [node(rank, 2, "saves.py", **rules.variables()) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
     assert (tmp_path / "saved-0").read_text() == "SIGTERM"
     assert any("rank 1: exit code 3" in line for line in jobs[0].closing), jobs[0].closing
@@ -65,23 +69,26 @@ def read_all(terminal: int, words: str, launcher: int) -> str:
 
 
 @pytest.mark.core
-def test_a_terminal_that_is_closed_stops_like_sigterm(tmp_path: Path) -> None:
+def test_a_terminal_that_is_closed_stops_like_sigterm(tmp_path: Path, rules: Rules) -> None:
     """As where ssh drops: the launcher gets SIGHUP, and nothing that is written to the terminal arrives any more."""
     (tmp_path / "saves.py").write_text(SAVES.format(seconds=1, fails=False))
     command = f"cd {tmp_path} && exec {sys.executable} -m slipway run --nproc-per-node 2 saves.py"
     child, terminal = os.forkpty()
     if not child:
-        os.execvp("sh", ["sh", "-c", command])
-    read_all(terminal, "[0:1] waiting", child)
+        os.execvpe("sh", ["sh", "-c", command], {**os.environ, **rules.variables()})
+    seen = read_all(terminal, "[0:1] waiting", child)
+    if "[0:0] waiting" not in seen:
+        read_all(terminal, "[0:0] waiting", child)
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 75
     assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "SIGTERM"
 
 
-def test_under_nohup_a_hangup_is_ignored(start: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_under_nohup_a_hangup_is_ignored(start: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES.format(seconds=0, fails=False))
-    job = start("run", "--nproc-per-node", "1", "saves.py", before=("nohup",))
+    job = start("run", "--nproc-per-node", "1", "saves.py", before=("nohup",), **rules.variables())
     job.wait_for("waiting")
     job.signal(signal.SIGHUP)
     job.signal(signal.SIGTERM)
@@ -119,44 +126,47 @@ def test_files_in_the_working_directory_stand_in_for_nothing(slipway: Run, tmp_p
     assert "version" in subprocess.run(console_script, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_module_finds_its_neighbours_as_with_python(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_a_module_finds_its_neighbours_as_with_python(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/__main__.py").write_text(PATHS + "import beside\n")
     (tmp_path / "beside.py").write_text("print('found', flush=True)\n")
-    job = slipway("run", "--nproc-per-node", "1", "-mpkg")
+    job = slipway("run", "--nproc-per-node", "1", "-mpkg", **rules.variables())
     assert job.process.returncode == 0, job.text
     assert f"path {tmp_path}\nfound\n" in job.text
 
 
-def test_a_program_of_any_kind_is_started_per_process(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_a_program_of_any_kind_is_started_per_process(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "tool.sh").write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n')
     (tmp_path / "tool.sh").chmod(0o755)
-    job = slipway("run", "--nproc-per-node", "2", "--no-python", "./tool.sh", "-m", "x")
+    job = slipway("run", "--nproc-per-node", "2", "--no-python", "./tool.sh", "-m", "x", **rules.variables())
     assert job.process.returncode == 0, job.text
     assert "[0:1] rank 1 of 2: -m x" in job.text
 
 
-def test_lines_of_others_in_the_env_file_do_not_reach_a_script(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_lines_of_others_in_the_env_file_do_not_reach_a_script(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("export OPENAI_API_KEY='abc' # mine\nNPROC_PER_NODE=1\nMINE=1\nNCCL_DEBUG=WARN\n")
     (tmp_path / "train").write_text(
         "import os\nprint([os.getenv(n) for n in ('OPENAI_API_KEY', 'MINE', 'NCCL_DEBUG')])\n"
     )
-    job = slipway("run", "train")
+    job = slipway("run", "train", **rules.variables())
     assert job.process.returncode == 0, job.text
     assert "[None, None, 'WARN']" in job.text
-    assert "2 CPU processes" in slipway("run", "--env-file", "/dev/null", "train").text
+    assert "2 CPU processes" in slipway("run", "--env-file", "/dev/null", "train", **rules.variables()).text
 
 
-def test_another_attempt_knows_how_the_one_before_ended(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_another_attempt_knows_how_the_one_before_ended(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(
         "import os, sys\n"
         "told = os.environ.get('SLIPWAY_PREVIOUS_OUTCOME')\n"
         "print('attempt', os.environ['SLIPWAY_ATTEMPT'], told, flush=True)\n"
         "sys.exit(0 if told else 3)\n"
     )
-    job = slipway(
-        "run", "--nproc-per-node", "1", "--max-restarts", "1", "again.py", SLIPWAY_PREVIOUS_OUTCOME="another job's"
-    )
+    words = ("run", "--nproc-per-node", "1", "--max-restarts", "1", "again.py")
+    job = slipway(*words, SLIPWAY_PREVIOUS_OUTCOME="another job's", **rules.variables(pause=0.1))
     assert job.process.returncode == 0, job.text
     assert "attempt 1 None" in job.text
     assert re.search(r"attempt 2 failed: node 0 \(.+\), rank 0: exit code 3", job.text), job.text

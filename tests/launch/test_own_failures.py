@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rules
 
 Run = Callable[..., Launcher]
 
@@ -119,15 +120,16 @@ def test_so_it_does_where_that_is_on_another_node(node: Callable[..., Launcher],
     ids=["hydra", "record"],
 )  # fmt: skip
 def test_the_exception_is_told_whole_with_its_place_in_the_script(
-    slipway: Run, tmp_path: Path, program: str, said: str, where: str
+    slipway: Run, rules: Rules, tmp_path: Path, program: str, said: str, where: str
 ) -> None:
     (tmp_path / "own.py").write_text(program)
-    job = slipway("own.py", NPROC_PER_NODE="1")
+    job = slipway("own.py", NPROC_PER_NODE="1", **rules.variables())
     assert job.process.returncode == 1, job.text
     assert f"rank 0: exit code 1: {said}" in cause(job)
     assert line(job, "where") == where
 
 
+@pytest.mark.pull
 def test_a_script_that_python_cannot_read_is_told_once_and_not_started(slipway: Run, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import os\nx = = 1\n")
     job = slipway("own.py", NPROC_PER_NODE="2")
@@ -137,10 +139,11 @@ def test_a_script_that_python_cannot_read_is_told_once_and_not_started(slipway: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_that_it_imports_is_nothing_to_try_again(slipway: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_one_that_it_imports_is_nothing_to_try_again(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("import os\nx = = 1\n")
-    job = slipway("own.py", NPROC_PER_NODE="1", SLIPWAY_MAX_RESTARTS="3")
+    job = slipway("own.py", NPROC_PER_NODE="1", SLIPWAY_MAX_RESTARTS="3", **rules.variables())
     assert job.process.returncode == 78, job.text
     assert "rank 0: exit code 1: SyntaxError: invalid syntax" in cause(job)
     assert line(job, "where") == "model.py:2"

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from limits import small_memory
+from stand_in_rules import Rules
 from waiting import wait_until
+
+from slipway.launch.process_tree import lives, stat_fields
 
 Run = Callable[..., Launcher]
 
@@ -105,8 +108,10 @@ ENDS = {
 
 @pytest.mark.core
 @pytest.mark.parametrize("then", ENDS)
-def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(slipway: Run, script: Path, then: str) -> None:
-    job = slipway("own.py", "--then", then, NPROC_PER_NODE="2")
+def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(
+    slipway: Run, plain: Path, rules: Rules, then: str
+) -> None:
+    job = slipway("plain.py", "--then", then, NPROC_PER_NODE="2", **rules.variables())
     assert job.end() == 1, job.text
     cause = job.closing[2:]
     for word in ENDS[then]:
@@ -123,18 +128,21 @@ def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path) -
 
 
 @pytest.mark.core
-def test_a_script_that_handles_sigterm_gets_it_at_once_and_may_save(start: Run, script: Path) -> None:
-    job = start("own.py", "--then", "save", NPROC_PER_NODE="2")
+def test_a_script_that_handles_sigterm_gets_it_at_once_and_may_save(start: Run, plain: Path, rules: Rules) -> None:
+    job = start("plain.py", "--then", "save", NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:0] waiting")
     job.wait_for("[0:1] waiting")
     job.signal(signal.SIGTERM)
     assert job.end() == 75, job.text
-    assert (script.parent / "saved-0").read_text() == "SIGTERM"
-    assert (script.parent / "saved-1").read_text() == "SIGTERM"
+    assert (plain.parent / "saved-0").read_text() == "SIGTERM"
+    assert (plain.parent / "saved-1").read_text() == "SIGTERM"
 
 
-def test_a_script_without_a_handler_ends_by_the_signal_and_is_called_stopped(start: Run, script: Path) -> None:
-    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+@pytest.mark.pull
+def test_a_script_without_a_handler_ends_by_the_signal_and_is_called_stopped(
+    start: Run, plain: Path, rules: Rules
+) -> None:
+    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:1] pid")
     job.signal(signal.SIGTERM)
     assert job.end() == 75, job.text
@@ -144,60 +152,61 @@ def _pids(job: Launcher) -> list[int]:
     return [int(line.split()[-1]) for line in job.lines if "pid" in line]
 
 
-def _gone(pids: list[int]) -> bool:
-    return wait_until(lambda: not any(_alive(pid) for pid in pids), f"the end of {pids}")
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(lives, pids)), f"{pids} to end")
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, script: Path) -> None:
-    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+@pytest.mark.pull
+def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, plain: Path, rules: Rules) -> None:
+    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:0] pid")
     job.wait_for("[0:1] pid")
     job.signal(signal.SIGKILL)
     job.end()
     assert len(_pids(job)) == 2
-    assert _gone(_pids(job))
+    wait_until_gone(_pids(job))
 
 
-def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, script: Path) -> None:
-    job = start("own.py", "--then", "wait", NPROC_PER_NODE="2")
+def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, plain: Path) -> None:
+    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2")
     job.wait_for("[0:0] pid")
     job.wait_for("[0:1] pid")
-    parent = int(Path(f"/proc/{_pids(job)[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
+    os.kill(int(stat_fields(_pids(job)[0])[1]), signal.SIGKILL)
     assert job.end() == 1, job.text
-    assert _gone(_pids(job))
+    wait_until_gone(_pids(job))
     assert any("torchrun was ended by SIGKILL" in line for line in job.closing), job.closing
 
 
 @pytest.mark.core
 def test_what_a_script_started_in_a_session_of_its_own_ends_with_a_launcher_that_is_killed(
-    start: Run, tmp_path: Path
+    start: Run, rules: Rules, tmp_path: Path
 ) -> None:
     (tmp_path / "starts.py").write_text(
         "import subprocess, time\n"
         'child = subprocess.Popen(["sleep", "1000"], start_new_session=True)\n'
         'print(f"child {child.pid} is there", flush=True)\ntime.sleep(1000)\n'
     )
-    job = start("starts.py", NPROC_PER_NODE="2")
+    job = start("starts.py", NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:0] child")
     job.wait_for("[0:1] child")
     children = [int(pid) for pid in re.findall(r"child (\d+) is there", job.text)]
     job.process.kill()
     assert job.end() == -signal.SIGKILL
-    assert _gone(children)
+    wait_until_gone(children)
 
 
-def test_a_reader_that_goes_away_changes_neither_the_job_nor_its_exit_code(start: Run, script: Path) -> None:
+@pytest.mark.pull
+def test_a_reader_that_goes_away_changes_neither_the_job_nor_its_exit_code(
+    start: Run, plain: Path, rules: Rules
+) -> None:
     job = start(
-        "own.py", "--then", "exit-3", NPROC_PER_NODE="2", before=("sh", "-c", '("$@"; echo $? > code) | true', "sh")
+        "plain.py",
+        "--then",
+        "exit-3",
+        NPROC_PER_NODE="2",
+        **rules.variables(),
+        before=("sh", "-c", '("$@"; echo $? > code) | true', "sh"),
     )
     job.end()
-    code = script.parent / "code"
+    code = plain.parent / "code"
     assert wait_until(lambda: code.exists() and code.read_text(), "the exit code") == "1\n"
