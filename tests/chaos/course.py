@@ -12,6 +12,7 @@ from checks import find_odd_ending, find_odd_result
 from containers import docker
 from places import SETTINGS, STEPS, WORKLOADS, ContainedNode, Node, find_processes, remove_network
 from plans import STARTS, Again, Harm, Plan
+from ports import take_port
 
 from slipway.protocol.files import newest_step, read_json
 
@@ -57,7 +58,7 @@ class Course:
             self.settings = SETTINGS | {"NPROC_PER_NODE": str(2 // self.plan.nodes)}
             if self.plan.nodes > 1:
                 address = "node-0" if self.contained else "127.0.0.1"
-                self.settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
+                self.settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(take_port())}
             if self.contained:
                 docker("network", "create", f"chaos-{self.mark}")
                 stack.callback(remove_network, f"chaos-{self.mark}")
@@ -207,10 +208,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

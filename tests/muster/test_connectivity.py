@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from ports import take_port
 
 from slipway.launch.muster.connection_errors import (
     CAUSES,
@@ -57,10 +58,10 @@ def test_a_holder_that_cannot_be_seen_is_none(tmp_path: Path) -> None:
 
 
 def test_the_preferred_port_is_taken_only_where_it_is_free() -> None:
-    with listen(0) as door:
-        taken = door.getsockname()[1]
-        assert free_port(taken) != taken
-    assert free_port(taken) == taken
+    port = take_port()
+    with listen(port):
+        assert free_port(port) != port
+    assert free_port(port) == port
     assert 0 < free_port(65_536) < 65_536
 
 

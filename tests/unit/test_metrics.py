@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import take_port
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway import __version__
 from slipway.launch.metrics import Metrics, open_metrics
-from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json
@@ -60,7 +60,7 @@ def asked(port: int, address: str = "127.0.0.1") -> Samples:
 
 @pytest.fixture
 def metrics() -> Iterator[tuple[Metrics, int]]:
-    port = free_port(0)
+    port = take_port()
     with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail) as opened:
         yield opened, port
 
@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_a_warning() -> None:
 
 
 def test_nobody_is_answered_unless_asked_and_afterwards() -> None:
-    port = free_port(0)
+    port = take_port()
     with open_metrics(job(), pytest.fail):
         pass
     with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail):
@@ -140,7 +140,7 @@ def test_nobody_is_answered_unless_asked_and_afterwards() -> None:
 def test_it_listens_to_this_machine_alone_unless_told(metrics: tuple[Metrics, int]) -> None:
     with pytest.raises(OSError):
         asked(metrics[1], address="127.0.0.2")
-    port = free_port(0)
+    port = take_port()
     with open_metrics(job(SLIPWAY_METRICS_PORT=str(port), SLIPWAY_METRICS_ADDR="0.0.0.0"), pytest.fail):
         assert asked(port, address="127.0.0.2")
 

@@ -1,0 +1,180 @@
+"""What tests must not do, read from their source: sleep in hope, and judge by how long something took.
+
+A test waits for what it means, with `wait_until` of tests/waiting.py; a clock is handed in. Both tables here should shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns", "process_time"}
+ELAPSED = {"seconds", "elapsed", "took", "duration"}
+MOST_ALLOWED = 15
+
+# Programs that jobs of tests run: what they do is the case, and they judge nothing.
+PROGRAMS = (
+    "chaos/*.py",
+    "faults/inside/*.py",
+    "hangs/*.py",
+    "launch/programs/*.py",
+    "launch/stand_in_agent.py",
+    "launch/stand_in_worker.py",
+    "launch/stand_ins/*.py",
+    "muster/stub.py",
+    "sim/*.py",  # its seconds are virtual
+    "slurm/paced.py",
+    "slurm/pyxis/*.py",
+    "train/crashing_writer.py",
+    "train/faulty_*.py",
+    "train/*_worker.py",
+)
+
+# The function that may, and why. Time that passes too slowly or too fast changes nothing that these say.
+ALLOWED = {
+    "waiting.py::wait_until": "the one place that waits",
+    "muster/test_muster_attempts.py::test_who_is_told_to_go_between_two_attempts_leaves_alone": (
+        "nothing follows that could be waited for; a message that should not come has time to"
+    ),
+    "muster/test_muster_endings.py::test_a_good_end_waits_for_the_slowest": "longer than the patience, which is not to count",
+    "muster/test_muster_endings.py::test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing": (
+        "longer than the time-out for missing nodes, which is not to count"
+    ),
+    "muster/test_muster_heartbeats.py::test_launchers_that_have_nothing_to_say_are_not_lost": (
+        "longer than the silence that is allowed; to go once tests/sim has it"
+    ),
+    "muster/test_muster_heartbeats.py::test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node": (
+        "longer than the time-out for missing nodes, which is not to count"
+    ),
+    "muster/test_muster_loopback.py::test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended": (
+        "before an answer is due and after it; both orders have to end well"
+    ),
+    "muster/test_muster_leaving.py::test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start": (
+        "for the harder order of two messages on different connections; both orders have to end well"
+    ),
+}
+
+# Files, by how their names begin, that are being mended elsewhere.
+ELSEWHERE = (
+    "launch/test_memory.py::",
+    "launch/test_outliving.py::",
+    "launch/test_spawn.py::",
+    "launch/test_warm.py::",
+    "train/",
+)
+
+
+def offences(path: Path) -> Iterator[tuple[str, int]]:
+    """The functions of a file that sleep or judge time, by name (`Class.function`, empty outside of all), with the line."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from ((name, node.lineno) for name, node in named(tree) if is_sleep(node) or judges_time(node))
+
+
+def named(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """All nodes, with the name of the outermost function around each."""
+    for node in ast.iter_child_nodes(tree):
+        yield name, node
+        inner = name
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not is_function(tree, name):
+            inner = f"{name}.{node.name}".lstrip(".")
+        yield from named(node, inner)
+
+
+def is_function(node: ast.AST, name: str) -> bool:
+    return bool(name) and not isinstance(node, ast.ClassDef | ast.Module)
+
+
+def is_sleep(node: ast.AST) -> bool:
+    """Whether it sleeps; sleep(0) lets others run and no more."""
+    if not isinstance(node, ast.Call) or called(node) != "sleep":
+        return False
+    argument = node.args[0] if node.args else None
+    return not (isinstance(argument, ast.Constant) and argument.value == 0)
+
+
+def judges_time(node: ast.AST) -> bool:
+    """Whether it asserts by a clock, or that a time is shorter or longer than another."""
+    if not isinstance(node, ast.Assert):
+        return False
+    inside = [*ast.walk(node.test)]
+    orders = [each for each in inside if isinstance(each, ast.Compare) and any(map(is_order, each.ops))]
+    sides = [side for each in orders for side in (each.left, *each.comparators)]
+    return any(map(is_clock, inside)) or any(map(is_elapsed, sides))
+
+
+def is_clock(node: ast.AST) -> bool:
+    """Whether it asks this machine's clock: `monotonic()`, `time.time()`."""
+    if not isinstance(node, ast.Call) or called(node) not in CLOCKS:
+        return False
+    return isinstance(node.func, ast.Name) or (
+        isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id == "time"
+    )
+
+
+def is_order(operator: ast.cmpop) -> bool:
+    return isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+
+
+def is_elapsed(side: ast.expr) -> bool:
+    name = side.id if isinstance(side, ast.Name) else side.attr if isinstance(side, ast.Attribute) else ""
+    return name in ELAPSED
+
+
+def called(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def judging_files() -> list[Path]:
+    return sorted(
+        path for path in TESTS.rglob("*.py") if not any(path.relative_to(TESTS).match(each) for each in PROGRAMS)
+    )
+
+
+def found() -> dict[str, list[int]]:
+    """The lines of each function that sleeps or judges time, by `file::function`."""
+    lines: dict[str, list[int]] = {}
+    for path in judging_files():
+        for name, line in offences(path):
+            lines.setdefault(f"{path.relative_to(TESTS)}::{name}", []).append(line)
+    return lines
+
+
+def test_no_test_sleeps_in_hope_or_judges_how_long_something_took() -> None:
+    offenders = found()
+    assert {name: at for name, at in offenders.items() if name not in ALLOWED and not name.startswith(ELSEWHERE)} == {}
+    assert ALLOWED.keys() - offenders.keys() == set(), "they are mended: take them out of the table"
+
+
+def test_few_are_allowed_to_and_each_with_a_reason() -> None:
+    assert len(ALLOWED) <= MOST_ALLOWED
+    assert all(ALLOWED.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def test_a():\n    time.sleep(1)", ["test_a"]),
+        ("def test_a():\n    sleep(seconds)", ["test_a"]),
+        ("async def test_a():\n    await asyncio.sleep(0.1)", ["test_a"]),
+        ("def test_a():\n    def inside():\n        time.sleep(1)", ["test_a"]),
+        ("class A:\n    def b(self):\n        time.sleep(1)", ["A.b"]),
+        ("work = lambda: time.sleep(1)", [""]),
+        ("def test_a():\n    time.sleep(0)", []),
+        ('def test_a():\n    run("time.sleep(1)")', []),
+        ("def test_a():\n    assert time.monotonic() - began < 5", ["test_a"]),
+        ("def test_a():\n    assert perf_counter() > until", ["test_a"]),
+        ("def test_a():\n    assert job.seconds < 5", ["test_a"]),
+        ("def test_a():\n    assert 0 < took <= 5", ["test_a"]),
+        ("def test_a():\n    assert job.seconds == 5.0", []),
+        ("def test_a():\n    assert clock.time() == 5.0", []),
+        ("def test_a():\n    assert steps < 5", []),
+    ],
+)
+def test_what_counts(tmp_path: Path, source: str, names: list[str]) -> None:
+    (tmp_path / "test_it.py").write_text(source)
+    assert [name for name, _ in offences(tmp_path / "test_it.py")] == names
