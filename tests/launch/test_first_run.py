@@ -64,6 +64,7 @@ def test_the_plan_can_be_pasted_into_a_shell(slipway: Run, tmp_path: Path) -> No
     assert "accuracy" in done.stdout
 
 
+@pytest.mark.pull
 def test_two_nodes_are_shown_the_interface_that_they_will_use(slipway: Run) -> None:
     words = ("plan", "--json", "linear")
     made = json.loads(slipway(*words, WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1").text)["torchrun"]

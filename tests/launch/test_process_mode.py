@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from ports import take_ports
-from waiting import wait_until
+from stand_in_rules import Rule, Rules
 
 from slipway.launch.run_directory.run import last_outcome
 
@@ -22,7 +22,7 @@ def process(start: Callable[..., Launcher]) -> Process:
     """Start process `rank` of two on one node, with the variables of the scheduler named."""
     port = str(take_ports(2))
 
-    def launch(rank: int, *words: str, scheduler: str = "plain") -> Launcher:
+    def launch(rank: int, *words: str, scheduler: str = "plain", **more: str) -> Launcher:
         mine = {
             "plain": {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
             "mpirun": {
@@ -33,16 +33,19 @@ def process(start: Callable[..., Launcher]) -> Process:
                 "PMIX_NAMESPACE": "prterun-host-4711@1",
             },
         }[scheduler]
-        return start(*words, MASTER_PORT=port, MASTER_ADDR="127.0.0.1", **mine)
+        return start(*words, MASTER_PORT=port, MASTER_ADDR="127.0.0.1", **mine, **more)
 
     return launch
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("scheduler", ["plain", "mpirun"])
-def test_each_launcher_runs_its_one_process_and_says_so(process: Process, tmp_path: Path, scheduler: str) -> None:
-    words = ("linear", "--epochs", "1", *(("--run-dir", "mine") if scheduler == "plain" else ()))
-    jobs = [process(rank, *words, scheduler=scheduler) for rank in (0, 1)]
+def test_each_launcher_runs_its_one_process_and_says_so(
+    process: Process, rules: Rules, tmp_path: Path, scheduler: str
+) -> None:
+    words = ("linear", "--steps", "5", *(("--run-dir", "mine") if scheduler == "plain" else ()))
+    more = rules.variables(torch=scheduler == "mpirun")
+    jobs = [process(rank, *words, scheduler=scheduler, **more) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
     assert "1 node × 2 CPU processes = 2 processes" in jobs[0].text
     assert "one launcher per process" in jobs[0].text
@@ -52,15 +55,18 @@ def test_each_launcher_runs_its_one_process_and_says_so(process: Process, tmp_pa
     assert [f"finished on rank {rank}" in job.text for rank, job in enumerate(jobs)] == [True, True]
 
 
+@pytest.mark.pull
 def test_a_process_that_starts_late_belongs_to_the_same_attempt_and_rank_0_alone_writes_the_verdict(
-    process: Process, tmp_path: Path
+    process: Process, rules: Rules, tmp_path: Path
 ) -> None:
-    words = ("linear", "--epochs", "1")
-    first = process(0, *words, scheduler="mpirun")
-    first.wait_for("run directory")
+    held = Rule("hold", step=0, phase="setup")
+    words, more = ("linear", "--steps", "5"), rules.variables(held)
+    first = process(0, *words, scheduler="mpirun", **more)
+    rules.wait_for(held, first)
     [folder] = tmp_path.glob("runs/linear-prterun*")
-    wait_until((folder / "run.json").exists, "run.json")
-    late = process(1, *words, scheduler="mpirun")
+    late = process(1, *words, scheduler="mpirun", **more)
+    late.wait_for("run directory")
+    rules.let_go(held)
     assert [first.end(), late.end()] == [0, 0], first.text + late.text
     assert "attempt 2" not in late.text
     assert json.loads((folder / "run.json").read_text())["attempt"] == 1
@@ -68,14 +74,18 @@ def test_a_process_that_starts_late_belongs_to_the_same_attempt_and_rank_0_alone
     assert last_outcome(folder)["first"]["node_rank"] == 0
 
 
-def test_a_stop_saves_and_ends_with_75(process: Process, tmp_path: Path) -> None:
-    words = ("gpt", "--steps", "100000", "--log-every", "1", "--run-dir", "mine")
-    jobs = [process(rank, *words) for rank in (0, 1)]
-    jobs[0].wait_for("step 3/")
+@pytest.mark.pull
+def test_a_stop_saves_and_ends_with_75(process: Process, rules: Rules, tmp_path: Path) -> None:
+    held = Rule("hold")
+    words, more = ("gpt", "--steps", "100000", "--run-dir", "mine"), rules.variables(held)
+    jobs = [process(rank, *words, **more) for rank in (0, 1)]
+    rules.wait_for(held, jobs[0])
     for job in jobs:
         job.signal(signal.SIGTERM)
+        job.wait_for("SIGTERM received")
+    rules.let_go(held)
     assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
-    assert len(list(tmp_path.glob("mine/snapshots/step-*"))) == 1
+    assert [path.name for path in tmp_path.glob("mine/snapshots/step-*")] == ["step-00000005"]
 
 
 def test_a_script_that_fails_is_told_from_the_process_that_lost_it(process: Process, script: Path) -> None:
@@ -87,6 +97,7 @@ def test_a_script_that_fails_is_told_from_the_process_that_lost_it(process: Proc
     assert any("exit code 3" in line for line in jobs[1].closing)
 
 
+@pytest.mark.pull
 def test_without_a_name_that_all_can_know_the_run_directory_is_asked_for(process: Process) -> None:
     job = process(0, "linear")
     assert job.end() == 78, job.text

@@ -72,18 +72,22 @@ def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: No
     assert "no-such-host.invalid does not resolve" in job.text
 
 
+@pytest.mark.pull
 @pytest.mark.needs("mounts")
-def test_torch_goes_where_the_launcher_found_node_0_whatever_its_name_leads_to_then(node: Node, tmp_path: Path) -> None:
-    words, jobs = ("linear", "--epochs", "1"), []
+def test_workers_go_where_the_launcher_found_node_0_whatever_its_name_leads_to_then(
+    node: Node, rules: Rules, tmp_path: Path
+) -> None:
+    held, jobs = Rule("hold", step=0, phase="setup", rank=1), []
     for rank in (0, 1):
         names = tmp_path / f"hosts-{rank}"
         names.write_text("127.0.0.1 localhost node-zero\n")
         own_names = ("unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh")
-        jobs.append(node(rank, 2, *words, before=own_names, MASTER_ADDR="node-zero"))
-    for job in jobs:
-        job.wait_for("linear: run directory")
+        more = rules.variables(held)
+        jobs.append(node(rank, 2, "linear", "--steps", "3", before=own_names, MASTER_ADDR="node-zero", **more))
+    rules.wait_for(held, jobs[1])
     names.write_text("127.0.0.1 localhost\n192.0.2.1 node-zero\n")  # RFC 5737: nobody has this address
-    assert [job.end(100) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    rules.let_go(held)
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
 
 
 @pytest.mark.pull
