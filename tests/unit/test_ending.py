@@ -658,3 +658,29 @@ def test_out_of_memory_kills_are_counted(tmp_path: Path, files: dict[str, str], 
 def test_a_script_that_wants_a_gpu_where_there_is_none_is_its_own_fault(tmp_path: Path, device: str, word: str) -> None:
     said = {1: ["RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"]}
     assert end(tmp_path, own=False, device=device, status=1, failures=[failure(1, 1)], last=said).word == word
+
+
+LOGGED = [
+    "ERROR:root:no checkpoint yet",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 4, in <module>',
+    "    open('/nonexistent/last.ckpt')",
+    "FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/last.ckpt'",
+    *(f"step {step}" for step in range(40)),
+]
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "more", "evidence"),
+    [
+        (1, ["validation set is empty: give --val"], "exit code 1; it said last: validation set is empty: give --val"),
+        (3, [], "exit code 3; it said last: step 39"),
+        (KILLED, [], "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"),
+        (-signal.SIGSEGV, [], "SIGSEGV; it said last: step 39"),
+    ],
+)
+def test_an_exception_that_was_handled_is_neither_the_reason_nor_the_place(
+    tmp_path: Path, exitcode: int, more: list[str], evidence: str
+) -> None:
+    outcome = end(tmp_path, own=False, status=1, failures=[failure(1, exitcode)], last={1: [*LOGGED, *more]})
+    assert (outcome.evidence, outcome.where) == (evidence, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.protocol.tracebacks import PACKAGE, Raised, read_traceback
+from slipway.protocol.tracebacks import PACKAGE, Raised, read_final_traceback, read_traceback
 
 SAMPLES = Path(__file__).with_name("tracebacks")
 JSON = "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
@@ -115,3 +115,64 @@ LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "
 )  # fmt: skip
 def test_what_is_made_of_lines(lines: list[str], raised: Raised | None) -> None:
     assert read_traceback(lines) == raised
+
+
+def of(program: str, folder: Path) -> tuple[int, list[str]]:
+    """The exit code of a program, and what it wrote to stderr."""
+    (folder / "own.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "own.py"], cwd=folder, env={}, stderr=subprocess.PIPE, text=True, check=False
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+LOGS = "import logging, os, sys, traceback\nlogging.basicConfig(level=logging.INFO)\ntry:\n    {raises}\nexcept Exception:\n    {says}\n"
+RAISES = [
+    "open('/nonexistent/last.ckpt')",
+    "{}['lr']",
+    "raise RuntimeError('cuda is busy')",
+    "import nothing_like_that",
+]
+SAYS = ["logging.exception('no checkpoint yet')", "traceback.print_exc()", "logging.warning('slow', exc_info=True)"]
+GOES_ON = "for step in range(40):\n    print('step', step, file=sys.stderr)\n"
+ENDS = {
+    "sys.exit('validation set is empty: give --val')": (1, None),
+    "print('usage: own.py', file=sys.stderr); sys.exit(2)": (2, None),
+    "sys.stderr.flush(); os._exit(3)": (3, None),
+    "sys.stderr.flush(); os.kill(os.getpid(), 11)": (-11, None),
+    "raise ValueError('no labels')": (1, "ValueError: no labels"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("says", SAYS)
+@pytest.mark.parametrize("raises", RAISES)
+def test_an_exception_that_was_handled_did_not_end_the_program(
+    tmp_path: Path, raises: str, says: str, end: str
+) -> None:
+    code, lines = of(LOGS.format(raises=raises, says=says) + GOES_ON + end, tmp_path)
+    expected, said = ENDS[end]
+    assert code == expected
+    raised = read_final_traceback(lines, code)
+    assert (raised.said if raised else None) == said
+
+
+@pytest.mark.parametrize("raises", RAISES)
+@pytest.mark.parametrize("end", ["sys.exit(1)", "sys.exit(3)", "os._exit(2)", "sys.exit()"])
+def test_one_that_was_logged_counts_where_nothing_follows_it(tmp_path: Path, raises: str, end: str) -> None:
+    code, lines = of(LOGS.format(raises=raises, says=SAYS[0]) + end, tmp_path)
+    raised = read_final_traceback(lines, code)
+    assert raised
+    assert raised.where == "own.py:4 in <module>"
+
+
+@pytest.mark.parametrize("sample", sorted(file.stem for file in SAMPLES.glob("*.txt")))
+def test_what_ended_a_real_program_still_did(sample: str) -> None:
+    lines = (SAMPLES / f"{sample}.txt").read_text().splitlines()
+    assert read_final_traceback(lines, 1) == read_traceback(lines)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_and_so_did_one_of_this_python(tmp_path: Path, program: str) -> None:
+    code, lines = of(program, tmp_path)
+    assert read_final_traceback(lines, code) == read_traceback(lines)

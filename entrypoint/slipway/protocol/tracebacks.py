@@ -37,6 +37,19 @@ _HYDRA_FIRST = "Error executing job with overrides"
 _NOISE = re.compile(
     rf"\[[WEIF][\d\]]|Exception raised from |frame #\d+:|terminate called|\S*:\d+:\d+ .*NCCL |\S+:\d+: \w*Warning: |{_HYDRA}"
 )
+# What may follow the exception that ended a program: more of its message, indented; what others print at an end; asides.
+_FOLLOWS = re.compile(
+    rf"\s|$|\[rank\d+\]:|{_NOISE.pattern}|{_ASIDE.pattern}|{_HEADER.pattern}|{_CHAIN.pattern}|{_PART.pattern}|[│╰╯╭|+]"
+    r"|wandb: |Fatal Python error|(Current )?[Tt]hread 0x|Extension modules: |\w+: \w*Warning: |Aborted|Segmentation fault"
+    r"|[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b"
+    r"|Last error:|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda|Device-side assert"
+)
+# Exceptions whose message has one line, and how a log begins that has a traceback behind it.
+_ONE_LINE = frozenset(
+    "AttributeError EOFError ImportError IndexError KeyError ModuleNotFoundError NameError StopIteration TypeError UnicodeDecodeError "
+    "UnicodeEncodeError ZeroDivisionError".split()
+)
+_LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
 _LIBRARY = re.compile(r"/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)(?=/)")
 
 
@@ -85,9 +98,11 @@ class _Entry:
     said: list[str] = field(default_factory=list)
     prefixed: bool = False
     box: str = ""  # a paragraph of rich's, which wraps long paths
+    begins: int = 0  # the number of its first line, and of that with the exception
+    at: int = 0
 
-    def tell(self, lines: Sequence[str], prefixed: bool) -> None:
-        self.said, self.prefixed = list(lines), prefixed
+    def tell(self, lines: Sequence[str], prefixed: bool, at: int) -> None:
+        self.said, self.prefixed, self.at = list(lines), prefixed, at
 
     def read_box(self, text: str) -> None:
         if text:
@@ -100,6 +115,36 @@ class _Entry:
 def read_traceback(lines: Iterable[str]) -> Raised | None:
     """The exception that ended a program, by what it wrote to stderr; None where that tells of none."""
     told = [_COLOURS.sub("", line) for line in lines]
+    if story := _last_story(told):
+        return _summary(story)
+    hint = next((number for number in reversed(range(len(told))) if told[number].startswith(_HYDRA)), 0)
+    paragraph = "\n".join(told[:hint]).rstrip().rpartition("\n\n")[2].splitlines()
+    said = "\n".join(line for line in paragraph if not line.startswith(_HYDRA_FIRST))
+    return Raised(said) if said else None
+
+
+def read_final_traceback(lines: Iterable[str], exitcode: int) -> Raised | None:
+    """The same, but None where the program went on after that exception, and ended by something else: it had been handled.
+
+    `exitcode` is negative for a signal. Python itself ends with 1 after an exception that nobody caught. What torch's own hook or
+    C++ printed nobody caught; what a log printed somebody did. Of others it is told by what follows the message.
+    """
+    told = [_COLOURS.sub("", line) for line in lines]
+    story = _last_story(told)
+    if story is None or story[-1].prefixed or _UNCAUGHT.match(told[story[-1].at]):
+        return read_traceback(told)
+    follows = [line for line in told[max(entry.at for entry in story) + 1 :] if not _FOLLOWS.match(line)]
+    above = told[story[0].begins - 1] if story[0].begins else ""
+    name = story[-1].said[0].partition(":")[0].rpartition(".")[2]
+    one_line = name in _ONE_LINE or "[Errno " in story[-1].said[0]
+    handled = bool(follows) and (
+        exitcode != 1 or one_line or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5
+    )
+    return None if handled else read_traceback(told)
+
+
+def _last_story(told: Sequence[str]) -> list[_Entry] | None:
+    """The exceptions of the last chain that was printed, as far as they did not come aside; None without one."""
     stories: list[list[_Entry]] = []
     for entry in _entries(told):
         if entry.link and stories:
@@ -107,26 +152,21 @@ def read_traceback(lines: Iterable[str]) -> Raised | None:
         else:
             stories.append([entry])
     whole = [kept for story in stories if (kept := [entry for entry in story if entry.said])]
-    if whole:
-        return _summary(next((story for story in reversed(whole) if not story[0].aside), whole[-1]))
-    hint = next((number for number in reversed(range(len(told))) if told[number].startswith(_HYDRA)), 0)
-    paragraph = "\n".join(told[:hint]).rstrip().rpartition("\n\n")[2].splitlines()
-    said = "\n".join(line for line in paragraph if not line.startswith(_HYDRA_FIRST))
-    return Raised(said) if said else None
+    return next((story for story in reversed(whole) if not story[0].aside), whole[-1]) if whole else None
 
 
 def _entries(lines: Sequence[str]) -> list[_Entry]:
     found: list[_Entry] = []
     entry: _Entry | None = None
-    link, aside = "", False
+    link, aside, number = "", False, 0
 
     def begin() -> _Entry:
         nonlocal link, aside
-        found.append(_Entry(link, aside))
+        found.append(_Entry(link, aside, begins=number))
         link, aside = "", False
         return found[-1]
 
-    for line in lines:
+    for number, line in enumerate(lines):
         bare = _RANK.sub("", line, count=1) if (prefixed := _RANK.match(line) is not None) else line
         text = _MARGIN.sub("", bare, count=1) if not _PART.match(bare) else bare
         if _ASIDE.match(text):
@@ -147,14 +187,14 @@ def _entries(lines: Sequence[str]) -> list[_Entry]:
             if boxed := _BOX.match(text):
                 entry.read_box(boxed[1])
             elif _EXCEPTION.match(text):
-                entry.tell([text], prefixed)
+                entry.tell([text], prefixed, number)
         elif entry and not _ends_message(text, entry, prefixed):
             entry.said.append(text)
         else:
             said = _UNCAUGHT.match(text) or _BARE.match(text.strip())
             entry = begin() if said else None
             if entry and said:
-                entry.tell([said[1] if said.re is _UNCAUGHT else said[0]], prefixed)
+                entry.tell([said[1] if said.re is _UNCAUGHT else said[0]], prefixed, number)
     return found
 
 

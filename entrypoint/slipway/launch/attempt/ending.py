@@ -32,7 +32,7 @@ from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESS
 from slipway.protocol.files import OUTCOMES, error_file, rank_file, read_json
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line
-from slipway.protocol.tracebacks import Raised, read_traceback
+from slipway.protocol.tracebacks import Raised, read_final_traceback, read_traceback
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
@@ -221,7 +221,8 @@ def _cause(
         evidence, where = str(record.get("exception") or record.get("message") or ""), record.get("where")
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
-        raised = read_traceback(facts.last.get(rank, ()))
+        killed = exitcode == -signal.SIGKILL
+        raised = None if killed else read_final_traceback(facts.last.get(rank, ()), exitcode)
         evidence, where = _status_text(exitcode, facts, rank, raised), raised.where if raised else None
         said = cause_of(evidence)
         # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair. One that waited
