@@ -46,8 +46,17 @@ _FOLLOWS = re.compile(
 )
 # Exceptions whose message has one line, and how a log begins that has a traceback behind it.
 _ONE_LINE = frozenset(
-    "AttributeError EOFError ImportError IndexError KeyError ModuleNotFoundError NameError StopIteration TypeError UnicodeDecodeError "
-    "UnicodeEncodeError ZeroDivisionError".split()
+    {
+        "AttributeError",
+        "EOFError",
+        "ImportError",
+        "IndexError",
+        "KeyError",
+        "ModuleNotFoundError",
+        "NameError",
+        "TypeError",
+    }
+    | {"StopIteration", "UnicodeDecodeError", "UnicodeEncodeError", "ZeroDivisionError"}
 )
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
 _LIBRARY = re.compile(r"/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)(?=/)")
