@@ -172,7 +172,7 @@ def call(words: list[str], environ: Mapping[str, str]) -> None:
         with contextlib.suppress(ConfigurationError):  # it names what is not there
             parse(WORKLOADS[program[0]], rest)
     elif program and not is_program(program[0]):
-        raise unknown_name(program[0], WORKLOADS)
+        raise unknown_name(program[0])
     options = {name: str(value) for name, value in given.items() if name in BY_NAME and value is not None}
     for setting in SETTINGS:
         Sources(options, environ, {}).parsed(setting.name)

@@ -49,7 +49,7 @@ def parse_run(words: list[str]) -> dict[str, Any]:
         check_arguments(first, rest)
         return {**options, **late}
     if not is_program(first):
-        raise unknown_name(first, WORKLOADS)
+        raise unknown_name(first)
     return options
 
 

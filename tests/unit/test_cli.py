@@ -83,7 +83,7 @@ def test_an_executable_keeps_the_process_and_its_signals() -> None:
         (["lniear"], "Did you mean linear?"),
         (["pla"], "Did you mean plan?"),
         (["gtp", "--lr", "1"], "Did you mean gpt?"),
-        (["zzzzzz"], "Available are"),
+        (["zzzzzz"], "Workloads are allreduce"),
         (["absent.py"], "There is no file absent.py in"),
         (["./absent"], "neither a command"),
         (["plain.txt"], "slipway run plain.txt"),

@@ -15,11 +15,14 @@ import pytest
 from stand_ins import Slipway
 
 from slipway.cli.reports import describe_ending
+from slipway.cli.runs import CLEAR, WATCH, watch_run
+from slipway.cli.runs import shown as shown_status
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.run_directory import status as module
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
+from slipway.launch.run_directory.listing import read_row
 from slipway.launch.run_directory.run import last_outcome
-from slipway.launch.run_directory.run_lock import RunLock, this_launcher
+from slipway.launch.run_directory.run_lock import RunLock, beside, this_launcher
 from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
@@ -243,3 +246,92 @@ def test_a_job_that_waits_for_nodes_says_so_and_shows_no_ranks() -> None:
 
 def test_a_users_script_leaves_no_snapshots_of_ours() -> None:
     assert "snapshot" not in "\n".join(status_lines(read_status(make(workload="own"))))
+
+
+def test_all_runs_are_listed_with_the_newest_first(slipway: Slipway) -> None:
+    make("gpt-1", outcome=FAILED, started=100.0)
+    make("linear-2", workload="linear", started=300.0, beats=1)
+    make("gpt-3", started=200.0)
+    said = slipway("runs")
+    head, *rows = said.out.splitlines()
+    assert head.split() == ["run", "started", "step", "state"]
+    assert [row.split()[0] for row in rows] == ["linear-2", "gpt-3", "gpt-1"]
+    assert rows[2].endswith("the workload failed")
+    assert rows[1].endswith("without a verdict")
+    assert rows[0].split()[-4:] == ["7", "without", "a", "verdict"]
+    listed = json.loads(slipway("runs", "--json", "--last", "1").out)
+    assert listed == [
+        {
+            "run": "linear-2",
+            "workload": "linear",
+            "started": 300.0,
+            "step": 7,
+            "alive": False,
+            "state": "without a verdict",
+        }
+    ]
+    few = slipway("runs", "--last", "2")
+    assert len(few.out.splitlines()) == 3
+    assert "1 older runs are not shown; for all type slipway runs --last 3" in few.err
+
+
+def test_a_run_under_way_and_one_that_hangs_are_listed_as_such() -> None:
+    run = make(beats=1)
+    with held(run):
+        assert read_row(read_status(run)).state == "running"
+        write_json(beside(run / "node-0" / "launcher.json", "hang.json"), {"text": "rank 1"})
+        assert read_row(read_status(run)).state == "hangs"
+
+
+def test_damaged_records_are_listed(slipway: Slipway) -> None:
+    run = make()
+    (run / "run.json").write_text("{")
+    make("gpt-2", started="soon")
+    assert [row.split()[:2] for row in slipway("runs").out.splitlines()[1:]] == [["gpt-2", "–"], ["gpt-1", "–"]]
+
+
+def test_where_there_is_no_run_to_list_that_is_said(slipway: Slipway) -> None:
+    assert slipway("runs").code == CONFIGURATION
+    assert "slipway run" in slipway("runs").err
+
+
+def test_watching_shows_what_changed_until_the_run_ends() -> None:
+    run = make(beats=1)
+    with held(run):
+        running = read_status(run)
+    ended = read_status(make("gpt-2", outcome=FAILED))
+    looks, shown, waited = iter([running, running, ended]), list[str](), list[float]()
+    watch_run(lambda: next(looks), shown.append, waited.append, clear=False)
+    assert ["running" in text for text in shown] == [True, False]
+    assert "the workload failed" in shown[1]
+    assert waited == [WATCH, WATCH]
+
+
+def test_watching_on_a_terminal_replaces_what_was_shown() -> None:
+    ended, shown = read_status(make(outcome=FAILED)), list[str]()
+    watch_run(lambda: ended, shown.append, lambda seconds: None, clear=True)
+    assert shown[0].startswith(CLEAR)
+
+
+def test_rows_are_broken_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FIRST | {
+        "evidence": "ValueError: " + " ".join(["something"] * 30),
+        "advice": "type slipway logs --rank 1 " * 5,
+    }
+    found = read_status(make(outcome=FAILED | {"first": first}))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setattr("slipway.cli.runs.columns_of", lambda out: 80)
+    rows = shown_status(found).split("\n")
+    assert max(map(len, rows)) < 80
+    words = " ".join(row.strip() for row in rows).split()
+    assert words.count("something") == 30
+
+
+class Terminal:
+    """A stdout that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1

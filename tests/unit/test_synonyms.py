@@ -1,10 +1,12 @@
 """Options as others call them: each leads to one of ours that is there, with the line to type."""
 
+import click
 import pytest
 from stand_ins import Slipway
 
+from slipway.cli.cli import slipway as program
 from slipway.cli.launching import launcher_options
-from slipway.cli.synonyms import SYNONYMS
+from slipway.cli.synonyms import COMMANDS, SYNONYMS
 from slipway.options import WORKLOADS as KINDS
 from slipway.options.command import click_command
 
@@ -56,3 +58,44 @@ def test_options_before_everything_are_given_a_place(slipway: Slipway) -> None:
     assert "Type: slipway run --nproc-per-node auto" in slipway("--gpus", "all").err
     assert "Type: docker run --gpus … IMAGE" in slipway("--gpus", "all", SLIPWAY_IMAGE="slipway:dev").err
     assert "Type:" not in slipway("--bananas").err
+
+
+def test_every_command_that_is_suggested_is_there() -> None:
+    context = click.Context(program)
+    for words in map(str.split, COMMANDS.values()):
+        command = None if words[0].startswith("--") else program.get_command(context, words[0])
+        assert command or words[0] in ("--help", "--version")
+        for word in words[1:]:
+            inner = (
+                command.commands
+                if isinstance(command, click.Group)
+                else {name for one in command.params for name in one.opts}
+            )
+            assert word in inner
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("render kubernetes gpt", "slipway render k8s"),
+        ("render kubctl", "slipway render k8s"),
+        ("render sbatch", "slipway render slurm"),
+        ("render compos", "slipway render compose"),
+        ("render nothing-like-it", "Available are compose, jobset, k8s, slurm, trainer."),
+        ("data download", "slipway data fetch"),
+        ("data prepar", "slipway data prepare"),
+        ("gpt --preset medium", "--preset gpt2-medium"),
+        ("gpt --preset XL", "--preset gpt2-xl"),
+        ("gpt --preset=tny", "--preset tiny"),
+        ("vision --model resnet", "--model resnet9"),
+        ("gpt --precision float16", "--precision fp16"),
+        ("gpt --schedule cos", "--schedule cosine"),
+        ("gpt --resume auot", "Did you mean auto?"),
+        ("gpt --resume Auto", "Did you mean auto?"),
+        ("kubernetes", "Did you mean render k8s?"),
+        ("list", "Did you mean runs?"),
+        ("statsu", "Did you mean status?"),
+    ],
+)
+def test_what_is_meant_is_asked(slipway: Slipway, words: str, meant: str) -> None:
+    assert meant in slipway(*words.split()).err

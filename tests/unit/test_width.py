@@ -6,7 +6,7 @@ import termios
 
 import pytest
 
-from slipway.launch.attempt.width import USUAL, columns_of, cut, fold, rows_taken
+from slipway.launch.attempt.width import USUAL, columns_of, cut, fold, fold_error, rows_taken
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 
@@ -59,3 +59,12 @@ def test_the_width_is_the_terminals_own_at_any_moment() -> None:
         os.close(ours)
         os.close(theirs)
     assert columns_of(ours) == USUAL
+
+
+def test_an_error_is_folded_but_what_to_type_stays_in_one_row() -> None:
+    command = "slipway run " + " ".join(f"--option-{number} value" for number in range(8))
+    rows = fold_error("slipway: ", f"{'word ' * 30}is wrong. Type: {command}", 60).split("\n")
+    assert rows[-1] == f"         Type: {command}"
+    assert all(len(row) <= 60 and row.startswith("         word") for row in rows[1:-2])
+    assert fold_error("slipway: ", "short. Type: slipway run", 60) == "slipway: short. Type: slipway run"
+    assert all(len(row) <= 60 for row in fold_error("slipway: ", "word " * 30, 60).split("\n"))

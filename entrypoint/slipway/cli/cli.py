@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ BESIDE = {
     "logs": "slipway.cli.logs:logs",
     "render": "slipway.render:render",
     "report": "slipway.cli.reports:report_runs",
+    "runs": "slipway.cli.runs:list_all",
     "sample": "slipway.cli.results:sample_run",
     "selftest": "slipway.cli.selftest:selftest",
     "stacks": "slipway.cli.stacks:stacks",
@@ -176,7 +178,9 @@ def understand(words: list[str]) -> list[str]:
         if starter(words) and any(word.endswith(".py") for word in words) and (line := instead(words)):
             click.echo(f"slipway: {words[0]} is started as it is, without the launcher. With it: {line}", err=True)
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
-    raise unknown_name(words[0], [*known, *WORKLOADS], detect_runtime(os.environ))
+    from slipway.cli.synonyms import COMMANDS
+
+    raise unknown_name(words[0], known, detect_runtime(os.environ), COMMANDS.get(words[0].lower(), ""))
 
 
 @contextlib.contextmanager
@@ -204,11 +208,15 @@ def main() -> None:
             from slipway.cli.synonyms import explain
 
             error = explain(error, sys.argv[1:], os.environ)
-        code, said, show = error.exit_code, error.format_message(), error.show
+        code, said, show = error.exit_code, error.format_message(), partial(_show, error)
     except click.Abort:
         code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)
     except LaunchError as error:
-        code, said, show = error.code, str(error), partial(click.echo, f"slipway: {printable(str(error))}", err=True)
+        code, said, show = (
+            error.code,
+            str(error),
+            partial(click.echo, _fold("slipway: ", printable(str(error))), err=True),
+        )
     except Exception as error:
         _tell_pod(FAILED, f"{type(error).__name__}: {error}")
         raise
@@ -218,8 +226,26 @@ def main() -> None:
     sys.exit(code)
 
 
+def _show(error: click.ClickException) -> None:
+    """What click prints, with its last line folded."""
+    with io.StringIO() as file:
+        error.show(file)
+        *usage, said = file.getvalue().rstrip("\n").split("\n")
+    click.echo("\n".join([*usage, _fold("Error: ", said.removeprefix("Error: "))]), err=True)
+
+
+def _fold(prefix: str, text: str) -> str:
+    """An error as a terminal shows it; elsewhere it is one line, as it may be searched for."""
+    if not os.isatty(2):
+        return prefix + text
+    from slipway.launch.attempt.width import columns_of, fold_error
+
+    return fold_error(prefix, text, columns_of(2) - 1)
+
+
 # What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
 SILENT = {
+    "runs",
     "stacks",
     "status",
     "stop",

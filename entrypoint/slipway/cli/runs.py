@@ -1,4 +1,4 @@
-"""Commands for a run from another shell or container that sees its directory: `slipway status`, `slipway stop`."""
+"""Commands for runs from another shell or container that sees their directory: `slipway runs`, `status`, `stop`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,13 @@ import click
 
 from slipway.cli.arguments import read_sources
 from slipway.launch.attempt.stops import TICK, ask_to_stop
+from slipway.launch.attempt.width import columns_of, fold
 from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
+from slipway.launch.run_directory.listing import list_runs, table_lines
 from slipway.launch.run_directory.odd_files import odd_files, odd_records
-from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
+from slipway.launch.run_directory.status import Status, find_run, read_status, status_json, status_lines
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of
 from slipway.protocol.files import RUN_FILE
 from slipway.protocol.outcomes import GOOD
@@ -27,6 +31,10 @@ from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+WATCH = 2.0  # s between two looks of --watch
+CLEAR = "\x1b[H\x1b[2J"
+LABEL = 14  # columns of a row's label
 
 RUNS = click.option(
     "--runs",
@@ -79,11 +87,65 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 @click.argument("run", default="", shell_complete=complete_run)
 @RUNS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
-def status(run: str, runs: str | None, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Show it again every two seconds until the run ends.")
+def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
     """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
-    found = read_status(named_run(run, runs))
-    mention(odd_files(found.path))
-    click.echo(json.dumps(status_json(found), indent=1) if as_json else "\n".join(map(printable, status_lines(found))))
+    if watch and as_json:
+        raise click.UsageError("--watch is for people; for programs type --json as often as you need it.")
+    path = named_run(run, runs)
+    mention(odd_files(path))
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):  # who watches may stop watching
+            watch_run(partial(read_status, path), click.echo, time.sleep, clear=sys.stdout.isatty())
+        return
+    found = read_status(path)
+    click.echo(json.dumps(status_json(found), indent=1) if as_json else shown(found))
+
+
+def watch_run(
+    read: Callable[[], Status], echo: Callable[[str], object], wait: Callable[[float], object], *, clear: bool
+) -> None:
+    """Show a run until it ends: on a terminal in place of what was shown before (`clear`), elsewhere where it changed."""
+    before = ""
+    while True:
+        found = read()
+        text = shown(found)
+        if text != before:
+            echo(f"{CLEAR}{text}" if clear else text)
+        if not found.alive:
+            return
+        before = text
+        wait(WATCH)
+
+
+def shown(found: Status) -> str:
+    """A run's status for people, on a terminal with its rows broken between words."""
+    lines = [printable(line) for line in status_lines(found)]
+    if not sys.stdout.isatty():
+        return "\n".join(lines)
+    columns = columns_of(sys.stdout.fileno()) - 1
+    return "\n".join(fold(line[:LABEL], line[LABEL:], columns) if line[2:3].isalpha() else line for line in lines)
+
+
+@click.command("runs", epilog="\b\nExample: slipway runs --last 50")
+@RUNS
+@click.option("--last", type=Whole(1), default=20, show_default=True, help="How many, of those started last.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: run, workload, started, step, alive, state of each.")
+def list_all(runs: str | None, last: int, as_json: bool) -> None:
+    """List the runs in the folder of runs, the newest first: when each was started, its newest step, how it stands or ended."""
+    folder = chosen_runs_folder(runs)
+    mention(odd_records(folder))
+    rows, known = list_runs(folder, last)
+    if as_json:
+        click.echo(json.dumps([row.as_json() for row in rows], indent=1))
+        return
+    if not rows:
+        raise LaunchError(
+            f"There is no run in {folder}. Name another folder with --runs DIR, or start one: slipway run"
+        )
+    click.echo("\n".join(map(printable, table_lines(rows))))
+    if known > len(rows):
+        mention([f"{known - len(rows)} older runs are not shown; for all type slipway runs --last {known}"])
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")

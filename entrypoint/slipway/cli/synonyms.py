@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import click
 
@@ -72,6 +73,25 @@ DOCKERS = (
     *("--env", "--gpus", "--ipc", "--name", "--net", "--network", "--rm", "--shm-size", "--stop-timeout", "--ulimit"),
     *("--user", "--volume", "-e", "-i", "-it", "-t", "-u", "-v"),
 )
+# Our commands, by what others call them, at the first place and after `slipway render`.
+COMMANDS = {
+    **dict.fromkeys(("kubernetes", "kube", "kubectl", "k8s", "manifest", "manifests"), "render k8s"),
+    **dict.fromkeys(("slurm", "sbatch", "srun", "batch"), "render slurm"),
+    **dict.fromkeys(("compose", "docker-compose", "docker"), "render compose"),
+    **dict.fromkeys(("trainer", "trainjob", "kubeflow", "pytorchjob"), "render trainer"),
+    "jobset": "render jobset",
+    **dict.fromkeys(("list", "ls", "ps", "jobs"), "runs"),
+    **dict.fromkeys(("launch", "start", "submit", "exec"), "run"),
+    **dict.fromkeys(("cancel", "kill", "abort"), "stop"),
+    **dict.fromkeys(("watch", "top"), "status --watch"),
+    **dict.fromkeys(("doctor", "health", "diagnose"), "check"),
+    **dict.fromkeys(("evaluate", "test", "validate"), "eval"),
+    **dict.fromkeys(("generate", "predict"), "sample"),
+    **dict.fromkeys(("prepare", "tokenize"), "data prepare"),
+    **dict.fromkeys(("fetch", "download"), "data fetch"),
+    "help": "--help",
+    "version": "--version",
+}
 NEAR = 0.85  # how much of two names is equal where one may be the other, misspelt
 VALUES = {"--nproc-per-node": {"all": "auto"}}  # of docker's --gpus
 
@@ -82,6 +102,10 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     if isinstance(error, click.BadOptionUsage) and command:
         option = next((one for one in command.params if error.option_name in (*one.opts, *one.secondary_opts)), None)
         return click.BadOptionUsage(error.option_name, f"{error.message}{example(option)}", error.ctx)
+    if isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice):
+        return _nearest_choice(error, error.param, error.param.type)
+    if isinstance(command, click.Group) and (found := re.match(r"No such command '(.+?)'", error.message)):
+        return _nearest_command(error, found[1], command)
     if not isinstance(error, click.NoSuchOption):
         return error
     if isinstance(command, click.Group):
@@ -99,6 +123,29 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     return click.NoSuchOption(
         error.option_name, f"No such option '{error.option_name}': it is {ours} here.{told}", ctx=error.ctx
     )
+
+
+def _nearest_choice(error: click.BadParameter, param: click.Parameter, choice: click.Choice[Any]) -> click.BadParameter:
+    """The same error with the value that may be meant: `medium` is a part of `gpt2-medium`."""
+    found, choices = re.match(r"'(.*?)' is not one of", error.message), [str(one) for one in choice.choices]
+    if not found:
+        return error
+    typed = found[1].lower()
+    part = next((one for one in choices if typed and (typed in one.lower() or one.lower() in typed)), "")
+    near = next(iter(get_close_matches(typed, choices, 1, 0.5)), part)
+    told = f" Did you mean {param.opts[0]} {near}?" if near else ""
+    return click.BadParameter(f"{error.message.rstrip('.')}.{told}", error.ctx, param, error.param_hint)
+
+
+def _nearest_command(error: click.UsageError, name: str, group: click.Group) -> click.UsageError:
+    """The same error with the command that may be meant, or with all that there are."""
+    before = (error.ctx.command_path if error.ctx else "slipway").split()[1:]
+    known = sorted(group.commands)
+    theirs = next(iter(get_close_matches(name.lower(), COMMANDS, 1, NEAR)), "")
+    elsewhere = COMMANDS.get(theirs, "").split()
+    near = elsewhere[-1] if elsewhere[:-1] == before else next(iter(get_close_matches(name, known, 1)), "")
+    told = f"Did you mean {shlex.join(['slipway', *before, near])}?" if near else f"Available are {', '.join(known)}."
+    return click.UsageError(f"No such command '{name}'. {told}", error.ctx)
 
 
 def meant(name: str, known: Collection[str]) -> str:

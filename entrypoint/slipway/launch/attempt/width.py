@@ -44,6 +44,14 @@ def fold(prefix: str, text: str, columns: int) -> str:
     return "\n".join(rows) if rows else prefix + text
 
 
+def fold_error(prefix: str, text: str, columns: int) -> str:
+    """The same for an error. What it says to type stays in one row of its own, whatever its length: it is copied."""
+    said, told, command = text.partition(" Type: ")
+    if not told or len(prefix) + len(text) <= columns:
+        return fold(prefix, text, columns)
+    return f"{fold(prefix, said, columns)}\n{' ' * len(prefix)}Type: {command}"
+
+
 def _cut_row(row: str, columns: int) -> str:
     kept, room = [], columns
     for part in _STYLE.split(row):

@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -174,7 +174,7 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
         raise LaunchError(
             f"There is no file {first} in {Path.cwd()}.{meant} Give the path of your script as it is seen here."
         )
-    raise unknown_name(first, WORKLOADS)
+    raise unknown_name(first)
 
 
 def _require_python(file: str) -> None:
@@ -205,21 +205,25 @@ def _require_syntax(file: str) -> None:
         ) from None
 
 
-def unknown_name(name: str, known: Sequence[str] | Mapping[str, object], runtime: str = "host") -> LaunchError:
-    """The error for a first argument that means nothing; `runtime` is where this launcher runs."""
+def unknown_name(name: str, commands: Iterable[str] = (), runtime: str = "host", meant: str = "") -> LaunchError:
+    """The error for a first argument that is none of the workloads and `commands`; `runtime` is where this launcher runs, `meant`
+    the command that others call so.
+    """
     if name.startswith("nvidia-"):  # of the driver's programs, which a container finds with the GPUs alone
         return LaunchError(
             f"There is no {name} here: it belongs to the NVIDIA driver, which a container sees together with its GPUs; "
             f"{advise('gpus', runtime)}."
         )
-    meant = did_you_mean(name, known)
+    commands = sorted(commands)
+    meant = f" Did you mean {meant}?" if meant else did_you_mean(name, [*WORKLOADS, *commands])
     script = next((file for file in (name, f"{name}.py") if Path(file).is_file()), "")
     program = (
         f" To start {'that file' if script == name else script} as a script type: slipway run {script}."
         if script
         else ""
     )
+    listed = f" Commands are {', '.join(commands)}." if commands else ""
     return LaunchError(
         f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "
-        f"Available are {', '.join(sorted(known))}."
+        f"Workloads are {', '.join(sorted(WORKLOADS))}.{listed}"
     )

@@ -46,6 +46,7 @@ from slipway.protocol.files import (
     snapshot_attempt,
     write_json,
 )
+from slipway.protocol.mistake import did_you_mean
 from slipway.protocol.outcomes import Word
 
 OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
@@ -137,7 +138,9 @@ def choose_run(
     run = place_run(plan, sources, now)
     if run.resume not in ("auto", "none") and not Path(run.resume).exists():
         given = sources.value("SLIPWAY_RESUME")
-        raise NoNewRunError(f"--resume {given}: there is no such run or snapshot. Give its path, auto or none.")
+        runs = sorted(str(file.parent) for file in Path(sources.value("SLIPWAY_RUNS")).glob(f"*/{RUN_FILE}"))
+        meant = did_you_mean(given.lower(), ("auto", "none")) or did_you_mean(given, runs)
+        raise NoNewRunError(f"--resume {given}: there is no such run or snapshot.{meant} Give its path, auto or none.")
     if run.resume == "auto":
         if not finished_is_fine:
             _refuse_finished(run.path, plan)
