@@ -53,7 +53,7 @@ def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_pat
 
     assert five_minutes.end(patience=1400) == "COMPLETED", five_minutes.text
     restarts = int(five_minutes.fact("Restarts"))
-    assert restarts >= 4
+    assert restarts, "no allocation lasts as long as the training"
     assert (
         five_minutes.text.count("train.sbatch: requeueing: the job was stopped and its snapshot is saved") == restarts
     )
