@@ -121,6 +121,7 @@ dist.destroy_process_group()
 PLAIN_SCRIPT = """
 import os, signal, sys, time
 
+print("begun with", *sys.argv[1:], flush=True)
 then, last = sys.argv[-1], os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
 if then.startswith("exit-") and last:
     os._exit(int(then[5:]))

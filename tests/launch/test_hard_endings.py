@@ -4,6 +4,7 @@ Scripts that need no torch get an agent that needs none either.
 """
 
 import os
+import re
 import select
 import signal
 import time
@@ -16,6 +17,7 @@ from stand_in_rules import Rules
 from waiting import wait_until
 
 from slipway.launch.attempt.stops import SAME_STOP
+from slipway.launch.process_tree import lives
 
 Start = Callable[..., Launcher]
 Node = Callable[..., Launcher]
@@ -26,19 +28,27 @@ def write(tmp_path: Path, body: str) -> str:
     return "script.py"
 
 
-def test_a_rank_that_saves_slowly_is_not_killed_because_another_is_gone(start: Start, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_a_rank_that_saves_slowly_is_not_killed_because_another_is_gone(
+    start: Start, rules: Rules, tmp_path: Path
+) -> None:
     script = write(
         tmp_path,
         "count = []\n"
         "def save(*_):\n"
-        "    count.append(1); time.sleep(8); open('saved', 'w').write(str(len(count))); sys.exit(0)\n"
+        "    count.append(1)\n"
+        "    while not os.path.exists('gone'): time.sleep(0.01)\n"
+        "    open('saved', 'w').write(str(len(count))); sys.exit(0)\n"
         "if os.environ['RANK'] == '0': signal.signal(signal.SIGTERM, save)\n"
-        "print('ready', flush=True); time.sleep(300)\n",
+        "print('ready', os.getpid(), flush=True); time.sleep(300)\n",
     )
-    job = start(script, NPROC_PER_NODE="2")
+    job = start(script, NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:0] ready")
     job.wait_for("[0:1] ready")
+    [other] = re.findall(r"\[0:1\] ready (\d+)", job.text)
     job.signal(signal.SIGTERM)
+    wait_until(lambda: not lives(int(other)), "the other rank to end")
+    (tmp_path / "gone").touch()
     assert job.end() == 75, job.text
     assert (tmp_path / "saved").read_text() == "1", "and torchrun did not signal it again"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from ports import take_ports
+from stand_in_rules import Rule, Rules
 
 Run = Callable[..., Launcher]
 # Group 0 as on OpenShift. The capability reads what only root may (the interpreter may lie in root's home) and writes
@@ -25,7 +26,6 @@ mount --bind {CHECKOUT} /mnt && mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp ||
 [ -d {CHECKOUT} ] || {{ mkdir -p {CHECKOUT} && mount --bind /mnt {CHECKOUT} || exit; }}
 mount -o remount,ro,bind / && cd / && exec "$@"
 """
-NEVER_FINITE = ("--steps", "20", "--lr", "1e38", "--nonfinite-budget", "0")
 LOCKED = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
 
 DDP = """
@@ -105,11 +105,15 @@ def in_memory() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(slipway: Run, in_memory: Path) -> None:
-    job = slipway("linear", *NEVER_FINITE, "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test")
-    assert job.end() == 93, job.text
+@pytest.mark.pull
+def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(
+    slipway: Run, rules: Rules, in_memory: Path
+) -> None:
+    fails = rules.variables(Rule("raise boom", step=0, phase="first-step"))
+    job = slipway("linear", "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test", **fails)
+    assert job.end() == 1, job.text
     assert "no volume" in job.closing[-1]
-    assert "no volume" not in slipway("linear", "--epochs", "1", "--run-dir", f"{in_memory}/2").text
+    assert "no volume" not in slipway("linear", "--run-dir", f"{in_memory}/2", **rules.variables()).text
 
 
 @pytest.mark.needs("other users")

@@ -26,24 +26,27 @@ def test_a_plain_script_runs_unchanged_with_its_own_flags(slipway: Run, script: 
     assert "1 node × 2 CPU processes = 2 processes (inside your script WORLD_SIZE is 2)" in job.text
 
 
-def test_its_output_has_the_rank_in_front_and_a_log_file_per_rank(slipway: Run, script: Path) -> None:
-    job = slipway("own.py", NPROC_PER_NODE="2")
-    assert "[0:0] sum 2" in job.text
-    assert "[0:1] sum 2" in job.text
-    logs = sorted(script.parent.glob("runs/own-*/node-0/logs/rank-*.log"))
+@pytest.mark.pull
+def test_its_output_has_the_rank_in_front_and_a_log_file_per_rank(slipway: Run, plain: Path, rules: Rules) -> None:
+    job = slipway("plain.py", "finish", NPROC_PER_NODE="2", **rules.variables())
+    assert "[0:0] begun with finish\n" in job.text
+    assert "[0:1] begun with finish\n" in job.text
+    logs = sorted(plain.parent.glob("runs/plain-*/node-0/logs/rank-*.log"))
     assert [log.name for log in logs] == ["rank-0.log", "rank-1.log"]
-    assert "sum 2" in logs[1].read_text()
+    assert "begun with finish" in logs[1].read_text()
 
 
-def test_a_rank_that_is_alone_is_passed_through_plain(slipway: Run, script: Path) -> None:
-    job = slipway("own.py", NPROC_PER_NODE="1")
-    assert "\nsum 1 None False" in job.text
+@pytest.mark.pull
+def test_a_rank_that_is_alone_is_passed_through_plain(slipway: Run, plain: Path, rules: Rules) -> None:
+    job = slipway("plain.py", "finish", NPROC_PER_NODE="1", **rules.variables())
+    assert "\nbegun with finish\n" in job.text
 
 
-def test_a_module_runs_like_a_script(slipway: Run, script: Path) -> None:
-    job = slipway("-m", "own", "--its-own=y", NPROC_PER_NODE="2")
+@pytest.mark.pull
+def test_a_module_runs_like_a_script(slipway: Run, plain: Path, rules: Rules) -> None:
+    job = slipway("-m", "plain", "finish", NPROC_PER_NODE="2", **rules.variables())
     assert job.end() == 0, job.text
-    assert "sum 2 y" in job.text
+    assert "begun with finish" in job.text
 
 
 # Words that torchrun would take for its own, or change: it abbreviates options, and fills in placeholders.

@@ -45,10 +45,13 @@ match ending:
     case "is told to end" if first:
         os.kill(os.getpid(), signal.SIGTERM)
     case "stops by the flag":
+        signal.signal(signal.SIGTERM, lambda *_: open("signalled", "w").close())
         open("stop", "w").close()
         if first:
+            wait("ready")
             sys.exit(1)
-        wait("tell-failed")
+        open("ready", "w").close()
+        wait("tell-failed")  # an agent that would not let this rank save has signalled it by now
     case "fails after the other left":
         if first:
             wait("tell-0")
@@ -169,6 +172,7 @@ def test_both_agents_tell_the_same_of_ten_endings(tmp_path: Path) -> None:
         with agents(kind, tmp_path / f"{kind}.log") as some:
             told[kind] = {ending: some.end(ending, tmp_path / kind / ending) for ending in ENDINGS}
     assert told["stand-in"] == told["real"]
+    assert not [*tmp_path.glob("*/*/signalled")]
 
 
 @pytest.mark.pull
