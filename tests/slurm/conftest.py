@@ -56,4 +56,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("cases on a real Slurm")
     for report in sorted(cases, key=lambda report: report.nodeid):
         name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
-        terminalreporter.write_line(f"{name:<92}  {report.outcome:<7}  {report.duration:6.1f} s")
+        why = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        seconds = f"{report.duration:6.1f} s"
+        terminalreporter.write_line(f"{name:<92}  {report.outcome:<7}  {why.removeprefix('Skipped: ') or seconds}")

@@ -85,13 +85,16 @@ def test_a_second_start_makes_a_new_run() -> None:
     assert names == ["linear-20260102-030405", "linear-20260102-030405-2", "linear-20260102-030405-3"]
 
 
+STOPPED: Any = SimpleNamespace(time=lambda: NOW)  # a clock
+
+
 def start(sources: Mapping[str, str]) -> Iterator[Path]:
     """A launcher that claims a run directory, begins in it when it is asked to go on, and ends when it is asked again."""
     plan, given = ask(environ=dict(sources))
     job = Job(plan, given, make_devices(), {}, None, make_host())
     stops: Any = SimpleNamespace(wait=lambda seconds: False)
     with ExitStack() as stack:
-        node = enter_alone(job, stops, stack) if job.single else enter(job, stack)
+        node = enter_alone(job, stops, stack, STOPPED) if job.single else enter(job, stack, STOPPED)
         assert node.problem == ""
         yield node.run.path
         assert (node.run.attempt, node.run.resume) == (1, sources.get("SLIPWAY_RESUME", "none"))
@@ -109,10 +112,7 @@ STARTED = {
 
 
 @pytest.mark.parametrize("started", STARTED)
-def test_launchers_that_start_at_the_same_moment_get_a_folder_each(
-    monkeypatch: pytest.MonkeyPatch, started: str
-) -> None:
-    monkeypatch.setattr("slipway.launch.node.time.time", lambda: NOW)
+def test_launchers_that_start_at_the_same_moment_get_a_folder_each(started: str) -> None:
     together, starts = Barrier(6), [start(STARTED[started]) for _ in range(6)]
 
     def claims(launcher: Iterator[Path]) -> Path:
