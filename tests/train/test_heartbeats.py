@@ -109,7 +109,7 @@ def test_a_worker_that_makes_no_steps_writes_no_heartbeats(tmp_path: Path, timer
     beats = Heartbeat(path)
     for step in range(3):
         beats.beat("train", step, 100)
-    for timer in timers:
+    for timer in [*timers]:
         timer.call()
     told = json.loads(path.read_text())
     assert (told["step"], told["monotonic"]) == (2, 100.0), "the time of the step, not of the writing"
