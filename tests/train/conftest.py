@@ -1,4 +1,4 @@
-"""Starts workers the way the launcher does: in this process for one, through torchrun for several."""
+"""Starts workers as torchrun would: one in this process, several forked from a process that has torch imported."""
 
 from __future__ import annotations
 
