@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
-from slipway.protocol.phases import Phase
+from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 
 
 def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
@@ -53,6 +55,38 @@ def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None
 def test_each_phase_may_stand_still_for_its_own_time(phase: Phase) -> None:
     # The first look finds a change; from then on it stands still, and longer than allowed is a hang.
     assert standing(Beat(0, phase, 1, None, 5.0)) == 10 * phase.patience + 2
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_short_limit_does_not_hold_for_a_start(phase: Phase) -> None:
+    detector = HangDetector([0], 1.0, 0.0, start=20.0)
+    look(detector, range(1, 15), Beat(0, phase, 1, None, 5.0))
+    assert detector.hangs is (phase not in BEFORE_FIRST_STEP)
+    look(detector, range(15, 300), Beat(0, phase, 1, None, 5.0))
+    assert detector.hangs, "each has an end"
+
+
+@pytest.mark.parametrize(("limit", "start", "hangs"), [(0.0, 1.0, True), (1.0, 0.0, False)])
+def test_each_limit_may_be_none(limit: float, start: float, hangs: bool) -> None:
+    detector = HangDetector([0], limit, 0.0, start)
+    look(detector, range(1, 100), Beat(0, Phase.SETUP, 1, None, 5.0))
+    assert detector.hangs is hangs
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "training", "starting"),
+    [
+        ("gpt", {}, 300.0, 300.0),
+        ("gpt", {"SLIPWAY_HANG_SECONDS": "10"}, 10.0, 300.0),
+        ("gpt", {"SLIPWAY_HANG_SECONDS": "3600"}, 3600.0, 3600.0),
+        ("gpt", {"SLIPWAY_HANG_SECONDS": "0"}, 0.0, 0.0),
+        ("gpt", {"SLIPWAY_START_SECONDS": "60"}, 300.0, 60.0),
+        ("gpt", {"SLIPWAY_START_SECONDS": "0"}, 300.0, 0.0),
+    ],
+)
+def test_starting_has_a_limit_of_its_own(words: str, environ: dict[str, str], training: float, starting: float) -> None:
+    job = Job(plan_for((words,), environ), make_sources(environ), make_devices(), environ, None, make_host())
+    assert (job.patience, job.start_patience) == (training, starting)
 
 
 def test_a_rank_that_never_wrote_stands_in_setup() -> None:

@@ -4,7 +4,9 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a rank does. `patience`: how long it may stand still there, in multiples of SLIPWAY_HANG_SECONDS."""
+    """What a rank does. `patience`: how long it may stand still there, in multiples of SLIPWAY_HANG_SECONDS or, before the first
+    step is done, of SLIPWAY_START_SECONDS.
+    """
 
     patience: int
 

@@ -69,6 +69,7 @@ def attempt(
         report=report,
         reached=reached,
         lasting=lasting,
+        start=job.start_patience,
     )
     with progress_elsewhere(job, run, under_way.node_dir):
         kept = lasting.memory.variables if lasting.memory else {}

@@ -27,9 +27,11 @@ def _order(beat: Beat) -> tuple[int, int, bool]:
 class HangDetector:
     """How long each rank of this node has stood still. A rank without a beat stands in `setup`."""
 
-    def __init__(self, ranks: Iterable[int], limit: float, now: float) -> None:
-        """`limit`: the seconds that phase `train` may stand still, 0 for any time; `now`: monotonic seconds."""
-        self._limit, self._looked = limit, now
+    def __init__(self, ranks: Iterable[int], limit: float, now: float, start: float | None = None) -> None:
+        """`limit`: the seconds that phase `train` may stand still, 0 for any time; `now`: monotonic seconds. `start`: what takes
+        the limit's place in phases before the first step is done, where that is another.
+        """
+        self._limit, self._start, self._looked = limit, limit if start is None else start, now
         self._beats = {rank: Beat(rank) for rank in ranks}
         self._still = dict.fromkeys(self._beats, 0.0)
 
@@ -44,9 +46,11 @@ class HangDetector:
     @property
     def hangs(self) -> bool:
         """Whether every rank has stood still for longer than its phase allows: one that works may be waited for."""
-        return self._limit > 0 and all(
-            self._still[rank] > self._limit * beat.phase.patience for rank, beat in self._beats.items()
-        )
+        return all(0 < self._allowed(beat) < self._still[rank] for rank, beat in self._beats.items())
+
+    def _allowed(self, beat: Beat) -> float:
+        """Seconds that a rank may stand still there, 0 for any time."""
+        return (self._start if beat.phase in BEFORE_FIRST_STEP else self._limit) * beat.phase.patience
 
     def started(self, step: int) -> bool:
         """Whether a rank took a step; `step` is that of the newest snapshot, where this attempt began or a little later."""

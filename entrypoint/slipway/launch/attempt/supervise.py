@@ -82,9 +82,10 @@ class Attempt:
         report: HangReport | None = None,
         reached: int = 0,
         lasting: Lasting = ALONE,
+        start: float | None = None,
     ) -> None:
         """`grace`, `hang` and `after_failure` are seconds: from a stop to the end, of a phase `train` without a step (0: any),
-        and from one rank's failure to the end of the others (None: as they need it).
+        and from one rank's failure to the end of the others (None: as they need it). `start`: see HangDetector.
 
         `compare`: see there; None: the workers are not watched. `report`: what is made of what it returns.
         `reached`: the highest step of all attempts before; `lasting`: what goes on beyond this attempt.
@@ -107,7 +108,8 @@ class Attempt:
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
-        self._hang, self._after_failure, self._next_look, self._looked = hang, after_failure, 0.0, time.monotonic()
+        self._patience = (hang, start)
+        self._after_failure, self._next_look, self._looked = after_failure, 0.0, time.monotonic()
         self._woke, self._silence = self._looked, lasting.silence
         self.milestones, self._look_on = Milestones(self._looked, reached), lasting.look_on
         self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
@@ -148,7 +150,7 @@ class Attempt:
         ended = open_process(child.process.pid)
         if ended is not None:  # else its end is noticed at the next look
             self.selector.register(ended, selectors.EVENT_READ)
-        self.detector = HangDetector(self.ranks, self._hang, time.monotonic())
+        self.detector = self._new_detector(time.monotonic())
         while child.process.poll() is None:
             self._wait(TICK, output)
             self._look(child, lost)
@@ -270,7 +272,11 @@ class Attempt:
                 self.deadline.hang(now)
                 self._hears(self.facts.hang)
             else:
-                self.detector = HangDetector(self.ranks, self._hang, now)  # no wonder that there are no heartbeats
+                self.detector = self._new_detector(now)  # no wonder that there are no heartbeats
+
+    def _new_detector(self, now: float) -> HangDetector:
+        limit, start = self._patience
+        return HangDetector(self.ranks, limit, now, start)
 
     def _prepare_next(self, child: Child) -> None:
         """Let the process for the next attempt import what that needs, once it no longer gets in the way of this one."""

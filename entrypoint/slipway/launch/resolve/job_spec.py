@@ -63,6 +63,14 @@ class Job:
         return float(str(limit))
 
     @property
+    def start_patience(self) -> float:
+        """The same for a job of ours that is starting, which a short patience must not end on a busy machine."""
+        limit = self.sources.parsed("SLIPWAY_START_SECONDS")
+        if limit == "auto":
+            return max(300.0, self.patience) if self.patience else 0.0
+        return float(str(limit))
+
+    @property
     def replaced(self) -> bool:
         """Whether a node that is told to go, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
         creates the pod again, with the same index and an empty disk, while the others keep theirs, and their snapshots.

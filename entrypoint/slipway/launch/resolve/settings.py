@@ -234,8 +234,17 @@ SETTINGS = (
         "--hang-seconds",
         "auto",
         _hang,
-        "Seconds that a job may stand still before that counts as a hang, other phases than training a multiple; 0 for any time. "
-        "auto is 300 for Slipway's workloads and 600 for your own script.",
+        "Seconds that a job may stand still before that counts as a hang; saving and evaluation may take a multiple, and "
+        "starting has a limit of its own; 0 for any time. auto is 300 for Slipway's workloads and 600 for your own script.",
+        "S|auto",
+    ),
+    Setting(
+        "SLIPWAY_START_SECONDS",
+        "--start-seconds",
+        "auto",
+        _hang,
+        "The same for a workload of Slipway's that starts: times 3 for imports and first connections, 4 for a snapshot, 6 for "
+        "the first step, 12 for preparing data; 0 for any time. auto is 300, or --hang-seconds where that is longer.",
         "S|auto",
     ),
     Setting(

@@ -29,7 +29,7 @@ RESUMED = (
     "gpt --layers 2 --heads 2 --embed 64 --context 64 --batch-size 32 --dropout 0.1 --warmup 0 --eval-samples 16 "
     f"--sample-tokens 0 --steps {WHOLE} --save-every {HALF} --keep 2"
 ).split()
-HANG_SECONDS = "30"  # three times that for imports and the first connections, which the rows before have made quick
+HANG_SECONDS = "30"  # of training; a start has longer
 LARGEST = {"cuda": "256M", "cpu": "4M"}  # the largest message of all-reduce
 
 
