@@ -4,14 +4,16 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import PATIENCE, Launcher
+from launchers import Launcher
+from stand_in_rules import Rule, Rules
+from waiting import PATIENCE, wait_until
 
-from slipway.protocol.memory import PAGE
+from slipway.launch.process_tree import lives
+from slipway.protocol.memory import PAGE, newest_in
 
 Start = Callable[..., Launcher]
 JOB = (
@@ -21,9 +23,11 @@ JOB = (
 IN_MEMORY = re.compile(r"going on from step-0*(\d+), in memory")
 
 
-def kill_rank(folder: Path, rank: int, node: int = 0) -> None:
-    [file] = folder.glob(f"**/node-{node}/heartbeat/rank-{rank}.json")
-    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+def process_of(folder: Path, rank: int) -> int:
+    """The process of a rank."""
+    [file] = folder.glob(f"**/heartbeat/rank-{rank}.json")
+    pid: int = json.loads(file.read_text())["pid"]
+    return pid
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -37,102 +41,111 @@ def buffers(launcher: Launcher) -> list[Path]:
     return [file for file in folder.iterdir() if "slipway-memory" in str(file.readlink())]
 
 
+def wait_for_memory(launcher: Launcher, step: int) -> None:
+    """Return once a launcher's buffers hold the snapshot of a step: a thread finishes it beside training."""
+
+    def newest() -> int:
+        files = [os.open(path, os.O_RDONLY) for path in buffers(launcher)]
+        found = newest_in(files)
+        for file in files:
+            os.close(file)
+        return found.step if found else -1
+
+    wait_until(lambda: newest() == step, lambda: f"step {step} in memory:\n{launcher.text}")
+
+
 @pytest.mark.core
-def test_a_rank_that_is_killed_costs_the_steps_since_the_last_snapshot_in_memory(start: Start, tmp_path: Path) -> None:
-    job = start("run", *JOB, "--steps", "60", "--memory-every", "1", NPROC_PER_NODE="2")
-    job.wait_for("step 30/")
-    kill_rank(tmp_path, 1)
+def test_a_rank_that_is_killed_costs_the_steps_since_the_last_snapshot_in_memory(
+    start: Start, rules: Rules, tmp_path: Path
+) -> None:
+    held = Rule("hold", step=31, rank=1)
+    killed = rules.variables(held, Rule("signal SIGKILL", step=31, rank=1), torch=True)
+    job = start("run", *JOB, "--steps", "60", "--memory-every", "1", NPROC_PER_NODE="2", **killed)
+    rules.wait_for(held, job)
+    wait_for_memory(job, 30)
+    rules.let_go(held)
     assert job.end() == 0, job.text
-    before, _, after = job.text.partition("starting again")
-    reached = int(re.findall(r"step (\d+)/", before)[-1])
-    [step] = map(int, IN_MEMORY.findall(after))
-    assert reached - 1 <= step, "at most the step that was under way is made again"
-    assert f"from the snapshot in memory of step {step}: attempt 2" in after.splitlines()[0]
+    after = job.text.partition("starting again")[2]
+    assert IN_MEMORY.findall(after) == ["30"], "the step that was under way is made again, and no other"
+    assert "from the snapshot in memory of step 30: attempt 2" in after.splitlines()[0]
     assert steps_of(tmp_path) == list(range(1, 61))
     assert len(list(tmp_path.glob("runs/*/snapshots/step-*"))) == 1, "disks have what they would have had"
 
 
-@pytest.mark.core
-def test_memory_that_is_damaged_is_named_and_the_disk_taken(start: Start, tmp_path: Path) -> None:
-    job = start("run", *JOB, "--steps", "300", "--save-every", "10", "--memory-every", "1", NPROC_PER_NODE="2")
-    job.wait_for("step 35/")
+@pytest.mark.pull
+def test_memory_that_is_damaged_is_named_and_the_disk_taken(start: Start, rules: Rules, tmp_path: Path) -> None:
+    held, words = Rule("hold", step=35), (*JOB, "--steps", "60", "--save-every", "10", "--memory-every", "1")
+    job = start("run", *words, NPROC_PER_NODE="2", **rules.variables(held, torch=True))
+    rules.wait_for(held, job)
+    wait_for_memory(job, 34)
+    wait_until(lambda: [*tmp_path.glob("runs/*/snapshots/step-00000030")], "the snapshot of step 30 on the disk")
     job.signal(signal.SIGSTOP)
-    for rank in (0, 1):
-        kill_rank(tmp_path, rank)
-    time.sleep(0.5)
+    pids = [process_of(tmp_path, rank) for rank in (0, 1)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(lives, pids)), "the workers to end")
     for buffer in buffers(job):
         with buffer.open("r+b") as file:
             file.seek(PAGE)
-            file.write(os.urandom(64))
+            file.write(bytes(range(64)))
     job.signal(signal.SIGCONT)
     assert job.end() == 0, job.text
-    assert "skipping the damaged snapshot in memory of step " in job.text
-    assert re.search(r"going on from /\S+/snapshots/step-000000[1-9]0\n", job.text), job.text
-    assert steps_of(tmp_path) == list(range(1, 301))
+    assert "skipping the damaged snapshot in memory of step 34" in job.text
+    assert re.search(r"going on from /\S+/snapshots/step-00000030\n", job.text), job.text
+    assert steps_of(tmp_path) == list(range(1, 61))
 
 
-def test_after_two_attempts_that_failed_from_one_in_memory_the_disks_is_taken(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAILS_AT_25)
+def test_after_two_attempts_that_failed_from_one_in_memory_the_disks_is_taken(
+    start: Start, rules: Rules, tmp_path: Path
+) -> None:
+    fails = [Rule("raise boom", step=25, attempt=attempt) for attempt in (1, 2, 3)]
     words = (*JOB, "--steps", "40", "--save-every", "10", "--memory-every", "12", "--max-restarts", "9")
-    # Workers that are forked read no sitecustomize.py of their own.
-    job = start("run", *words, NPROC_PER_NODE="2", PYTHONPATH=str(tmp_path), SLIPWAY_WARM="0")
-    job.end(2 * PATIENCE)
+    job = start("run", *words, NPROC_PER_NODE="2", **rules.variables(*fails, torch=True, pause=0.1))
+    assert job.end(2 * PATIENCE) == 0, job.text
     assert IN_MEMORY.findall(job.text) == ["24", "24"], job.text
     assert "passing over the snapshot in memory of step 24: 2 attempts from it failed" in job.text
     assert "/snapshots/step-00000020\n" in job.text.partition("passing over")[2]
+    assert steps_of(tmp_path) == list(range(1, 41))
 
 
-FAILS_AT_25 = """
-import os, sys
-
-if os.environ.get("RANK") == "0" and "slipway.warm_workers" in " ".join(sys.orig_argv):
-    from slipway.train.worker.heartbeat import Heartbeat
-
-    real = Heartbeat.beat
-
-    def beat(self, phase, step, steps):
-        real(self, phase, step, steps)
-        if phase == "train" and step == 25:
-            raise RuntimeError("boom")
-
-    Heartbeat.beat = beat
-"""
-
-
+@pytest.mark.pull
 @pytest.mark.parametrize("words", [("--max-restarts", "0"), ("--memory-every", "0")])
-def test_there_is_none_where_nobody_would_go_on_from_it(start: Start, words: tuple[str, ...]) -> None:
-    job = start("run", *JOB, "--steps", "100000", *words, NPROC_PER_NODE="1")
-    job.wait_for("step 5/")
+def test_there_is_none_where_nobody_would_go_on_from_it(start: Start, rules: Rules, words: tuple[str, ...]) -> None:
+    held = Rule("hold")
+    job = start("run", *JOB, "--steps", "20", *words, NPROC_PER_NODE="1", **rules.variables(held))
+    rules.wait_for(held, job)
     assert all(buffer.stat().st_size == 0 for buffer in buffers(job))
     assert len(buffers(job)) == (0 if "--max-restarts" in words else 2)
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
+    rules.let_go(held)
+    assert job.end() == 0, job.text
 
 
+@pytest.mark.pull
 def test_a_node_that_comes_in_place_of_a_lost_one_gets_all_from_the_memory_of_the_other(
-    node: Start, tmp_path: Path
+    node: Start, rules: Rules, tmp_path: Path
 ) -> None:
-    words = ("run", *JOB, "--steps", "60", "--memory-every", "1", "--max-restarts", "3", "--runs")
-    jobs = [node(rank, 2, *words, f"disk-{rank}") for rank in (0, 1)]
-    jobs[0].wait_for("step 20/")
+    held = Rule("hold", step=20)
+    words = ("run", *JOB, "--steps", "30", "--memory-every", "1", "--max-restarts", "3", "--runs")
+    more = rules.variables(held, pause=0.1)
+    jobs = [node(rank, 2, *words, f"disk-{rank}", **more) for rank in (0, 1)]
+    rules.wait_for(held, jobs[0])
     os.killpg(jobs[1].process.pid, signal.SIGKILL)
     jobs[0].wait_for("waiting for nodes again")
-    jobs[1] = node(1, 2, *words, "an-empty-one")
-    assert [job.end(2 * PATIENCE) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    [step] = map(int, IN_MEMORY.findall(jobs[0].text))
-    assert step >= 19
-    assert steps_of(tmp_path / "disk-0") == list(range(1, 61))
+    jobs[1] = node(1, 2, *words, "an-empty-one", **more)
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert IN_MEMORY.findall(jobs[0].text) == ["19"], jobs[0].text
 
 
-def test_with_all_nodes_lost_the_disk_is_what_is_left(node: Start, tmp_path: Path) -> None:
-    words = ("run", *JOB, "--steps", "100000", "--save-every", "10", "--memory-every", "1", "--runs")
-    jobs = [node(rank, 2, *words, f"disk-{rank}") for rank in (0, 1)]
-    jobs[0].wait_for("step 35/")
+@pytest.mark.pull
+def test_with_all_nodes_lost_the_disk_is_what_is_left(node: Start, rules: Rules, tmp_path: Path) -> None:
+    held = Rule("hold", step=35)
+    words = ("run", *JOB, "--steps", "40", "--save-every", "10", "--memory-every", "1", "--runs")
+    jobs = [node(rank, 2, *words, f"disk-{rank}", **rules.variables(held)) for rank in (0, 1)]
+    rules.wait_for(held, jobs[0])
     for job in jobs:
         os.killpg(job.process.pid, signal.SIGKILL)
-    jobs = [node(rank, 2, *words, f"disk-{rank}", "--resume", "auto") for rank in (0, 1)]
-    jobs[0].wait_for("going on from ")
-    jobs[0].wait_for("/snapshots/step-")
+    more = rules.variables()
+    jobs = [node(rank, 2, *words, f"disk-{rank}", "--resume", "auto", **more) for rank in (0, 1)]
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert re.search(r"going on from /\S+/snapshots/step-00000030\n", jobs[0].text), jobs[0].text
     assert not IN_MEMORY.search(jobs[0].text), jobs[0].text
-    jobs[0].signal(signal.SIGTERM)
-    assert [job.end() for job in jobs] == [75, 75], jobs[0].text

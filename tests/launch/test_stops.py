@@ -44,12 +44,13 @@ def test_a_stop_leaves_a_snapshot_and_says_what_it_was(
     assert outcome["code"] == code
 
 
-def stop(job: Launcher, rules: Rules, *numbers: signal.Signals) -> None:
+def stop(job: Launcher, rules: Rules, first: signal.Signals, *more: signal.Signals) -> None:
     """Send signals to a job whose rank 0 is held, and let that go once the launcher has taken note of the first."""
     rules.wait_for(UNDER_WAY, job)
-    for number in numbers:
+    job.signal(first)
+    job.wait_for(f"{first.name} received")
+    for number in more:
         job.signal(number)
-    job.wait_for(f"{numbers[0].name} received")
     rules.let_go(UNDER_WAY)
 
 
@@ -68,10 +69,10 @@ def test_a_stop_that_reaches_every_process_saves_as_well(start: Run, rules: Rule
 @pytest.mark.pull
 def test_two_stops_in_a_row_count_as_one(start: Run, rules: Rules, tmp_path: Path) -> None:
     job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(UNDER_WAY))
-    stop(job, rules, signal.SIGTERM, signal.SIGTERM)
+    stop(job, rules, signal.SIGTERM, signal.SIGUSR1)  # as Slurm does; the kernel would make one of two of a kind
     assert job.end() == 75, job.text
     assert len(snapshots(tmp_path)) == 1
-    assert job.text.count("SIGTERM received") == 1
+    assert job.text.count(" received") == 1
 
 
 @pytest.mark.pull
