@@ -8,28 +8,15 @@ from pathlib import Path
 
 import pytest
 from crew import Process
-from stage import Client, Launcher, make_card, make_outcome, play, take_part
+from stage import Client, Launcher, make_card, make_outcome, take_part
 from test_muster_endings import hear_of_others
 from waiting import wait_until
 
 from slipway.launch.muster import coordinator, ring
 from slipway.launch.muster import messages as wire
-from slipway.launch.muster.muster import Muster
-from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]
 QUICK = {"heartbeat": 1.0}
-
-
-def test_launchers_that_have_nothing_to_say_are_not_lost(launcher: Make) -> None:
-    def work(muster: Muster) -> Outcome:
-        time.sleep(3.0)
-        assert muster.news is None
-        return make_outcome(0)
-
-    crew = [launcher(rank, 3, work=work, more=QUICK) for rank in range(3)]
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0, 0]
 
 
 def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: int) -> None:
