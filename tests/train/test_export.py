@@ -19,9 +19,11 @@ from training_jobs import Run
 
 from slipway.options import GptOptions, parse
 from slipway.train.export import export_run, read_export
+from slipway.train.export.gpt import write_tokenizer
 from slipway.train.export.trained import publishable, read_trained, without_folders
 from slipway.train.models.gpt import Gpt
 from slipway.train.text.language import described_config
+from slipway.train.text.tokenizer import open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 
@@ -31,7 +33,7 @@ GPT = (
     "--layers", 2, "--heads", 2, "--embed", 32, "--context", 32, "--batch-size", 8, "--warmup", 4, "--save-every", 2,
     "--eval-samples", 33, "--sample-tokens", 4, "--precision", "fp32",
 )  # fmt: skip
-TEXT = "def größe(x):\n\treturn 'π ≈ 3' \r\n\0 # 🙂  "
+TEXT = "def größe(x):\n\treturn 'π ≈ 3' \r\n\x01 # 🙂  "
 
 
 @pytest.fixture
@@ -180,3 +182,13 @@ def test_an_export_is_read_back_as_it_was(run: Path, tmp_path: Path) -> None:
     assert dataclasses.replace(back, tensors={}) == dataclasses.replace(trained, tensors={})
     assert back.tensors.keys() == trained.tensors.keys()
     assert all(torch.equal(tensor, trained.tensors[name]) for name, tensor in back.tensors.items())
+
+
+def test_transformers_returns_what_the_model_takes(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer(open_tokenizer("bytes"), tmp_path, 64)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert sorted(tokenizer("the sea")) == ["attention_mask", "input_ids"]
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", 0)
+    assert tokenizer("the sea")["input_ids"] == list(b"the sea")

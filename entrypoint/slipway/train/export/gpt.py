@@ -16,9 +16,10 @@ from slipway.train.export.card import About
 from slipway.train.export.trained import Trained, read_object
 from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
 from slipway.train.text.language import described_config, kept_tokenizer
-from slipway.train.text.tokenizer import BYTES, FILE, SETTINGS, Tokenizer
+from slipway.train.text.tokenizer import BYTES, FILE, SETTINGS, ByteTokenizer, Tokenizer
 
 WEIGHTS = "model.safetensors"
+END = "<|endoftext|>"  # how GPT-2 writes it
 ABOUT = About(
     what="A GPT-2 style language model",
     library="transformers",
@@ -56,13 +57,19 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> int | N
         "clean_up_tokenization_spaces": False,  # it would change the text
     }
     settings.pop("auto_map", None)  # names other people's code
+    # transformers 4 returns token_type_ids where this is not said, and its GPT-2 adds an embedding for them.
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    if tokenizer.end is not None and not settings.get("eos_token"):
+        settings["eos_token"] = tokenizers.Tokenizer.from_file(str(folder / FILE)).id_to_token(tokenizer.end)
     write_config(folder / SETTINGS, {**usual, **settings})
     return tokenizer.end
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """UTF-8 bytes as tokens: the id is the byte's value."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_vocabulary(), merges=[]))
+    """UTF-8 bytes as tokens: the id is the byte's value. Byte 0, which texts do not hold, is the end of a document."""
+    vocabulary = {letter: byte for letter, byte in byte_vocabulary().items() if byte != ByteTokenizer.end}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={END: ByteTokenizer.end, **vocabulary}, merges=[]))
+    tokenizer.add_special_tokens([END])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -5,8 +5,10 @@ The library wraps causes in each other: a rate limit surfaces as "entry not foun
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = {"model": "model", "dataset": "data set"}
 SHOWN = 6  # names in a list
+PROXIES = frozenset({"all_proxy", "http_proxy", "https_proxy"})
 ELSEWHERE = "Or fetch it where there is a network, into a cache (HF_HOME) that this machine sees: slipway data fetch"
 
 
@@ -52,10 +55,13 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
             return ConfigurationError(
                 f"{constants.ENDPOINT} does not answer as the Hub does; look at HF_ENDPOINT and at the proxy's settings."
             )
-        if isinstance(cause, PermissionError):
+        if isinstance(cause, PermissionError) or (isinstance(cause, OSError) and cause.errno == errno.EROFS):
             return ConfigurationError(
-                f"{cause.filename} cannot be written ({cause.strerror}); set HF_HOME to a folder that can."
+                f"{cause.filename or constants.HF_HUB_CACHE} cannot be written ({cause.strerror}); set HF_HOME to a folder that "
+                "can, or HF_HUB_OFFLINE=1 where the cache holds all that is needed."
             )
+        if (isinstance(cause, ImportError) and "socksio" in str(cause)) or is_proxy_mistake(cause):
+            return ConfigurationError(explain_proxy(os.environ))
         if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
             return cause
         if isinstance(cause, HfHubHTTPError):
@@ -68,6 +74,23 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
             f"A file of {repo} ended too early: the connection was dropped. Nothing of it was kept; try again."
         )
     return error
+
+
+def is_proxy_mistake(cause: BaseException) -> bool:
+    """Whether the library could not use a proxy's address: it raises ValueError for a scheme that it does not know."""
+    return isinstance(cause, ValueError) and "proxy" in str(cause).lower()
+
+
+def explain_proxy(environ: Mapping[str, str]) -> str:
+    """Which variables name a proxy that cannot be used, without their values, which may hold a password."""
+    known = [name for name in environ if name.lower() in PROXIES and environ[name]]
+    odd = [name for name in known if environ[name].partition("://")[0].lower() not in ("http", "https")]
+    schemes = {environ[name].partition("://")[0] for name in odd if "://" in environ[name]}
+    named, kind = " and ".join(sorted(odd or known)) or "The proxy's settings", "/".join(sorted(schemes)) or "no known"
+    return (
+        f"{named} name{'' if len(odd or known) > 1 else 's'} a proxy of the kind {kind}, which cannot be used here. Name one "
+        "that begins with http://, or unset it. For SOCKS (socks5://) the package socksio is needed: pip install socksio"
+    )
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -109,10 +109,10 @@ def explain_adapter(folder: Path) -> str:
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """A checkpoint's tensors under our names, in fp32. Raises ConfigurationError where there are none, or damaged ones."""
-    if (folder / INDEX).is_file():
+    if (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]  # as transformers does: an index beside it is left from before
+    elif (folder / INDEX).is_file():
         names = sorted(set(read_index(folder / INDEX).values()))
-    elif (folder / WEIGHTS).is_file():
-        names = [WEIGHTS]
     else:
         raise ConfigurationError(
             f"{folder} holds no {WEIGHTS}. Weights in other forms are not read (pickled ones can run code): load them with "
@@ -130,6 +130,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     embedding = tensors.get("transformer.wte.weight", tensors.get("wte.weight"))
     if output is not None and embedding is not None and not torch.equal(output, embedding):
         raise ConfigurationError(f"{folder} has an output layer of its own; GPT-2 has the token embedding there.")
+    if output is not None and embedding is None:  # of two names of one tensor safetensors' save_model keeps one
+        tensors["wte.weight"] = output
     return {name: tensor.float() for name, tensor in from_gpt2(tensors).items()}
 
 

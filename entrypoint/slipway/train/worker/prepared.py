@@ -118,7 +118,7 @@ def require_writable(folder: Path) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "no permission to write there")
     except OSError as error:
-        if error.errno in DISK_ERRORS:
+        if error.errno in DISK_ERRORS and error.errno != errno.EROFS:
             raise
         raise ConfigurationError(
             f"{folder} cannot be used for prepared data ({error.strerror}). Name another folder for caches: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,10 +59,11 @@ class Span:
     ends: bool = False
 
 
-def find_sources(inputs: Sequence[Path]) -> list[Source]:
+def find_sources(inputs: Sequence[Path], several: bool = False) -> list[Source]:
     """The files that `inputs`, files and folders, mean: in a folder all of one kind, parquet before lines before text.
 
-    Raises ConfigurationError for what is not there, holds nothing, or is packed.
+    Raises ConfigurationError for what is not there, holds nothing, is no text, or holds `several` data sets unless that is
+    meant: where each has its own parts, what one trains on may be what another is judged by.
     """
     sources: list[Source] = []
     for given in inputs:
@@ -72,6 +74,8 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
             raise ConfigurationError(f"{given} is empty; there is no text in it.")
         if kind == TEXT and all(map(is_table, paths)):
             raise ConfigurationError(explain_table(paths[0]))
+        if not several:
+            require_one_data_set(given, paths)
         for path in paths:
             if path.suffix.lower() in PACKED:
                 raise ConfigurationError(f"{path} is packed; unpack it first.")
@@ -129,6 +133,25 @@ def part_in(name: str) -> str | None:
             words.pop()
         ends |= {*words[:1], *words[-1:]}
     return next((part for part, known in PARTS.items() if not ends.isdisjoint(known)), None)
+
+
+def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
+    """Raise ConfigurationError where several folders in `given` have files for training and for something else each."""
+    parts: dict[str, set[str]] = {}
+    for path in paths:
+        *folders, file = path.relative_to(given).parts if path != given else (path.name,)
+        part = part_in("/".join([*folders, file]))
+        own = [folder for folder in folders if part_in(f"{folder}/") is None]
+        if part:
+            parts.setdefault("/".join(own) or ".", set()).add(part)
+    found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{given} holds {len(found)} data sets, each with its own parts: {', '.join(found[:SHOWN])}. One may train on what "
+            f"another is judged by. Type one of them, such as file:{given / found[0]} (of the Hub hub:OWNER/NAME/{found[0]}), "
+            "or name all that you mean: slipway data prepare "
+            f"{' '.join(shlex.quote(str(given / name)) for name in found[:2])} … --out DIR"
+        )
 
 
 def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[list[Span]]:

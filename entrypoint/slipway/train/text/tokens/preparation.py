@@ -67,7 +67,7 @@ def prepare(
     where it cannot be written.
     """
     settings = replace(settings, dtype=choose_dtype(settings.dtype, tokenizer))
-    sources = find_sources(inputs)
+    sources = find_sources(inputs, several=settings.validation is not None)
     if settings.validation is None:
         sources = read_parts(sources)
     say(described_sources(sources, count_files(inputs) - len(sources)))
