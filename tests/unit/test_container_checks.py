@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, resolve
 
+from slipway.cli import arguments
 from slipway.launch.resolve import container_checks, host
 from slipway.launch.resolve.container_checks import (
     default_runs,
@@ -192,6 +193,25 @@ def test_files_that_are_missing_in_the_image_were_not_mounted(host: Host, folder
     said = unmounted(host, folder)
     assert says in said
     assert bool(says) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("train.py", True),
+        ("run deeper/train.py", True),
+        ("gpt --dataset file:my.txt", True),
+        ("vision --dataset folder:pictures", True),
+        ("lniear", False),
+        ("/elsewhere/train.py", False),
+        ("gpt --lr no", False),
+    ],
+)
+def test_missing_files_of_the_working_directory_are_said_to_be_unmounted(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, words: str, asked: bool
+) -> None:
+    monkeypatch.setattr(arguments, "read_host", lambda environ: in_image(mounts={ROOT: "overlay"}))
+    assert ("Nothing is mounted at" in slipway(*words.split()).err) is asked
 
 
 @pytest.mark.parametrize(

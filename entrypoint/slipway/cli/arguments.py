@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from slipway.launch.resolve.connectivity import interface_towards, is_loopback, 
 from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
-from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.misspelt import misspelt
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
@@ -43,9 +44,11 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         workload, arguments = find_workload(words)
     except LaunchError as error:
         set_to = "" if typed else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
-        files = unmounted(host, Path.cwd()) if words[0].endswith(".py") and not Path(words[0]).exists() else ""
-        raise LaunchError(f"{set_to}{error}{files}", error.code) from None
-    chosen = check_arguments(workload.name, arguments) if workload.own else None
+        raise LaunchError(f"{set_to}{error}{_mount(error, host)}", error.code) from None
+    try:
+        chosen = check_arguments(workload.name, arguments) if workload.own else None
+    except LaunchError as error:
+        raise LaunchError(f"{error}{_mount(error, host)}", error.code) from None
     if chosen and chosen.values().get("launcher") == "spawn":
         workload, sources = spawned(workload), _count_processes(sources, chosen)
     devices = read_devices(environ)
@@ -166,6 +169,12 @@ def _require_one_machine(topology: Topology) -> None:
             f"--launcher spawn starts processes on one machine only, and {several} counts several. "
             "Leave --launcher out: torchrun starts them on each."
         )
+
+
+def _mount(error: LaunchError, host: Host) -> str:
+    """What to mount where an error says that a file is missing in the working directory."""
+    here = Path.cwd()
+    return unmounted(host, here) if re.search(rf"[Tt]here is no .* in {re.escape(str(here))}\b", str(error)) else ""
 
 
 def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
