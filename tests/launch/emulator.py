@@ -24,6 +24,15 @@ class Emulator:
             rows.pop()
         return rows
 
+    @property
+    def lines(self) -> list[str]:
+        """One row of each line that any machine shows.
+
+        Warnings are a machine's own: a small /dev/shm, a rank that others slow down. Rows that are set in continue the line
+        before them, which is longer where a rank is slow.
+        """
+        return [row for row in self.rows if not row.startswith("      ") and "warning: " not in row]
+
     def show(self, text: str) -> Emulator:
         """Take output; it wraps as soon as a row is full, as the strictest terminals do."""
         for token in TOKEN.finditer(text):

@@ -50,14 +50,6 @@ def type_in(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def of_any_machine(rows: list[str]) -> list[str]:
-    """The rows without warnings, which are this machine's own: a small /dev/shm, a rank that others slow down.
-
-    Rows that are set in continue the line before them, which is longer where a rank is slow.
-    """
-    return [row for row in rows if not row.startswith("      ") and "warning: " not in row]
-
-
 @pytest.mark.core
 @pytest.mark.timeout(1200)  # three trainings and more, on a machine that does other things
 def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: Open) -> None:
@@ -68,7 +60,7 @@ def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: O
     assert run, shown.text
     try:
         assert screen.wrapped == [], "no line is longer than the screen"
-        assert len(of_any_machine(screen.rows)) < 40, "\n".join(screen.rows)
+        assert len(screen.lines) < 40, "\n".join(screen.rows)
         assert not any(re.search(r"\d% \|", row) for row in screen.rows), "of the bar nothing is left"
         losses = [row for row in screen.rows if re.search(r"step \d+/60  loss", row)]
         assert 4 <= len(losses) <= 6, "a few of the step lines stay on the screen"
@@ -96,7 +88,7 @@ def test_a_bar_stays_in_its_row_whatever_the_width(terminal: Open, columns: int)
     assert len(re.findall(r"\d+% \|", shown.text)) > 1, "a bar was drawn"
     screen = Emulator(columns).show(shown.text)
     assert screen.wrapped == []
-    assert len(of_any_machine(screen.rows)) < 40, "\n".join(screen.rows)
+    assert len(screen.lines) < 40, "\n".join(screen.rows)
 
 
 def test_of_two_nodes_each_has_a_calm_terminal(terminal: Open) -> None:
@@ -107,7 +99,7 @@ def test_of_two_nodes_each_has_a_calm_terminal(terminal: Open) -> None:
         assert node.end() == 0, node.text
         screen = Emulator(COLUMNS).show(node.text)
         assert screen.wrapped == []
-        assert len(of_any_machine(screen.rows)) < 40, "\n".join(screen.rows)
+        assert len(screen.lines) < 40, "\n".join(screen.rows)
     assert "% |" in nodes[0].text
     assert "next: " not in nodes[1].text
 
