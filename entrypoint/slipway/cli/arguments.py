@@ -174,7 +174,11 @@ def _require_one_machine(topology: Topology) -> None:
 def _mount(error: LaunchError, host: Host) -> str:
     """What to mount where an error says that a file is missing in the working directory."""
     here = Path.cwd()
-    return unmounted(host, here) if re.search(rf"[Tt]here is no .* in {re.escape(str(here))}\b", str(error)) else ""
+    return (
+        unmounted(host, here)
+        if re.search(rf"[Tt]here is no (?:file )?[^/]\S* in {re.escape(str(here))}\b", str(error))
+        else ""
+    )
 
 
 def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":

@@ -171,9 +171,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     if first.endswith(".py"):
         near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))
         meant = f" Did you mean {Path(first).parent / near}?" if near else ""
-        raise LaunchError(
-            f"There is no file {first} in {Path.cwd()}.{meant} Give the path of your script as it is seen here."
-        )
+        where = "" if Path(first).is_absolute() else f" in {Path.cwd()}"
+        raise LaunchError(f"There is no file {first}{where}.{meant} Give the path of your script as it is seen here.")
     raise unknown_name(first)
 
 
