@@ -51,6 +51,7 @@ class Watcher:
         self._link: Any = None  # the raw socket
         self._ended, self._thread, self._stopping, self._allowed = _thread.allocate_lock(), 0, False, False
         self._woken, self._wake = os.pipe()
+        self._files = {number: identity(number) for number in (self._woken, self._wake)}
 
     def start(self) -> None:
         """Begin to listen."""
@@ -71,10 +72,8 @@ class Watcher:
         if os.getpid() != self._owner:
             return
         self._stopping = True
-        try:
+        if self._is_ours(self._wake):
             os.write(self._wake, b"\n")
-        except OSError:  # the program closed what it did not open
-            pass
         if self._ended.acquire(timeout=FORK_SECONDS):
             self._ended.release()
             until = time.monotonic() + FORK_SECONDS
@@ -86,11 +85,15 @@ class Watcher:
         if self._owner < 0:
             return
         self._owner = -1
-        for number in (self._woken, self._wake, *([self._link.detach()] if self._link else [])):
-            try:
+        if self._link:
+            self._link.detach()
+        for number in self._files:
+            if self._is_ours(number):
                 os.close(number)
-            except OSError:
-                pass
+
+    def _is_ours(self, number: int) -> bool:
+        """Whether a file is still what we opened: programs close what they did not open, and get its number for their own."""
+        return identity(number) == self._files[number] is not None
 
     def _run(self) -> None:
         self._thread = _thread.get_native_id()
@@ -104,6 +107,7 @@ class Watcher:
     def _listen(self) -> None:
         if self._link is None:
             self._link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            self._files[self._link.fileno()] = identity(self._link.fileno())
             self._link.connect(f"\0{self._address}")
             self._link.sendall(f'{{"pid":{os.getpid()},"rank":{self._rank}}}\n'.encode())
         listening = _select.poll()
@@ -111,6 +115,11 @@ class Watcher:
             listening.register(number, _select.POLLIN)
         while True:
             ready = {number for number, _ in listening.poll()}
+            if not all(map(self._is_ours, self._files)):
+                if not self._is_ours(self._link.fileno()):
+                    self._link.detach()  # to close it would close what has its number now
+                self._link.close()
+                return
             if self._woken in ready:
                 os.read(self._woken, 1)
                 if self._stopping:
@@ -123,6 +132,15 @@ class Watcher:
             answer = f'{{"records":[{",".join(recorded(entries=b"all" in asked))}]'
             answer += f',"members":{dump(members())},"threads":{dump(stacks(self._main))}}}' if b"all" in asked else "}"
             self._link.sendall(f"{answer}\n".encode())  # not a write, which would count as the program's
+
+
+def identity(number: int) -> "tuple[int, int] | None":
+    """What tells an open file from another that has its number later; None where none is open."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def begin() -> None:

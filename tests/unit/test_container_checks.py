@@ -376,3 +376,12 @@ def test_processes_that_share_a_part_of_the_cores_are_warned_of(
     ]
     assert bool(told) == bool(said)
     assert not said or re.search(said, told[0])
+
+
+@pytest.mark.parametrize(("length", "warned"), [(74, False), (75, False), (76, True), (140, True)])
+def test_a_folder_for_temporary_files_in_which_no_socket_fits_is_warned_of(length: int, warned: bool) -> None:
+    folder = Path("/" + "t" * (length - 1))
+    host = dataclasses.replace(make_host(), scratch=folder / "slipway-0")
+    told = [line for line in warnings(host, resolve({}), Path("runs"), True) if "AF_UNIX" in line]
+    assert bool(told) is warned
+    assert not warned or f"{folder}" in told[0]

@@ -176,3 +176,31 @@ def test_what_ended_a_real_program_still_did(sample: str) -> None:
 def test_and_so_did_one_of_this_python(tmp_path: Path, program: str) -> None:
     code, lines = of(program, tmp_path)
     assert read_final_traceback(lines, code) == read_traceback(lines)
+
+
+MANAGER = [
+    "Process SyncManager-1:",
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 594, in __init__',
+    "    self._socket.bind(address)",
+    "OSError: AF_UNIX path too long",
+    *OWN,
+    '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 399, in _recv',
+    "    raise EOFError",
+]
+
+
+@pytest.mark.parametrize(
+    "echo", ["EOFError", "BrokenPipeError: [Errno 32] Broken pipe", "ConnectionResetError: [Errno 104] reset"]
+)
+def test_what_a_child_said_is_the_cause_of_a_closed_connection(echo: str) -> None:
+    raised = read_traceback([*MANAGER, echo])
+    assert raised
+    assert raised.evidence == "OSError: AF_UNIX path too long"
+    assert (raised.where or "").startswith("own.py:9 in main")
+    mine = read_traceback([*MANAGER, "ValueError: mine"])
+    assert mine
+    assert mine.evidence == "ValueError: mine"
+    alone = read_traceback([*MANAGER[5:], echo])
+    assert alone
+    assert alone.evidence == echo

@@ -217,3 +217,28 @@ def test_stillness_counts_only_what_was_looked_at() -> None:
     assert still.seconds == 7.0
     still.look("b", 1001.0)
     assert still.seconds == 0.0
+
+
+CLOSES = """
+import os, time
+os.closerange(3, 256)
+files = [open(f"log-{number}.txt", "w+") for number in range(8)]
+for file in files:
+    file.write("line")
+    file.flush()
+    file.seek(0)
+while len(os.listdir("/proc/self/task")) > 1:
+    time.sleep(0.01)
+print([file.read() for file in files], flush=True)
+"""
+
+
+def test_a_program_that_closes_what_it_did_not_open_has_its_files_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files get the watcher's numbers: whoever polls these is always told that there is something to read, and spins."""
+    monkeypatch.chdir(tmp_path)
+    with watched(CLOSES) as (_, process):
+        out, error = process.communicate(timeout=60)
+        assert (out, error) == (f"{['line'] * 8}\n", "")
+    assert [file.read_text() for file in sorted(tmp_path.glob("log-*.txt"))] == ["line"] * 8

@@ -6,7 +6,7 @@ of data loaders and of spawned processes, Hydra's shortened ones, and those that
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipway.protocol.causes import in_one_line
@@ -58,6 +58,7 @@ _ONE_LINE = frozenset(
     }
     | {"StopIteration", "UnicodeDecodeError", "UnicodeEncodeError", "ZeroDivisionError"}
 )
+_ECHO = re.compile(r"EOFError|BrokenPipeError|Connection(Reset|Refused)Error")
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
 _LIBRARY = re.compile(r"/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)(?=/)")
 
@@ -125,7 +126,8 @@ def read_traceback(lines: Iterable[str]) -> Raised | None:
     """The exception that ended a program, by what it wrote to stderr; None where that tells of none."""
     told = [_COLOURS.sub("", line) for line in lines]
     if story := _last_story(told):
-        return _summary(story)
+        raised, cause = _summary(story), _child_story(told) if _ECHO.match(story[-1].said[0]) else None
+        return replace(_summary(cause), where=raised.where) if cause else raised
     hint = next((number for number in reversed(range(len(told))) if told[number].startswith(_HYDRA)), 0)
     paragraph = "\n".join(told[:hint]).rstrip().rpartition("\n\n")[2].splitlines()
     said = "\n".join(line for line in paragraph if not line.startswith(_HYDRA_FIRST))
@@ -150,6 +152,12 @@ def read_final_traceback(lines: Iterable[str], exitcode: int) -> Raised | None:
         exitcode != 1 or one_line or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5
     )
     return None if handled else read_traceback(told)
+
+
+def _child_story(told: Sequence[str]) -> list[_Entry] | None:
+    """The last exception that a child process printed: the cause where its parent only found the connection closed."""
+    stories = [entry for entry in _entries(told) if entry.aside and entry.said]
+    return [stories[-1]] if stories else None
 
 
 def _last_story(told: Sequence[str]) -> list[_Entry] | None:

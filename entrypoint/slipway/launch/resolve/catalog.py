@@ -168,6 +168,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
         _require_python(first)
         _require_syntax(first)
         return Workload(Path(first).stem, "a user's script", (*python, first)), rest
+    if Path(first, "__main__.py").is_file():  # python FOLDER runs it
+        return Workload(Path(first).resolve().name, "a user's script", (*python, first)), rest
     if first.endswith(".py"):
         near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))
         meant = f" Did you mean {Path(first).parent / near}?" if near else ""

@@ -14,6 +14,8 @@ from slipway.launch.resolve.settings import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
 
+# A socket's path has at most 107 bytes (unix(7)); Python's multiprocessing adds /pymp-xxxxxxxx/listener-xxxxxxxx.
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 SMALL_SHM = 512 << 20  # bytes; docker gives 64 MB, and a data loader's worker wants a batch there, NCCL 10 MB per peer
 
 
@@ -103,6 +105,12 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
         )
     if host.noexec:
         yield from _noexec(host, topology)
+    temporary = host.scratch.parent
+    if len(os.fsencode(temporary)) > LONGEST_TMPDIR:
+        yield (
+            f"warning: no socket fits into {temporary}, the folder for temporary files: multiprocessing and data-loader workers "
+            f"fail (AF_UNIX path too long) or wait for ever. Set TMPDIR to a path of at most {LONGEST_TMPDIR} bytes, as /tmp."
+        )
     if not topology.process and topology.processes_per_node > host.affinity < host.cores:
         widen = {
             "slurm": f"add --cpus-per-task={topology.processes_per_node} or --cpu-bind=none to srun",
