@@ -52,6 +52,7 @@ class Attempt:
     nodes: int = 0
     begun: float = 0.0
     ruling: Ending | None = None  # node 0's
+    reports: dict[int, tuple[float, Outcome]] = field(default_factory=dict)  # when nodes reported, and what
 
 
 @dataclass
@@ -195,9 +196,17 @@ class Rules:
     def learns(self, launcher: Launcher, news: Outcome | None) -> None:
         """What a launcher knows of the first node that failed never changes within an attempt."""
         known = self._known[launcher]
-        if known.news and news != known.news:
+        if known.news and news and news != known.news:
             self.fail(f"{launcher.process.name} knew that {known.news} was first, and now says {news}")
-        known.news = news
+        known.news = news or known.news
+
+    def reports(self, launcher: Launcher, outcome: Outcome) -> None:
+        """A launcher reports how its workers ended; if it is lost after that, the report counts."""
+        known = self._known[launcher]
+        assert known.attempt
+        lost = any((harm.rank, harm.word) == (launcher.rank, Word.LOST) for harm in self._harms_in(known.attempt))
+        if not lost:
+            known.attempt.reports[launcher.rank] = (self._world.loop.time(), outcome)
 
     def rules(self, launcher: Launcher, ending: Ending, outcomes: Mapping[int, Outcome]) -> None:
         """Node 0 judges an attempt: the node that was harmed first is to blame."""
@@ -212,6 +221,12 @@ class Rules:
         if attempt.ruling:
             self.fail(f"attempt {attempt.number} is judged twice")
         attempt.ruling = ending
+        for rank, (at, reported) in attempt.reports.items():
+            arrived = not any(
+                harm.rank == rank and harm.latest < at + 1 for harm in self._harms_in(attempt) if harm.word == Word.LOST
+            )
+            if arrived and self._world.loop.time() > at + SLACK and outcomes[rank].word != reported.word and rank:
+                self.fail(f"node {rank} reported {reported.word}, and is judged as {outcomes[rank].word}")
         if not first.own or first.stacks or first.word not in (Word.FAILED, Word.LOST):
             return
         harms = self._harms_in(attempt)
@@ -252,8 +267,11 @@ class Rules:
         """A launcher ended."""
         self._world.log(launcher.process.name, f"exit code {launcher.code}")
 
-    def finish(self, order: Order, current: Mapping[int, Launcher]) -> None:
-        """All launchers ended: the job came to one end, and each that heard of it has the exit code that belongs to it."""
+    def finish(self, order: Order, current: Mapping[int, Launcher], word: str, attempts: int) -> None:
+        """All launchers ended: the job came to one end, and each that heard of it has the exit code that belongs to it.
+
+        The job was to end with `word`, after so many attempts (0: any number).
+        """
         ends = [
             one for one in self.attempts.values() if one.order == order.name and one.ruling and one.ruling.pause is None
         ]
@@ -264,8 +282,10 @@ class Rules:
         if len(ends) > 1 and not self._harms_in(ends[0]):
             self.fail(f"{order.name} came to {len(ends)} ends")
         verdict, there = final.ruling.verdict, list(final.places.values())
-        if verdict.word != Word.FINISHED:
-            self.fail(f"{order.name} ended as {verdict.word}, and could have finished")
+        if verdict.word not in (word, *([Word.FINISHED] if word == Word.STOPPED else [])):  # a stop may come too late
+            self.fail(f"{order.name} ended as {verdict.word}, and {word} was due")
+        if attempts not in (0, final.number):
+            self.fail(f"{order.name} made {final.number} attempts, and {attempts} were due")
         for rank, launcher in current.items():
             late = launcher not in there and (order.least < order.nodes or any(one.rank == rank for one in there))
             cut_off = launcher in there and any(

@@ -33,7 +33,7 @@ def simulate(seed: int, folder: Path) -> tuple[World, BaseException | None]:
     try:
         world.play(story())
         for job in jobs:
-            world.rules.finish(job.order, job.current)
+            world.rules.finish(job.order, job.current, job.due, job.attempts)
     except Exception as error:
         return world, error
     return world, None
@@ -43,6 +43,7 @@ def main() -> int:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first number (default 0)")
+    parser.add_argument("--first", action="store_true", help="end with the first that broke a rule")
     parser.add_argument("--seeds", type=int, default=1, help="how many numbers from there on (default 1)")
     chosen = parser.parse_args()
     began, virtual, wrong = time.perf_counter(), 0.0, 0
@@ -56,6 +57,8 @@ def main() -> int:
         if error:
             wrong += 1
             print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay(seed)}")
+            if chosen.first:
+                break
     real = time.perf_counter() - began
     print(
         f"{chosen.seeds} simulations, {wrong} wrong; {virtual:.0f} virtual seconds in {real:.1f} s, {time.process_time():.1f} s of CPU"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
+import signal
 from pathlib import Path
 
 from virtual_launcher import Launcher, Order
 from world import World
 
+from slipway.launch.attempt.stops import Stop
+from slipway.protocol.outcomes import Word
+
 # Messages at which harm strikes, where it does not at a moment drawn at random.
-MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "news", "ending")
+MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "report", "news", "ending")
 
 SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
 
@@ -21,6 +26,8 @@ class Job:
     def __init__(self, world: World, order: Order) -> None:
         self.world, self.order, self.dice = world, order, world.dice
         self.current: dict[int, Launcher] = {}
+        self.due, self.attempts = str(Word.FINISHED), 0  # how it is to end, and after how many attempts (0: any number)
+        world.log("order", str(order))
         self._disks = 0
 
     def start(self, rank: int, address: str | None = None, *, disk: Path | None = None) -> None:
@@ -39,6 +46,11 @@ class Job:
         for rank in self.dice.sample(range(self.order.nodes), self.order.nodes):
             await asyncio.sleep(self.dice.uniform(0, 3))
             self.start(rank)
+
+    async def trains(self) -> None:
+        """Wait until the first attempt trains."""
+        while not any(one.team and one.team.moved for one in self.current.values()):
+            await asyncio.sleep(0.5)
 
 
 def draw_order(name: str, dice: random.Random) -> Order:
@@ -149,7 +161,7 @@ class Harm:
 
     async def hang(self, launcher: Launcher) -> None:
         """Its workers stand still."""
-        if launcher.training and not any(one.hang for one in self._job.current.values()):
+        if launcher.team and not any(one.hang for one in self._job.current.values()):
             launcher.hang = True
             self._world.log(launcher.process.name, "HARM: its workers hang")
 
@@ -168,10 +180,84 @@ class Harm:
             self._job.start(launcher.rank)
 
 
-async def tell(world: World) -> list[Job]:
-    """A job to which some harm is done; its jobs, once all has happened that was to happen."""
+async def harmed(world: World) -> list[Job]:
+    """A job to which harm is done, up to three times."""
     job = Job(world, draw_order("trainer", world.dice))
-    world.log("order", str(job.order))
     harms = [Harm(job).strike() for _ in range(world.dice.randrange(4))]
     await asyncio.gather(job.start_all(), *harms)
     return [job]
+
+
+async def misled(world: World) -> list[Job]:
+    """Two jobs alike. The name of one leads to the other for a while, which lacks a node just then."""
+    order = dataclasses.replace(draw_order("trainer", world.dice), restarts=50)
+    job, other = Job(world, order), Job(world, dataclasses.replace(order, name="other"))
+    await asyncio.gather(job.start_all(), other.start_all())
+    await asyncio.gather(job.trains(), other.trains())
+    rank = world.dice.randrange(order.nodes)
+    right, world.network.names["trainer"] = world.network.names["trainer"], world.network.names["other"]
+    world.log("trainer", "HARM: its name leads to the other job")
+    reset = job.current[rank or 1]
+    await asyncio.gather(
+        Harm(job).reset(reset), Harm(other).kill(other.current[rank or 1]), asyncio.sleep(world.dice.uniform(2, 30))
+    )
+    world.network.names["trainer"] = right
+    world.log("trainer", "MENDED: its name is right again")
+    return [job, other]
+
+
+async def stopped(world: World) -> list[Job]:
+    """A node is asked to stop: an elastic job goes on without it, and takes another one in; any other job ends."""
+    job = Job(world, draw_order("trainer", world.dice))
+    elastic = job.order.least < job.order.nodes
+    await job.start_all()
+    await job.trains()
+    await asyncio.sleep(world.dice.uniform(0, 15))
+    launcher = job.current[world.dice.randrange(elastic, job.order.nodes)]
+    world.log(launcher.process.name, "SIGTERM")
+    launcher.stops.came.append(Stop(launcher.clock.monotonic(), signal.SIGTERM, "SIGTERM"))
+    if not elastic:
+        job.due = Word.STOPPED
+        return [job]
+    await asyncio.sleep(world.dice.uniform(5, 20))
+    if not launcher.done:
+        world.rules.fail(f"{launcher.process.name} was asked to stop, and still runs")
+    if launcher.code not in (0, 75):
+        world.rules.fail(f"{launcher.process.name} was asked to stop, and ended with {launcher.code}")
+    job.start(launcher.rank)
+    return [job]
+
+
+async def failing(world: World) -> list[Job]:
+    """The workers of a node fail in each attempt: without progress until the budget of restarts is used up, else for ever."""
+    dice, advances = world.dice, world.dice.random() < 0.5
+    order = dataclasses.replace(draw_order("trainer", dice), restarts=dice.randrange(1, 3), steps=45, save_every=3)
+    job = Job(world, order if advances else dataclasses.replace(order, save_every=50))
+    if not advances:
+        job.due, job.attempts = (Word.FAILED, 2) if order.restarts == 1 else (Word.NO_PROGRESS, 3)
+    await job.start_all()
+    rank, made = dice.randrange(order.nodes), 0
+    while not any(one.done for one in job.current.values()):
+        await asyncio.sleep(1)
+        launcher = job.current[rank]
+        if (
+            launcher.team
+            and not launcher.crash
+            and launcher.team.moved
+            and launcher.team.step >= launcher.team.first + (8 if advances else 1)
+        ):
+            launcher.crash, made = True, made + 1
+            await asyncio.sleep(3)
+    if advances and made < 4:
+        world.rules.fail(f"the workers failed {made} times only")
+    return [job]
+
+
+STORIES = (*(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2)
+
+
+async def tell(world: World) -> list[Job]:
+    """One of the stories; its jobs, once all has happened that was to happen."""
+    story = world.dice.choice(STORIES)
+    world.log("story", story.__name__)
+    return await story(world)

@@ -102,7 +102,7 @@ class Launcher:
         self.code: int | None = None
         self.replaced = False  # whether another launcher was started in its place
         self.crash = self.hang = False  # what its workers are about to do
-        self.training = False  # whether its workers run
+        self.team: Team | None = None  # the workers that its own train with, while they run
         self.started = world.loop.time()
         self.stops = SimulatedStops(self)
         self.muster: SimulatedMuster
@@ -195,7 +195,7 @@ class Work:
         """Work until the training ends, here or elsewhere."""
         launcher, team = self._launcher, self._team
         launcher.world.rules.begins(launcher, self._run)
-        launcher.training, launcher.hang = True, False
+        launcher.team, launcher.hang = team, False
         team.enter(launcher, self._run)
         try:
             outcome = None
@@ -207,7 +207,7 @@ class Work:
                 outcome = self._ended()
         finally:
             team.leave(launcher)
-            launcher.training = False
+            launcher.team = None
         gained = self._milestones.trained
         after, moved = newest_step(self._run.path), team.moved
         return Try(
@@ -268,7 +268,8 @@ class Team:
         self._world, self.order, self._size = world, order, size
         self.members: dict[int, tuple[Launcher, Run]] = {}
         self.all: list[Launcher] = []  # that ever were members
-        self.step, self.stepped, self.moved = 0, world.loop.time(), False
+        self.first = self.step = 0
+        self.stepped, self.moved = world.loop.time(), False
         self.finished = self.stopping = self.broken = False
         self._timer = world.loop.call_later(1.0, self._tick)
 
@@ -290,7 +291,7 @@ class Team:
         self.stepped = self._world.loop.time()
         if len(self.members) == self._size:
             found = [newest_step(run.path) or 0 for _, run in self.members.values() if run.resume == "auto"]
-            self.step = max(found, default=0)
+            self.first = self.step = max(found, default=0)
             self._world.rules.resumes([(launcher, run) for launcher, run in self.members.values()], self.step)
 
     def leave(self, launcher: Launcher) -> None:
@@ -440,7 +441,9 @@ class SimulatedMuster(Muster):
                 judged.append(ending)
             return ending
 
+        rules.reports(launcher, outcome)
         ending = super().report(outcome, ruling, *arguments, **more)
+        rules.learns(launcher, super().news)
         rules.hears(launcher, ending, alone=bool(judged))
         return ending
 
@@ -460,6 +463,7 @@ class SimulatedMuster(Muster):
         wake: Callable[[object], None] = lambda _=None: done.done() or done.set_result(None)  # type: ignore[assignment]  # noqa: E731
         future.add_done_callback(wake)
         timer = loop.call_later(GLANCE, wake, None)
+        self._launcher.world.rules.learns(self._launcher, super().news)
         self._launcher.program.block(done)
         timer.cancel()
         future.remove_done_callback(wake)

@@ -66,7 +66,7 @@ class Coordinator:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
                     self._state.odd_since = math.inf
-            self._state.running, self._state.processes = True, start.processes
+            self._state.running, self._state.processes, self._state.nonce = True, start.processes, start.nonce
             for place, node_rank in enumerate(self._roster.ranks):
                 self._state.links[node_rank].send(replace(start, group_rank=place))
             if self._roster.own.findings:

@@ -186,6 +186,7 @@ class Muster:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
         self._coordinating: asyncio.Task[None] | None = None
+        self._joining: Card | None = None  # what this launcher joins with, while it does
         self._client, self._server = Client(self._terms), Server(self._terms)
         listening = beating = None
         if self._socket:
@@ -204,21 +205,35 @@ class Muster:
         await self._client.leave()
 
     async def _join(self, card: Card) -> Go:
-        if self._terms.node_rank == 0:
-            from slipway.launch.muster.coordinator import Coordinator
+        self._joining = card
+        try:
+            if self._terms.node_rank == 0:
+                self._coordinate()
+            return await self._client.join(card)
+        finally:
+            self._joining = None
 
-            if self._coordinating:
-                self._coordinating.cancel()
-            coordinator = Coordinator(self._server, card)
-            self._coordinating = self._loop.create_task(coordinator.run())
+    def _coordinate(self) -> None:
+        """On node 0: lead the attempt that this launcher joins."""
+        from slipway.launch.muster.coordinator import Coordinator
+
+        if self._coordinating:
+            self._coordinating.cancel()
+        if self._joining:
+            self._coordinating = self._loop.create_task(Coordinator(self._server, self._joining).run())
             self._coordinating.add_done_callback(self._inspect)
-        return await self._client.join(card)
 
     def _inspect(self, task: "asyncio.Task[None]") -> None:
-        """A coordinator that breaks must not leave anybody waiting."""
-        if not task.cancelled() and (error := task.exception()):
+        """A coordinator that breaks must not leave anybody waiting, nor one whose attempt began and ended while this launcher was
+        frozen: it has missed the start, and joins still.
+        """
+        if task.cancelled():
+            return
+        if error := task.exception():
             self._terms.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
             self._closing.set()
+        else:
+            self._coordinate()
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         """What asyncio would log with a traceback, such as running out of files, as one line."""

@@ -39,6 +39,7 @@ class State:
 
     roster: Roster | None = None
     running: bool = False
+    nonce: str = ""  # of the job, once it runs
     deadline: float = math.inf
     odd_since: float = math.inf
     probed: dict[int, wire.Probed] = field(default_factory=dict)
@@ -202,15 +203,16 @@ class Server:
         ):
             self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
-        if reason := self.state.roster.objection(hello):
-            self._refuse(link, reason, hello)
-            return None
-        node_rank, known = hello.card.node_rank, self.state.roster.nonce or self.state.roster.own.nonce
+        roster, node_rank = self.state.roster, hello.card.node_rank
+        known = self.state.nonce or roster.nonce or roster.own.nonce
         if hello.card.nonce and known and hello.card.nonce != known:
             link.send(
                 wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.roster.own.host}", again=True)
             )
             self._note(f"turned away node {node_rank} ({hello.card.host}), which belongs to another job")
+            return None
+        if reason := self.state.roster.objection(hello):
+            self._refuse(link, reason, hello)
             return None
         rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
         if rival and older and await self._answers(older):
