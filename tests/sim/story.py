@@ -39,7 +39,10 @@ class Job:
             disk = self.world.folder / f"{self.order.name}-{rank}-{self._disks}"
         if rank in self.current:
             self.current[rank].replaced = True
-        self.current[rank] = self.world.launch(self.order, rank, address or self.world.new_address(), disk)
+        if address is None:
+            address = self.world.new_address()
+            self.world.network.machine(address).ahead = self.dice.choice((0.0, self.dice.uniform(-60, 60)))
+        self.current[rank] = self.world.launch(self.order, rank, address, disk)
 
     async def start_all(self) -> None:
         """Start all nodes within some seconds."""

@@ -17,6 +17,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 HERE: ContextVar[Process | None] = ContextVar("HERE", default=None)  # the process whose code runs
+BUSY = 20_000  # rounds of the loop within one moment; a job of five nodes takes some hundreds
 Log = Callable[[str, str], None]  # takes who, and what
 
 
@@ -89,7 +90,7 @@ class _NoFiles(selectors.BaseSelector):
     """A selector to which nothing ever happens: waiting moves the clock."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self._at_once = 0.0, 0
         self._keys: dict[int, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -106,6 +107,9 @@ class _NoFiles(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise StuckError("nothing will ever happen any more")
+        self._at_once = 0 if timeout > 0 else self._at_once + 1
+        if self._at_once > BUSY:
+            raise StuckError("something is done again and again, and no time passes")
         self.now += max(0.0, timeout)
         return []
 
