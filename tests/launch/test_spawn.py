@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launchers import PATIENCE, Launcher
+import pytest
+from launchers import Launcher
 from safetensors.torch import load_file
+from waiting import PATIENCE, wait_until
+
+from slipway.launch.process_tree import lives
 
 Run = Callable[..., Launcher]
 RUNS = ("spawned", "torchrun")
@@ -34,22 +37,20 @@ def test_torchrun_and_spawn_reach_the_same_weights(slipway: Run, tmp_path: Path)
     assert first[25:].startswith("linear: "), "the time stands in front"
 
 
-def test_its_workers_say_where_they_stand(start: Run, tmp_path: Path) -> None:
+@pytest.mark.pull
+def test_its_workers_say_where_they_stand_and_a_stop_saves_and_ends_with_75(start: Run, tmp_path: Path) -> None:
     job = start(*SPAWN, *ENDLESS)
     job.wait_for("step 3/")
     shown = subprocess.run(
-        [sys.executable, "-m", "slipway", "stacks", "spawned"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "slipway", "stacks", "spawned"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert shown.returncode == 0, shown.stderr
     assert [line for line in shown.stdout.splitlines() if line.startswith("  rank 1 (node 0) stands in ")], shown.stdout
     assert "has no watcher" not in shown.stdout
-    job.signal(signal.SIGINT)
-    assert job.end() == 79, job.text
-
-
-def test_a_stop_saves_and_ends_with_75(start: Run, tmp_path: Path) -> None:
-    job = start(*SPAWN, *ENDLESS)
-    job.wait_for("step 3/")
     for pid in workers(tmp_path):
         os.kill(pid, signal.SIGTERM)  # as some schedulers do; it is for the launcher to pass it on
     job.signal(signal.SIGTERM)
@@ -65,7 +66,7 @@ def test_a_worker_that_is_killed_is_named_and_nobody_stays_behind(start: Run, tm
     os.kill(pids[1], signal.SIGKILL)
     assert job.end() == 1, job.text
     assert any("rank 1" in line and "SIGKILL: somebody killed it" in line for line in job.closing), job.closing
-    wait_until_gone(pids)
+    wait_until(lambda: not any(map(lives, pids)), "the workers to end")
 
 
 def test_a_worker_that_fails_says_why(slipway: Run) -> None:
@@ -78,28 +79,11 @@ def test_a_worker_that_fails_says_why(slipway: Run) -> None:
 def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, tmp_path: Path) -> None:
     # An epoch of minutes, so that nothing is printed: whoever prints ends by the broken pipe, sooner or later.
     job = start(*SPAWN, "--epochs", "9", "--log-every", "1000000", "--dataset-size", "1000000", "--input-size", "2")
-    until = time.monotonic() + PATIENCE
-    while len(pids := workers(tmp_path, "train")) < 2:
-        assert time.monotonic() < until, job.text
-        time.sleep(0.05)
+    wait_until(lambda: len(workers(tmp_path, "train")) == 2, lambda: f"both workers to train:\n{job.text}")
+    pids = workers(tmp_path, "train")
     job.signal(signal.SIGKILL)
     job.end()
-    wait_until_gone(pids)
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < until, pids
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there, and not only waits for somebody to take note of its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not any(map(lives, pids)), "the workers to end")
 
 
 def workers(folder: Path, phase: str = "") -> list[int]:
