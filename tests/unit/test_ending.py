@@ -684,3 +684,20 @@ def test_an_exception_that_was_handled_is_neither_the_reason_nor_the_place(
 ) -> None:
     outcome = end(tmp_path, own=False, status=1, failures=[failure(1, exitcode)], last={1: [*LOGGED, *more]})
     assert (outcome.evidence, outcome.where) == (evidence, None)
+
+
+NO_STORE = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (localhost, {})."
+
+
+@pytest.mark.parametrize(("port", "told"), [(12355, True), (29501, False)])
+def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(tmp_path: Path, port: int, told: bool) -> None:
+    outcome = end(
+        tmp_path,
+        own=False,
+        status=1,
+        failures=[failure(1, 1)],
+        last={1: stderr(NO_STORE.format(port))},
+        store_port=29501,
+    )
+    says = f"looks for torch's store at localhost, port {port}, and torchrun's is at port 29501: take the lines out"
+    assert (says in outcome.advice) is told

@@ -44,6 +44,9 @@ OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an 
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 STANDING = 4  # ranks of which it is told one by one where they stood
 RECENT = 200  # last lines of stderr of a rank that failed; what it printed before, it may have got over
+_STORE = re.compile(
+    r"(?:timed out|connect to|connection)[^()]*\((?:::ffff:)?([\w.:-]+), ?([0-9]{2,5})\)"
+)  # of c10d's socket.cpp
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 
@@ -83,6 +86,7 @@ class Facts:
     run: Path | None = None  # the run directory, as the workers know it
     runtime: str = "host"  # what runs us, as in Host
     device: str = "cuda"  # what the plan gave to the processes: cuda or cpu
+    store_port: int = 0  # of torch's store, as the plan has it; 0: unknown
 
 
 def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -194,7 +198,19 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
         rank, intact = first["rank"], f"the snapshot of step {facts.saved} is intact"
         return outcome(facts.stop, f"{facts.signal}, while rank {rank} was killed (SIGKILL); {intact}", rank=rank)
     logs = logs_command(facts.run, first["rank"])
-    return outcome(**first, advice=_advice(first["word"], first["evidence"], facts.runtime, logs))
+    advice = _other_store(first["evidence"], facts.store_port)
+    return outcome(**first, advice=advice or _advice(first["word"], first["evidence"], facts.runtime, logs))
+
+
+def _other_store(evidence: str, port: int) -> str:
+    """What to do where a script waited for a store at another port than torchrun's; empty where it did not."""
+    found = _STORE.search(evidence)
+    if not (found and port) or int(found[2]) == port:
+        return ""
+    return (
+        f"the script looks for torch's store at {found[1]}, port {found[2]}, and torchrun's is at port {port}: take the lines "
+        "out that set MASTER_ADDR and MASTER_PORT, or an init_method of your own"
+    )
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -104,6 +104,7 @@ class Attempt:
             run=run.path,
             runtime=topology.runtime,
             device=topology.device,
+            store_port=topology.store_port,
         )
         if plan.workload.spawned:
             self.facts.parent = "the process that spawns the workers"
