@@ -292,5 +292,7 @@ class Rules:
                 harm.rank == rank and harm.word == Word.LOST for harm in self._harms_in(final)
             )
             allowed = {verdict.code(rank)} | ({76} if late or cut_off else set())
+            if any(one.rank == rank and one is not launcher for one in there):
+                allowed.add(78)  # the launcher that it was to replace lived on, and kept the place
             if launcher.code not in allowed:
                 self.fail(f"{launcher.process.name} ended with {launcher.code}, allowed are {allowed}")
