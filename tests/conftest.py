@@ -1,6 +1,7 @@
 """What a test needs of the machine: where that is missing it is skipped, with what to type; with STRICT=1 it fails."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -13,6 +14,8 @@ from selection import QUARANTINED, Quarantine, read_share
 
 from slipway.launch.resolve.host import name_user
 
+# Under nohup SIGHUP is ignored, which launchers inherit and respect; tests send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Of a user without a name, as `docker run --user 1234` makes one, torch asks for it while it is imported.
 os.environ.update(name_user(os.environ))
 
