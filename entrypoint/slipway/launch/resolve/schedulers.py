@@ -66,11 +66,15 @@ def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) ->
     return tuple(reading for reading in readings if reading.scheduler != outer)
 
 
-# What starters of several processes tell them, by the ends of the variables' names: how many they are, and which one this is.
+# What starters of several processes tell them, by the ends of the variables' names: how many they are, and which one this is. A
+# SIZE is one of processes only after certain words: TRAIN_BATCH_SIZE is none. The rank of LoRA is that of a matrix.
 _SIZE = re.compile(
-    r"[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS|SIZE)"
+    r"[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS)"
+    r"|[A-Z0-9]+_(?:(?:COMM|WORLD|GLOBAL|JOB|STEP|TASK|GROUP|GANG|NAMESPACE|CLUSTER|NODE|WORKER|POD|REPLICA)_)*SIZE"
 )
-_INDEX = re.compile(r"[A-Z0-9]+_(?:\w+_)?(?:RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)")
+_INDEX = re.compile(
+    r"[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)"
+)
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
 
 
@@ -81,7 +85,7 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
         if family in _KNOWN or not _SIZE.fullmatch(size) or not count.isdigit() or int(count) < 2:
             continue
         ranks = (name for name in environ if name.partition("_")[0] == family and _INDEX.fullmatch(name))
-        if name := next((name for name in ranks if environ[name].isdigit()), None):
+        if name := next((name for name in ranks if environ[name].isdigit() and int(environ[name]) < int(count)), None):
             return (
                 f"{size}={count} and {name}={environ[name]} look as if this command was started {count} times, by a starter that "
                 "Slipway does not know. Where they are one job, with one launcher per node, set NNODES, NODE_RANK and "
