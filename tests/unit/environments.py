@@ -106,6 +106,10 @@ MPICH = {
 MPICH_ONE_NODE = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "5"}
 # `srun --mpi=pmi2`: mpi/pmi2 of Slurm sets these beside its own
 PMI2 = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "PMI_JOBID": "7.0"}
+# What a program that was started by `mpirun -n 1`, or that imported mpi4py, leaves to all that it starts
+LONE_MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}  # fmt: skip
 # An mpirun in an allocation of three nodes starts its daemons by srun on the two others, as seen on the last: one per node
 OPEN_MPI_IN_SLURM = BARE_SRUN | {
     "SLURM_NNODES": "3", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "gpu[06-08]", "SLURM_NODELIST": "gpu[07-08]",
@@ -241,6 +245,8 @@ CASES = (
     Case("MPICH, one per node", MPICH | {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, place(2, 1, "n0", **PER_NODE)),
     Case("PALS", {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "MASTER_ADDR": "n0"}, place(2, 1, "n0", level="process", world_size=4)),
     Case("srun --mpi=pmi2", BARE_SRUN | PMI2, place(2, 1, "gpu07", scheduler="Slurm", job="7", **PER_NODE)),
+    Case("srun, with PMI_SIZE=1 left of an earlier start", BARE_SRUN | {"PMI_RANK": "0", "PMI_SIZE": "1"}, place(2, 1, "gpu07", scheduler="Slurm", **PER_NODE)),
+    Case("srun, with an mpirun -n 1 left of an earlier start", BARE_SRUN | LONE_MPIRUN, place(2, 1, "gpu07", scheduler="Slurm", **PER_NODE)),
     Case("mpiexec in a step of Slurm", BARE_SRUN | MPICH | {"MASTER_ADDR": ""}, place(2, 1, "gpu07", scheduler="MPICH", level="process")),
     Case("mpirun in Slurm", OPEN_MPI_IN_SLURM, place(3, 2, "gpu06", 29_500, scheduler="Open MPI", **PER_NODE)),
     Case("mpirun in Slurm, its own node", OPEN_MPI_ON_NODE_0, place(3, 0, "gpu06", 29_500, scheduler="Open MPI", **PER_NODE)),

@@ -47,9 +47,13 @@ def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) ->
 
     An mpirun in a Slurm allocation starts its daemons by a step of its own, on the nodes other than its own; what they start sees
     that step as its own. `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE itself, to what it says in SLURM_PROCID and SLURM_NTASKS.
+    In a step, an MPI of a single process is what an earlier start left in the environment of the submission.
     Raises LaunchError where both say different things and nothing shows which of them started this process.
     """
     names = {reading.scheduler for reading in readings}
+    if SLURM.name in names:
+        readings = tuple(reading for reading in readings if not _is_single_mpi(reading))
+        names = {reading.scheduler for reading in readings}
     outer = ""
     if SLURM.name in names and names & {OPEN_MPI.name, JSRUN.name}:
         outer = SLURM.name
@@ -64,6 +68,12 @@ def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) ->
                 "process. Unset PMI_RANK and PMI_SIZE for Slurm's reading, or SLURM_STEP_ID for mpiexec's."
             )
     return tuple(reading for reading in readings if reading.scheduler != outer)
+
+
+def _is_single_mpi(reading: Reading) -> bool:
+    size = reading.get("WORLD_SIZE")
+    mpi = reading.scheduler in (OPEN_MPI.name, JSRUN.name, MPICH.name)
+    return mpi and size is not None and size.value == "1" and reading.get("PROCESSES") is None
 
 
 # What starters of several processes tell them, by the ends of the variables' names: how many they are, and which one this is. A
