@@ -20,7 +20,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.pictures.augmentation import Variation
 from slipway.train.pictures.decoding import read_picture
 from slipway.train.pictures.folder import centred, open_folder, without_ends
-from slipway.train.pictures.listing import choose_held_out, described, list_files
+from slipway.train.pictures.listing import choose_held_out, described, list_files, look_at
 from slipway.train.snapshots.resume import recorded_data
 from slipway.train.worker.context import Context, outside_job
 from slipway.train.workloads.vision import choose_split
@@ -94,6 +94,7 @@ def test_the_line_says_each_class_with_its_counts(data: Path) -> None:
         (["train/1.png", "train/2.png", "test/1.png", "test/2.png"], None, {"blue": 10, "red": 10, "test": 2, "train": 2}, "test"),
         (["val/1.png", "val/2.png"], None, {"blue": 10, "red": 10, "val": 2}, "val 1 + 1"),
         (["one/1.png"], None, {"blue": 10, "one": 1, "red": 10}, "no picture is judged by of 1: one"),
+        (["train/1.png", "train/red/2.png", "val/3.png"], None, {"blue": 10, "red": 10, "train": 2, "val": 1}, "train 1 + 1"),
     ],
 )  # fmt: skip
 def test_what_is_beside_ordinary_pictures_is_read_or_said(
@@ -154,6 +155,40 @@ def test_of_validation_and_test_the_first_is_used_and_the_other_said(tmp_path: P
     line = found(tmp_path)[1]
     assert "blue 3 + 0, red 3 + 1; no picture is judged by of 1: blue" in line
     assert "1 beside the folders for training and evaluation (test)" in line
+
+
+def test_what_lies_beside_the_classes_of_a_part_is_said_and_makes_no_class_of_the_part(tmp_path: Path) -> None:
+    put(tmp_path, *some("train/red", 3), *some("train/blue", 3), *some("val/red", 1), *some("val/blue", 1))
+    put(tmp_path, "train/overview.png", "val/labels.csv", "val/.DS_Store")
+    counts, line = found(tmp_path)
+    assert counts == {"blue": 4, "red": 4}
+    assert "1 hidden or a system's own (val/.DS_Store)" in line
+    assert "2 outside the folders of classes (train/overview.png, val/labels.csv)" in line
+
+
+@pytest.mark.parametrize("judge", ["val", "test"])
+def test_pictures_in_train_and_val_without_classes_are_no_two_classes(tmp_path: Path, judge: str) -> None:
+    put(tmp_path, *some("train", 3), *some(judge, 3))
+    with pytest.raises(ConfigurationError, match=r"holds no folders of classes: pictures lie in \w+, \w+ directly"):
+        list_files(tmp_path, BY_CLASS)
+
+
+def test_a_link_in_a_circle_beside_the_classes_is_passed_over(data: Path) -> None:
+    (data / "circle").symlink_to("circle")
+    assert found(data)[0] == {"blue": 10, "red": 10}
+
+
+def test_what_is_there_and_cannot_be_looked_at_is_not_taken_for_a_dangling_link(tmp_path: Path) -> None:
+    assert look_at(tmp_path / "none") is None
+    with pytest.raises(ConfigurationError, match="cannot be read: File name too long"):
+        look_at(tmp_path / ("x" * 300))
+
+
+def test_a_class_of_many_pictures_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.train.pictures.listing.BEATEN", 3)
+    beats: list[None] = []
+    list_files(put(tmp_path, *some("red", 9)), BY_CLASS, lambda: beats.append(None))
+    assert len(beats) == 3
 
 
 def test_a_folder_around_the_folder_is_recognised(tmp_path: Path) -> None:
@@ -271,6 +306,21 @@ def test_a_picture_is_read_as_viewers_show_it(tmp_path: Path, orientation: int, 
     assert seen.shape == pixels.shape
     assert np.abs(seen[2:6, 2:14] - pixels[2:6, 2:14]).max() < 20
     assert np.abs(seen[10:14, 18:30] - pixels[10:14, 18:30]).max() < 20
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"), [("L", "tiff"), ("I;16", "tiff"), ("I;16", "png"), ("CMYK", "tiff"), ("P", "tiff")]
+)
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_picture_of_any_mode_is_turned(tmp_path: Path, mode: str, form: str, orientation: int) -> None:
+    pixels = np.zeros((16, 32), np.uint8)
+    pixels[:8, :16] = 255  # white at the top left
+    turn = {1: 0, 3: 2, 6: 1, 8: 3}[orientation]  # quarters of a circle, against the clock, to make the stored pixels
+    stored, exif = np.ascontiguousarray(np.rot90(pixels, turn)), Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    image = Image.fromarray(stored.astype(np.uint16) << 8 if mode == "I;16" else stored)
+    (image if mode == "I;16" else image.convert("RGB").convert(mode)).save(tmp_path / f"p.{form}", exif=exif)
+    assert (read_picture(tmp_path / f"p.{form}").numpy() > 128).tolist() == [(pixels > 128).tolist()] * 3
 
 
 def test_metadata_that_are_damaged_or_say_nothing_useful_change_nothing(tmp_path: Path) -> None:

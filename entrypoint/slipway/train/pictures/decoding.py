@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torchvision.transforms.v2 import functional
 
 from slipway.protocol.mistake import ConfigurationError
@@ -16,10 +16,12 @@ from slipway.train.placeholders import explain_pointer
 def read_picture(path: Path) -> torch.Tensor:
     """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
     try:
-        with Image.open(path) as image:
+        # By its path Pillow maps an uncompressed TIFF into memory, and mixes up the rows of one that EXIF turns by 90 degrees.
+        with path.open("rb") as file, Image.open(file) as image:
             picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        told = explain_pointer(path) or f"{path} is no picture that can be read ({error}). Remove or replace it."
+        reason = "it is in no format that is known" if isinstance(error, UnidentifiedImageError) else error
+        told = explain_pointer(path) or f"{path} is no picture that can be read ({reason}). Remove or replace it."
         raise ConfigurationError(told) from None
     return picture
 

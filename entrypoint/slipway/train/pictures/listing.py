@@ -6,8 +6,10 @@ each class is held out.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ SUFFIXES = (
 )
 TRAIN = ("train", "training")
 JUDGE = ("val", "valid", "validation", "dev", "eval", "test", "testing")  # the first that is there is used
+BEATEN = 1000  # entries of a folder between two signs of life: a file server may take a millisecond for each
 SHOWN = 8  # classes, and names of files, in a line
 LAYOUT = "It has to hold train/CLASS/FILE and val/CLASS/FILE, or CLASS/FILE"
 
@@ -76,19 +79,20 @@ def list_files(root: Path, split: str, beat: Callable[[], None] = lambda: None) 
         return list_by_name(root, beat), LeftOut()
     left, folders = LeftOut(), subfolders(root)
     train, judge = find_parts(root, folders)
+    note_others(root, "", left)
     if train is None:
-        left.outside += [name for name in names_of_files(root) if not is_companion(name)]
-        left.companions += companions(root)
         return divide(root, list_classes(root, folders, left, beat), left)
     left.parts += [name for name in folders if name not in (train, judge)]
     assert judge is not None
+    for part in (train, judge):
+        note_others(root, f"{part}/", left)
     trained = list_classes(root / train, subfolders(root / train), left, beat)
     judged = list_classes(root / judge, subfolders(root / judge), left, beat, allow_empty=True)
     if other := set(judged) - set(trained):
         raise ConfigurationError(f"{root / judge} has the class {min(other)}, and {root / train} has not.")
     require_classes(root, trained)
     if not any(judged.values()):
-        raise ConfigurationError(f"{root} holds no pictures to evaluate on: {judge} has none. {LAYOUT}.")
+        raise ConfigurationError(f"{root} holds no pictures to evaluate on: no folder in {judge} has any. {LAYOUT}.")
     parts = (
         tuple((folder / name, label) for label, kind in enumerate(trained) for name in held.get(kind, ()))
         for folder, held in ((root / train, trained), (root / judge, judged))
@@ -99,14 +103,22 @@ def list_files(root: Path, split: str, beat: Callable[[], None] = lambda: None) 
 def find_parts(root: Path, folders: Sequence[str]) -> tuple[str | None, str | None]:
     """The folders for training and for evaluation; none where `root` holds the classes themselves.
 
-    A class may be called train: pictures lie in it, not folders. Raises ConfigurationError where only one of them is there.
+    A class may be called train: pictures lie in it, and no classes that the folder for evaluation has, too. Raises
+    ConfigurationError where only one of them is there, or where neither holds classes.
     """
     train, judge = (
         next((name for wanted in names for name in folders if name.lower() == wanted), None) for names in (TRAIN, JUDGE)
     )
-    if train is None or holds_pictures(root / train):
+    if train is None:
         return None, None
-    if not subfolders(root / train) and judge is None:
+    inside = subfolders(root / train)
+    if judge is not None and not set(inside).isdisjoint(subfolders(root / judge)):
+        return train, judge
+    if holds_pictures(root / train) or (not inside and judge is None):
+        if all(name.lower() in (*TRAIN, *JUDGE) for name in folders):
+            raise ConfigurationError(
+                f"{root} holds no folders of classes: pictures lie in {listed(folders)} directly. {LAYOUT}."
+            )
         return None, None
     if judge is None:
         raise ConfigurationError(
@@ -122,10 +134,8 @@ def list_classes(
     """The pictures of each class, as sorted paths relative to `root`. Raises ConfigurationError for a class without any."""
     found: dict[str, list[str]] = {}
     for name in names:
-        beat()
         others = len(left.others)
-        state = (root / name).stat()
-        found[name] = sorted(walk(root, name, left, ((state.st_dev, state.st_ino),)))
+        found[name] = sorted(walk(root, name, left, beat))
         if not found[name] and not allow_empty:
             kinds = Counter(Path(other).suffix.lower() or "no suffix" for other in left.others[others:])
             held = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(SHOWN)) or "nothing"
@@ -136,29 +146,39 @@ def list_classes(
     return found
 
 
-def walk(root: Path, inside: str, left: LeftOut, above: tuple[tuple[int, int], ...]) -> list[str]:
+def walk(
+    root: Path, inside: str, left: LeftOut, beat: Callable[[], None], above: tuple[tuple[int, int], ...] = ()
+) -> list[str]:
     """The pictures in a folder and below, as paths relative to `root`; links are followed, but not in circles."""
     found: list[str] = []
-    for entry in scan(root / inside):
+    folder = (root / inside).stat()
+    above = (*above, (folder.st_dev, folder.st_ino))
+    for number, entry in enumerate(scan(root / inside)):
+        if number % BEATEN == 0:
+            beat()
         name = f"{inside}/{entry.name}"
-        try:
-            state = entry.stat()
-        except OSError:
-            left.dangling.append(name)
-            continue
         if is_companion(entry.name):
             left.companions.append(name)
-        elif entry.is_dir():
-            if (place := (state.st_dev, state.st_ino)) in above:
-                left.dangling.append(name)
-            else:
-                found += walk(root, name, left, (*above, place))
+        elif (state := look_at(root / name)) is None or (state.st_dev, state.st_ino) in above:
+            left.dangling.append(name)
+        elif stat.S_ISDIR(state.st_mode):
+            found += walk(root, name, left, beat, above)
         elif not entry.name.lower().endswith(SUFFIXES):
             left.others.append(name)
         else:
             require_picture(root / name, state.st_size)
             found.append(name)
     return found
+
+
+def look_at(path: Path) -> os.stat_result | None:
+    """What lies at a path; None for a link that leads nowhere or in a circle. Raises ConfigurationError for what is locked."""
+    try:
+        return path.stat()  # not DirEntry's own stat, which each of a million entries would keep
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def require_picture(path: Path, size: int) -> None:
@@ -237,19 +257,29 @@ def scan(folder: Path) -> list[os.DirEntry[str]]:
 
 def subfolders(folder: Path) -> list[str]:
     """The folders in a folder, sorted, without those of systems."""
-    return [entry.name for entry in scan(folder) if entry.is_dir() and not is_companion(entry.name)]
+    return [entry.name for entry in scan(folder) if is_folder(entry) and not is_companion(entry.name)]
 
 
-def companions(folder: Path) -> list[str]:
-    """What systems left in a folder."""
-    return [entry.name for entry in scan(folder) if is_companion(entry.name)]
-
-
-def names_of_files(folder: Path) -> list[str]:
-    """The files in a folder, sorted."""
-    return [entry.name for entry in scan(folder) if not entry.is_dir()]
+def note_others(root: Path, inside: str, left: LeftOut) -> None:
+    """Note what lies beside the folders of classes, in `root` or a part of it, such as `train/`."""
+    for entry in scan(root / inside):
+        if is_companion(entry.name):
+            left.companions.append(inside + entry.name)
+        elif not is_folder(entry):
+            left.outside.append(inside + entry.name)
 
 
 def holds_pictures(folder: Path) -> bool:
     """Whether pictures lie in a folder itself."""
-    return any(name.lower().endswith(SUFFIXES) and not is_companion(name) for name in names_of_files(folder))
+    return any(
+        entry.name.lower().endswith(SUFFIXES) and not is_companion(entry.name) and not is_folder(entry)
+        for entry in scan(folder)
+    )
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or to where nobody may look
+        return False
