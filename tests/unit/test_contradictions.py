@@ -23,7 +23,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        (PLAIN | {"RANK": "2"}, ("RANK=2", "from the environment", "WORLD_SIZE=2", "0 or 1", "unset both")),
+        (PLAIN | {"RANK": "2"}, ("RANK=2", "from the environment", "WORLD_SIZE=2", "0 or 1", "add --standalone")),
         (PLAIN | {"RANK": "4", "WORLD_SIZE": "4"}, ("RANK=4", "0 to 3")),
         ({"RANK": "1", "WORLD_SIZE": "1"}, ("RANK=1", "only 0")),
         (PLAIN | {"RANK": "9"}, ("RANK=9", "0 or 1")),
@@ -33,7 +33,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         (PLAIN | {"RANK": "0.5"}, ("RANK=0.5", "a whole number")),
         (PLAIN | {"WORLD_SIZE": "0"}, ("WORLD_SIZE=0", "1 to 65536", "--nnodes")),
         (PLAIN | {"WORLD_SIZE": "two"}, ("WORLD_SIZE=two", "from the environment", "--nnodes")),
-        ({"RANK": "1"}, ("RANK=1", "WORLD_SIZE", "not given", "--nnodes N", "unset RANK")),
+        ({"RANK": "1"}, ("RANK=1", "WORLD_SIZE", "not given", "--nnodes N", "--standalone")),
         ({"RANK": "0", "WORLD_SIZE": "2"}, ("WORLD_SIZE=2 (from the environment) counts nodes; for one machine unset it. 2 nodes need MASTER_ADDR", "-e MASTER_ADDR=HOST", "--master-addr HOST")),
         ({k: v for k, v in OPEN_MPI.items() if k != "MASTER_ADDR"}, ("MASTER_ADDR", "-x MASTER_ADDR=HOST", "mpirun")),
         (

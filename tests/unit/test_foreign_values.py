@@ -133,6 +133,7 @@ HERE = ("lo", "eth0", "eth1", "ibs10")
 INTERFACES = {  # backend, whether the workload is ours, name, value -> what is said
     ("gloo", False, "GLOO", "eth0"): "",
     ("gloo", False, "GLOO", "eth0,eth1"): "",
+    ("gloo", False, "GLOO", "eth0,"): "",
     ("gloo", False, "GLOO", "ib0"): "gloo finds no interface 'ib0' with an address",
     ("gloo", False, "GLOO", "eth0,ib0,ib1"): "gloo finds no interface 'ib0', 'ib1' with an address",
     ("gloo", False, "GLOO", "eth"): "gloo finds no interface 'eth'",

@@ -83,10 +83,10 @@ def test_a_switch_of_torchruns_is_refused_and_takes_no_value(slipway: Slipway, f
     assert f"{name} is torchrun's: {TORCHRUN[(name,)]}." in answer.err
 
 
-@pytest.mark.parametrize("typed", ["app", "./app", "app/"])
+@pytest.mark.parametrize("typed", ["app", "./app", "app/", "fabric", "./composer"])
 def test_a_folder_with_a_main_module_is_a_script(slipway: Slipway, typed: str) -> None:
-    Path("app").mkdir()
-    Path("app/__main__.py").touch()
+    Path(typed).mkdir()
+    Path(typed, "__main__.py").touch()
     answer = slipway("plan", "--json", typed, "--lr", "1")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["torchrun"]["argv"][-5:] == [sys.executable, "-u", typed, "--lr", "1"]

@@ -370,8 +370,13 @@ def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None
     [
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "says nothing about how many of them are on this node"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not among SM_HOSTS"),
-        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS=algo-1 is no JSON"),
+        (
+            {"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"},
+            "SM_HOSTS=algo-1 is no JSON. Set NNODES, NODE_RANK and MASTER_ADDR, or add --standalone",
+        ),
         ({"CLUSTER_SPEC": "{}"}, "CLUSTER_SPEC={} has no cluster and task"),
+        ({"LSF_PM_TASKID": "2", "LSB_MCPU_HOSTS": " "}, "RANK=1 (from LSF (LSF_PM_TASKID - 1)), but WORLD_SIZE"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "or --standalone for a single node"),
         (
             BARE_SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"},
             "PMI_RANK=2 of PMI_SIZE=3, but the Slurm step says SLURM_PROCID=1 of 2",

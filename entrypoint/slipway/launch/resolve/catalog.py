@@ -151,7 +151,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
-    if refusal := refuse_starter(words):
+    folder = Path(first, "__main__.py").is_file()  # python FOLDER runs it
+    if not folder and (refusal := refuse_starter(words)):
         raise LaunchError(refusal)
     start = (*_LEASHED, *_DEFAULT_SIGNALS)
     python = (*start, sys.executable, "-u")
@@ -168,7 +169,7 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
         _require_python(first)
         _require_syntax(first)
         return Workload(Path(first).stem, "a user's script", (*python, first)), rest
-    if Path(first, "__main__.py").is_file():  # python FOLDER runs it
+    if folder:
         return Workload(Path(first).resolve().name, "a user's script", (*python, first)), rest
     if first.endswith(".py"):
         near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))

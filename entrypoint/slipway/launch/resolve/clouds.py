@@ -8,6 +8,8 @@ from slipway.launch.resolve.scheduler import Claims, Scheduler
 from slipway.launch.resolve.settings import Claim
 from slipway.protocol.errors import LaunchError
 
+DECIDE = "Set NNODES, NODE_RANK and MASTER_ADDR, or add --standalone for a single node."
+
 
 def _derive_aws_batch(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     # The main node need not be the one with index 0; only the others are told its address.
@@ -26,7 +28,9 @@ def _derive_aws_batch(environ: Mapping[str, str], fqdn: str, claims: Claims) -> 
 def _derive_sagemaker(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     hosts = _read_json(environ, "SM_HOSTS")
     if not isinstance(hosts, list) or environ["SM_CURRENT_HOST"] not in hosts:
-        raise LaunchError(f"SM_CURRENT_HOST={environ['SM_CURRENT_HOST']} is not among SM_HOSTS={environ['SM_HOSTS']}.")
+        raise LaunchError(
+            f"SM_CURRENT_HOST={environ['SM_CURRENT_HOST']} is not among SM_HOSTS={environ['SM_HOSTS']}. {DECIDE}"
+        )
     claims |= {
         "WORLD_SIZE": Claim(str(len(hosts)), "SageMaker (SM_HOSTS)"),
         "RANK": Claim(str(hosts.index(environ["SM_CURRENT_HOST"])), "SageMaker (SM_CURRENT_HOST in SM_HOSTS)"),
@@ -64,7 +68,7 @@ def _derive_vertex_ai(environ: Mapping[str, str], fqdn: str, claims: Claims) -> 
         rank, address = before + int(task["index"]), hosts[0].rpartition(":")[0] or hosts[0]
     except (KeyError, TypeError, ValueError, IndexError):
         raise LaunchError(
-            f"CLUSTER_SPEC={environ['CLUSTER_SPEC']} has no cluster and task as Vertex AI writes them."
+            f"CLUSTER_SPEC={environ['CLUSTER_SPEC']} has no cluster and task as Vertex AI writes them. {DECIDE}"
         ) from None
     claims |= {
         "WORLD_SIZE": Claim(str(len(hosts)), "Vertex AI (CLUSTER_SPEC)"),
@@ -77,7 +81,7 @@ def _read_json(environ: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(environ[name])
     except ValueError:
-        raise LaunchError(f"{name}={environ[name]} is no JSON.") from None
+        raise LaunchError(f"{name}={environ[name]} is no JSON. {DECIDE}") from None
 
 
 # Multi-node parallel jobs: https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html

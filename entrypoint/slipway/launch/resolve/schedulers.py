@@ -219,10 +219,9 @@ def _derive_mpi(name: str, environ: Mapping[str, str], claims: Claims) -> None:
 def _derive_lsf(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     # `blaunch` numbers its tasks from 1, one per host. LSB_MCPU_HOSTS is `host slots host slots …`.
     hosts = environ.get("LSB_MCPU_HOSTS", "").split()[::2]
-    claims |= {
-        "WORLD_SIZE": Claim(str(len(hosts)), "LSF (LSB_MCPU_HOSTS)"),
-        "MASTER_ADDR": Claim(hosts[0], "LSF (LSB_MCPU_HOSTS)"),
-    }
+    if hosts:
+        claims["WORLD_SIZE"] = Claim(str(len(hosts)), "LSF (LSB_MCPU_HOSTS)")
+        claims["MASTER_ADDR"] = Claim(hosts[0], "LSF (LSB_MCPU_HOSTS)")
     if (task := environ["LSF_PM_TASKID"]).isdigit() and int(task):
         claims["RANK"] = Claim(str(int(task) - 1), "LSF (LSF_PM_TASKID - 1)")
 

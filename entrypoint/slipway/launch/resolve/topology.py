@@ -263,13 +263,13 @@ def _read_place(values: Mapping[str, Value]) -> tuple[int, int, int]:
     if size.source == "default" and node_rank:
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
-            "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or unset RANK for a single node."
+            "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or --standalone for a single node."
         )
     if node_rank >= nodes:
         allowed = "only 0" if nodes == 1 else "0 or 1" if nodes == 2 else f"0 to {nodes - 1}"
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
-            "RANK counts nodes here; unset both for a single node."
+            "RANK counts nodes here; for a single node add --standalone."
         )
     return least, nodes, node_rank
 
