@@ -157,6 +157,8 @@ def test_files_named_after_their_part_go_there(tmp_path: Path) -> None:
         (["data/train/0.jsonl", "data/test/0.jsonl"], ["train", "validation"]),
         (["training.txt", "dev.txt", "test.txt", "more.txt"], ["train", "validation", "neither", "train"]),
         (["tests/a.py", "src/b.py"], [None, None]),
+        (["train.py", "test_loop.py", "eval.ipynb"], [None, None, None]),
+        (["train/a.py", "valid/test.py"], ["train", "validation"]),
         (["restrain.txt", "contest.txt", "invalid.txt"], [None, None, None]),
         (["how to train a dog.txt", "a test of time.txt", "history of wool.txt"], [None, None, None]),
         (["how-to-train-a-dog.txt", "a_test_of_time.txt"], [None, None]),

@@ -65,7 +65,7 @@ NO_TEXT: list[tuple[str, bytes, str]] = [
     ("gzip", gzip.compress(PROSE.encode()), "is packed; unpack it first"),
     ("zip", zipped(), "is a zip archive"),
     ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext a.txt NEW.txt"),
-    ("parquet", b"PAR1" + bytes(40), "is a parquet file without its suffix"),
+    ("parquet", b"PAR1\x15\x04" + bytes(40), "is a parquet file without its suffix"),
     ("numpy", b"\x93NUMPY\x01\x00" + bytes(100), "is an array of numpy"),
 ]
 
@@ -102,8 +102,12 @@ def test_a_files_name_tells_what_it_is(tmp_path: Path, name: str, content: bytes
 
 
 @pytest.mark.parametrize(
-    "text", ["sea", "él año ß 水 \U0001f6a2", "\ufeffsea", "a\x01b\x1b[0m", "version https://git-lfs"]
-)
+    "text",
+    [
+        "sea", "él año ß 水 \U0001f6a2", "\ufeffsea", "a\x01b\x1b[0m", "version https://git-lfs", "GGUF is a format of weights",
+        "SQLite format 3 is stable", "ARROW1 begins a file", "PAR1 too", "%PDF\n",
+    ],
+)  # fmt: skip
 def test_text_in_utf8_is_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     assert [source.name for source in find_sources([tmp_path / "a.txt"])] == ["a.txt"]

@@ -40,7 +40,6 @@ def put(root: Path, *names: str) -> Path:
     [
         ["small/train-0.txt", "small/validation-0.txt", "large/train-0.txt", "large/validation-0.txt"],
         ["large/train/0.txt", "large/test/0.txt", "small/train/0.txt", "small/val/0.txt"],
-        ["train/large/0.txt", "test/large/0.txt", "train/small/0.txt", "test/small/0.txt"],
         ["data/large/train.txt", "data/large/dev.txt", "data/small/train.txt", "data/small/eval.txt"],
     ],
 )
@@ -60,6 +59,9 @@ def test_of_several_data_sets_one_is_asked_for(tmp_path: Path, names: list[str])
         ["data/train/a.txt", "data/train/b.txt", "data/test/c.txt"],
         ["books/train.txt", "wiki/train.txt", "wiki/validation.txt"],
         ["books/a.txt", "wiki/b.txt"],
+        ["train/pos/0.txt", "train/neg/0.txt", "test/pos/0.txt", "test/neg/0.txt"],
+        ["news-train/sea/1", "news-train/sky/2", "news-test/sea/3", "news-test/sky/4"],
+        ["mnist/train.py", "mnist/test.py", "imagenet/train.py", "imagenet/eval.py"],
     ],
 )
 def test_one_data_set_is_read_whatever_its_folders(tmp_path: Path, names: list[str]) -> None:

@@ -63,6 +63,14 @@ def unigram(folder: Path) -> FileTokenizer:
     return save(folder, models.Unigram([("<unk>", 0.0), *((letter, -1.0) for letter in "aesinwd")], unk_id=0))
 
 
+def named_in_the_text(folder: Path) -> FileTokenizer:
+    """The unknown token is a special one, which the text spells out."""
+    library = Library(models.Unigram([("<unk>", 0.0), *((letter, -1.0) for letter in "aesinwd")], unk_id=0))
+    library.add_special_tokens(["<unk>"])
+    library.save(str(folder / "tokenizer.json"))
+    return FileTokenizer(folder / "tokenizer.json", "own")
+
+
 def in_bytes(folder: Path) -> FileTokenizer:
     """GPT-2's kind, which knows everything."""
     return FileTokenizer(write_tokenizer(folder / "tokenizer.json"), "own")
@@ -90,6 +98,7 @@ COUNTED: list[tuple[Callable[[Path], FileTokenizer], str, Coverage]] = [
     (letters_and_unknown, "seaxyz wind", Coverage(10, 3)),
     (unigram, "seaxyz wind", Coverage(10, 3)),
     (unigram, GREEK, Coverage(16, 16)),
+    (named_in_the_text, "sea<unk>wind<unk>", Coverage(17, 0)),
     (in_bytes, f"sea {GREEK} \U0001f6a2\x00\u0301", Coverage(22, 0)),
     (stripped, "séa WIND", Coverage(7, 0)),
     (stripped, "séa ΘIND", Coverage(7, 1)),

@@ -20,17 +20,19 @@ TO_PARQUET = (
 )
 ARROW = f"an Arrow file, which is not read. {TO_PARQUET}"
 UNPACK = "packed; unpack it first."
+WEIGHTS = "a model's weights, not text."
+# With what no text has after the letters: a text about a format may begin with its name.
 FORMATS = (
-    (b"ARROW1", ARROW),
+    (b"ARROW1\0\0", ARROW),
     (b"\xff\xff\xff\xff", ARROW),  # a stream, as datasets' save_to_disk writes it
-    (b"PAR1", "a parquet file without its suffix. Rename it so that it ends with .parquet."),
+    (b"PAR1\x15", "a parquet file without its suffix. Rename it so that it ends with .parquet."),
     (b"\x1f\x8b", UNPACK), (b"BZh", UNPACK), (b"\xfd7zXZ", UNPACK), (b"\x28\xb5\x2f\xfd", UNPACK), (b"7z\xbc\xaf", UNPACK),
     (b"PK\x03\x04", "a zip archive, or a document of an office program; unpack it, or save it as text."),
-    (b"%PDF", "a PDF. Turn it into text: pdftotext {file} NEW.txt"),
-    (b"SQLite format 3", "a database of SQLite. Write its text as JSON lines."),
+    (b"%PDF-", "a PDF. Turn it into text: pdftotext {file} NEW.txt"),
+    (b"SQLite format 3\0", "a database of SQLite. Write its text as JSON lines."),
     (b"\x89HDF\r\n", "an HDF5 file. Write its text as JSON lines or parquet."),
     (b"\x93NUMPY", "an array of numpy, not text. Prepare the text itself: slipway data prepare INPUT --out DIR"),
-    (b"GGUF", "a model's weights, not text."),
+    (b"GGUF\2\0", WEIGHTS), (b"GGUF\3\0", WEIGHTS),
 )  # fmt: skip
 TABLES = frozenset({".csv", ".tsv", ".psv"})
 SUFFIXES = {".arrow": ARROW, ".feather": ARROW}

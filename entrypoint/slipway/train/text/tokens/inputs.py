@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from slipway.options.dataset import nearest_path, seen_from
@@ -32,6 +33,11 @@ PARTS = {
     NEITHER: ("test",),
 }
 WORDS = re.compile(r"[a-z]+")
+# Programs are called train.py and test_loop.py: such names say nothing of parts, folders of them do.
+PROGRAMS = frozenset(
+    {".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".jl", ".lua", ".m", ".py", ".r", ".rb"}
+)
+PROGRAMS |= {".ipynb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".yaml", ".yml"}
 SHARDS = frozenset({"of", "part", "shard", "chunk", "split"})  # words that follow the part's in a shard's name
 
 
@@ -126,8 +132,9 @@ def read_parts(sources: Sequence[Source]) -> list[Source]:
 def part_in(name: str) -> str | None:
     """The part that a path says: a folder or the file's name begins or ends with the word. Titles may have it inside."""
     *folders, file = name.lower().split("/")
+    names = [] if Path(file).suffix in PROGRAMS else [file.partition(".")[0], file.rpartition(".")[0]]
     ends: set[str] = set()
-    for text in (*folders, file.partition(".")[0], file.rpartition(".")[0]):
+    for text in (*folders, *names):
         words = WORDS.findall(text)
         while len(words) > 1 and words[-1] in SHARDS:
             words.pop()
@@ -141,7 +148,9 @@ def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
     for path in paths:
         *folders, file = path.relative_to(given).parts if path != given else (path.name,)
         part = part_in("/".join([*folders, file]))
-        own = [folder for folder in folders if part_in(f"{folder}/") is None]
+        own = list(
+            takewhile(lambda folder: part_in(f"{folder}/") is None, folders)
+        )  # train/en, test/en are one data set
         if part:
             parts.setdefault("/".join(own) or ".", set()).add(part)
     found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
