@@ -166,6 +166,33 @@ def test_one_that_was_logged_counts_where_nothing_follows_it(tmp_path: Path, rai
     assert raised.where == "own.py:4 in <module>"
 
 
+AT_EXIT = "import atexit, sys\natexit.register(lambda: print('upload done', file=sys.stderr))\n"
+
+
+@pytest.mark.parametrize("raises", [*RAISES[:2], RAISES[3], "None.lr"])
+@pytest.mark.parametrize(
+    "program", [AT_EXIT + "{}\n", LOGS.format(raises="{}", says=SAYS[1]) + "sys.exit('upload done')"]
+)
+def test_both_are_told_where_one_line_follows_a_traceback(tmp_path: Path, program: str, raises: str) -> None:
+    code, lines = of(program.replace("{}", raises), tmp_path)
+    raised = read_final_traceback(lines, code)
+    assert raised
+    exception = next(line for line in lines if "Error: " in line)
+    assert (code, raised.evidence, raised.where) == (1, f"upload done; first came {exception}", None)
+
+
+@pytest.mark.parametrize("tracker", ["wandb: ", "COMET INFO: ", "[neptune] [info   ] ", "swanlab: ", "ClearML Task: "])
+def test_the_summary_of_an_experiment_tracker_is_no_sign_that_the_program_went_on(tracker: str) -> None:
+    raised = read_final_traceback([*OWN, "KeyError: 'lr'", *[f"{tracker}loss {step}" for step in range(30)]], 1)
+    assert raised
+    assert raised.said.startswith("KeyError: 'lr'")
+
+
+def test_the_message_of_an_import_error_may_have_several_lines() -> None:
+    message = ["ImportError: flash_attn is not installed.", "Run `pip install flash-attn`."]
+    assert read_final_traceback([*OWN, *message], 1) == Raised("\n".join(message), "own.py:9 in main")
+
+
 @pytest.mark.parametrize("sample", sorted(file.stem for file in SAMPLES.glob("*.txt")))
 def test_what_ended_a_real_program_still_did(sample: str) -> None:
     lines = (SAMPLES / f"{sample}.txt").read_text().splitlines()

@@ -40,7 +40,8 @@ _NOISE = re.compile(
 # What may follow the exception that ended a program: more of its message, indented; what others print at an end; asides.
 _FOLLOWS = re.compile(
     rf"\s|$|\[rank\d+\]:|{_NOISE.pattern}|{_ASIDE.pattern}|{_HEADER.pattern}|{_CHAIN.pattern}|{_PART.pattern}|[│╰╯╭|+]"
-    r"|wandb: |Fatal Python error|(Current )?[Tt]hread 0x|Extension modules: |\w+: \w*Warning: |Aborted|Segmentation fault"
+    r"|wandb: |COMET [A-Z]+: |\[neptune\] |swanlab: |ClearML "
+    r"|Fatal Python error|(Current )?[Tt]hread 0x|Extension modules: |\w+: \w*Warning: |Aborted|Segmentation fault"
     r"|[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b"
     r"|Last error:|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda|Device-side assert"
 )
@@ -49,7 +50,6 @@ _ONE_LINE = frozenset(
     {
         "AttributeError",
         "EOFError",
-        "ImportError",
         "IndexError",
         "KeyError",
         "ModuleNotFoundError",
@@ -138,7 +138,8 @@ def read_final_traceback(lines: Iterable[str], exitcode: int) -> Raised | None:
     """The same, but None where the program went on after that exception, and ended by something else: it had been handled.
 
     `exitcode` is negative for a signal. Python itself ends with 1 after an exception that nobody caught. What torch's own hook or
-    C++ printed nobody caught; what a log printed somebody did. Of others it is told by what follows the message.
+    C++ printed nobody caught; what a log printed somebody did. Of others it is told by what follows the message. Where that
+    may be either, it returns the last line, and the exception as what came first.
     """
     told = [_COLOURS.sub("", line) for line in lines]
     story = _last_story(told)
@@ -147,11 +148,12 @@ def read_final_traceback(lines: Iterable[str], exitcode: int) -> Raised | None:
     follows = [line for line in told[max(entry.at for entry in story) + 1 :] if not _FOLLOWS.match(line)]
     above = told[story[0].begins - 1] if story[0].begins else ""
     name = story[-1].said[0].partition(":")[0].rpartition(".")[2]
-    one_line = name in _ONE_LINE or "[Errno " in story[-1].said[0]
-    handled = bool(follows) and (
-        exitcode != 1 or one_line or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5
-    )
-    return None if handled else read_traceback(told)
+    if follows and (exitcode != 1 or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5):
+        return None
+    if follows and (name in _ONE_LINE or "[Errno " in story[-1].said[0]):
+        # sys.exit("…") after an exception that was handled, or what an exit handler said after one that was not.
+        return Raised(follows[-1], first=story[-1].said[0])
+    return read_traceback(told)
 
 
 def _child_story(told: Sequence[str]) -> list[_Entry] | None:
