@@ -139,8 +139,8 @@ def test_nothing_is_left_of_a_killed_launcher_though_all_is_frozen(start: Run, r
     held = Rule("hold", step=10, attempt=attempt)
     killed = [Rule("signal SIGKILL", step=9, rank=1)] if attempt == 2 else []
     job = start(*GPT, "--steps", "100000", NPROC_PER_NODE="2", **rules.variables(held, *killed))
-    pid = parked(job)
     rules.wait_for(held, job)
+    pid = parked(job)
     below = descendants(job.process.pid)
     assert pid in below
     send_signal([pid], signal.SIGSTOP)

@@ -49,7 +49,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
         say(line)
         for difference in read_differences(run.path)[-SHOWN:]:
             say(f"the replicas differed at {difference}")
-    for line in block(verdict, course, job.plan.topology.process_rank, lambda command: _typed(command, job, run)):
+    for line in block(verdict, course, job.plan.topology.process_rank, lambda command: _typed(command, job)):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)
@@ -57,10 +57,10 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     return verdict.code(node_rank)
 
 
-def _typed(command: str, job: Job, run: Run | None) -> str:
-    """A command of an advice as it is typed where this run was started, with the shortest path of the run."""
-    if run:
-        command = command.replace(shlex.quote(str(run.path)), shlex.quote(short_path(run.path)))
+def _typed(command: str, job: Job) -> str:
+    """A command of an advice as it is typed where this node was started, with the shortest paths."""
+    words = (short_path(Path(word)) if word.startswith("/") else word for word in shlex.split(command))
+    command = shlex.join(words)
     return as_typed(command, find_here(job, bool(fleeting_results(job.host, results_folder(job.sources)))))
 
 

@@ -80,7 +80,7 @@ def replace_pauses() -> None:
 
 if "STAND_IN_PAUSE" in os.environ and sys.orig_argv[1:3] == ["-m", "slipway"]:
     replace_pauses()
-if "STAND_IN_STARTED" in os.environ and "LOCAL_RANK" in os.environ:
+if "STAND_IN_STARTED" in os.environ and {"LOCAL_RANK", "SLIPWAY_ATTEMPT"} <= os.environ.keys():
     open(f"{os.environ['STAND_IN_STARTED']}/{os.environ['SLIPWAY_ATTEMPT']}-{os.environ['RANK']}", "w").close()  # noqa: PTH123
 if any(word.startswith(OURS) for word in sys.orig_argv):
     begin()
