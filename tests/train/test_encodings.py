@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +123,45 @@ def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path
     spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
     with pytest.raises(ConfigurationError, match=r"a.txt holds bytes that are 0"):
         [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
+
+
+LOCKED = """
+import sys
+from pathlib import Path
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text.tokens.inputs import find_sources
+
+for given in sys.argv[1:]:
+    try:
+        print(len(find_sources([Path(given)])))
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+def test_what_this_user_may_not_read_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    for name in (
+        "file/a.txt",
+        "file/b.txt",
+        "folder/a.txt",
+        "folder/sub/b.txt",
+        "whole/a.txt",
+        "disk/a.txt",
+        "disk/lost+found/b",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(PROSE)
+    locked = [tmp_path / name for name in ("file/b.txt", "folder/sub", "whole", "disk/lost+found")]
+    for path in locked:
+        path.chmod(0)
+    drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []  # root reads all
+    given = [str(tmp_path / name) for name in ("file", "folder", "whole", "disk")]
+    told = subprocess.run(
+        [*drop, sys.executable, "-c", LOCKED, *given], capture_output=True, text=True, check=True
+    ).stdout
+    for path in locked:
+        path.chmod(0o755)
+    assert told.splitlines() == [f"{path} cannot be read: Permission denied." for path in locked[:3]] + ["1"]
 
 
 def test_a_table_among_other_texts_is_read_and_said(tmp_path: Path) -> None:

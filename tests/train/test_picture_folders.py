@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -365,3 +366,12 @@ def test_a_damaged_picture_is_named_whatever_bytes_are_in_its_name(tmp_path: Pat
         read_picture(path)
     assert r"caf\xe9.png" in str(error.value)
     str(error.value).encode()
+
+
+def test_a_picture_that_may_not_be_read_is_not_to_be_removed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigurationError, match=r"000.png cannot be read: Permission denied\.$"):
+        read_picture(data / "red" / "000.png")

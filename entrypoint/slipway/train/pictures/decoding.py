@@ -19,6 +19,8 @@ def read_picture(path: Path) -> torch.Tensor:
         # By its path Pillow maps an uncompressed TIFF into memory, and mixes up the rows of one that EXIF turns by 90 degrees.
         with path.open("rb") as file, Image.open(file) as image:
             picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
+    except PermissionError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "it is in no format that is known" if isinstance(error, UnidentifiedImageError) else error
         told = explain_pointer(path) or f"{path} is no picture that can be read ({reason}). Remove or replace it."

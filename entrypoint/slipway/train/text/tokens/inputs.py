@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import NoReturn
 
 from slipway.options.dataset import nearest_path, seen_from
 from slipway.protocol.mistake import ConfigurationError
@@ -73,34 +74,54 @@ def find_sources(inputs: Sequence[Path], several: bool = False) -> list[Source]:
     """
     sources: list[Source] = []
     for given in inputs:
-        if not given.exists():
-            raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest_path(str(given))}")
-        kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
-        if not paths:
-            raise ConfigurationError(f"{given} is empty; there is no text in it.")
-        if kind == TEXT and all(map(is_table, paths)):
-            raise ConfigurationError(explain_table(paths[0]))
-        if not several:
-            require_one_data_set(given, paths)
-        for path in paths:
-            if path.suffix.lower() in PACKED:
-                raise ConfigurationError(f"{path} is packed; unpack it first.")
-            if kind == PARQUET:
-                require_content(path)
-            else:
-                require_text(path)
-            state, name = path.stat(), path.relative_to(given.parent).as_posix()
-            sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
+        try:
+            sources += sources_in(given, several)
+        except PermissionError as error:
+            raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    return sources
+
+
+def sources_in(given: Path, several: bool) -> list[Source]:
+    """The files that one input means. Raises ConfigurationError, and PermissionError for what this user may not read."""
+    if not given.exists():
+        raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest_path(str(given))}")
+    kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
+    if not paths:
+        raise ConfigurationError(f"{given} is empty; there is no text in it.")
+    if kind == TEXT and all(map(is_table, paths)):
+        raise ConfigurationError(explain_table(paths[0]))
+    if not several:
+        require_one_data_set(given, paths)
+    sources = []
+    for path in paths:
+        if path.suffix.lower() in PACKED:
+            raise ConfigurationError(f"{path} is packed; unpack it first.")
+        if kind == PARQUET:
+            require_content(path)
+        else:
+            require_text(path)
+        state, name = path.stat(), path.relative_to(given.parent).as_posix()
+        sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
     return sources
 
 
 def files_below(path: Path) -> list[Path]:
-    """The file itself, or all in the folder and below, sorted, without those that are hidden or a system's own."""
+    """The file itself, or all in the folder and below, sorted, without those that are hidden or a system's own.
+
+    Raises OSError for a folder that cannot be read.
+    """
     if path.is_file():
         return [path]
-    found = [(file, file.relative_to(path).parts) for file in path.rglob("*") if file.is_file()]
-    shown = [file for file, parts in found if not any(map(is_companion, parts))]
-    return sorted(shown, key=lambda file: file.relative_to(path).as_posix())
+    found: list[Path] = []
+    for folder, inside, names in os.walk(path, onerror=raise_it):
+        inside[:] = [name for name in inside if not is_companion(name)]
+        found += [file for name in names if not is_companion(name) and (file := Path(folder, name)).is_file()]
+    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
+
+
+def raise_it(error: OSError) -> NoReturn:
+    """Raise an error that `os.walk` would pass over."""
+    raise error
 
 
 def count_files(inputs: Sequence[Path]) -> int:
