@@ -1,11 +1,14 @@
 """`slipway plan`: its two forms, and that it fails where `run` would."""
 
+import errno
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from environments import ENROOT_TASKS, PLAIN, TWO_TASKS_PER_NODE
@@ -202,3 +205,39 @@ def test_values_from_the_file_come_last_but_before_defaults(slipway: Slipway) ->
     assert "hunter2" not in answer.out + answer.err
     assert "1 node × 1 CPU process " in slipway("plan", "--env-file", "other.env", "linear").out
     assert "1 node × 2 CPU processes" in slipway("plan", "linear", NPROC_PER_NODE="2").out
+
+
+UNREADABLE = [
+    "run --run-dir theirs/gpt-1 t.py",
+    "plan --run-dir theirs/gpt-1 t.py",
+    "run --resume theirs/gpt-1 t.py",
+    "run --resume auto --runs theirs/runs t.py",
+    "plan --env-file theirs/.env t.py",
+    "run theirs/t.py",
+    "plan theirs/app",
+    "runs --runs theirs/runs",
+    "status --runs theirs/runs",
+    "report theirs/gpt-1",
+    "trace theirs/gpt-1",
+    "eval theirs/gpt-1",
+]
+
+
+@pytest.mark.parametrize("typed", UNREADABLE)
+def test_what_this_user_may_not_look_at_is_one_line_and_78(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    Path("t.py").touch()
+    for name in ("stat", "exists", "is_file", "is_dir", "glob"):
+        known = getattr(Path, name)
+
+        def look(path: Path, *more: Any, known: Any = known, **options: Any) -> Any:
+            if "theirs" in path.parts:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return known(path, *more, **options)
+
+        monkeypatch.setattr(Path, name, look)
+    answer = slipway(*typed.split())
+    assert answer.code == 78
+    said = answer.err.splitlines()[-1]
+    assert re.match(r"slipway: \S*theirs\S* cannot be read by user \d+: Permission denied\. \w.*\.$", said)

@@ -80,7 +80,9 @@ def test_somebody_elses_run_that_may_not_be_read_is_told_without_a_traceback(mon
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", forbid)
-    with pytest.raises(LaunchError, match=r"^theirs/gpt-1 cannot be read by user \d+: Permission denied") as caught:
+    with pytest.raises(
+        LaunchError, match=r"^theirs/gpt-1/run.json cannot be read by user \d+: Permission denied"
+    ) as caught:
         find_run("theirs/gpt-1", Path("runs"))
     assert caught.value.code == CONFIGURATION
 

@@ -24,7 +24,7 @@ from slipway.launch.resolve.misspelt import misspelt
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, Sources, split_env_file
 from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
-from slipway.protocol.errors import LaunchError
+from slipway.protocol.errors import LaunchError, told_if_unreadable
 
 if TYPE_CHECKING:
     from slipway.options import Options
@@ -102,12 +102,14 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     if options.get("standalone"):
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
-    if options.get("env_file") and not path.exists():  # /dev/null and pipes are files, too
+    with told_if_unreadable("Name another file with --env-file."):
+        there, is_file = path.exists(), path.is_file()
+    if options.get("env_file") and not there:  # /dev/null and pipes are files, too
         raise LaunchError(
             f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
         )
     environ = dict(os.environ)
-    env_file, others = split_env_file(path) if options.get("env_file") or path.is_file() else ({}, {})
+    env_file, others = split_env_file(path) if options.get("env_file") or is_file else ({}, {})
     known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
     slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
     sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)

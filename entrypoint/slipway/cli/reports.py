@@ -17,7 +17,7 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
-from slipway.protocol.errors import LaunchError, code_of
+from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
     click.echo(short_path(target.absolute()))
 
 
+@told_if_unreadable("Type this as its owner.")
 def _find_run(name: str, runs: str | None) -> Path:
     """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
     from slipway.train.report import RECORDS

@@ -24,7 +24,7 @@ from slipway.launch.run_directory.listing import list_runs, table_lines
 from slipway.launch.run_directory.odd_files import odd_files, odd_records
 from slipway.launch.run_directory.status import Status, find_run, read_status, status_json, status_lines
 from slipway.options.numbers import Whole
-from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of
+from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import RUN_FILE
 from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import printable
@@ -66,6 +66,7 @@ def mention(lines: Iterable[str]) -> None:
         click.echo(f"slipway: {printable(line)}", err=True)
 
 
+@told_if_unreadable("Type this as its owner.")
 def named_folder(run: str, runs: str | None) -> Path:
     """The same, for what needs a run's files alone: also a folder that the launcher did not make. Raises LaunchError."""
     return Path(run) if Path(run).is_dir() else named_run(run, runs)

@@ -17,7 +17,7 @@ from slipway.launch.attempt.worker_output import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.status import Status, read_status
 from slipway.options.numbers import Whole
-from slipway.protocol.errors import FAILED, LaunchError, code_of
+from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
     CLOCKS_FILE,
     TRACE_FILE,
@@ -55,7 +55,9 @@ def trace(run: str, steps: int, runs: str | None) -> None:
     communication training waited. RUN is a path or a name in the folder of runs, by default the newest; or a folder of traces,
     which is put together again.
     """
-    path = Path(run) if run and (Path(run) / CLOCKS_FILE).is_file() else recorded(named_run(run, runs), steps)
+    with told_if_unreadable("Type this as its owner."):
+        is_trace = run != "" and (Path(run) / CLOCKS_FILE).is_file()
+    path = Path(run) if is_trace else recorded(named_run(run, runs), steps)
     from slipway.launch.trace.merge import merge
 
     for line in tell(merge(path)):

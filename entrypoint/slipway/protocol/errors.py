@@ -3,8 +3,11 @@
 Manifests, sbatch files and documents are tested against `EXITS`; nothing else in the project states a code's meaning.
 """
 
+import contextlib
 import errno
+import os
 import re
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -76,3 +79,18 @@ class LaunchError(Exception):
 def code_of(error: OSError) -> int:
     """The exit code for what the system refuses: a full or broken disk and a limit of processes are the node's fault."""
     return UNHEALTHY if error.errno in {*DISK_ERRORS, errno.EAGAIN} else CONFIGURATION
+
+
+@contextlib.contextmanager
+def told_if_unreadable(remedy: str) -> Iterator[None]:
+    """Raise LaunchError where the system does not let this user look at a file or folder that somebody named; `remedy` says what
+    to type. Also a decorator.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        file = os.fsdecode(error.filename)
+        text = f"{file} cannot be read by user {os.getuid()}: {error.strerror}. {remedy}"
+        raise LaunchError(text, code_of(error)) from None

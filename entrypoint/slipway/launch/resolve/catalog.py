@@ -15,7 +15,7 @@ from typing import Any
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.starters import refuse_starter
-from slipway.protocol.errors import LaunchError
+from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.printable import printable
 
@@ -143,6 +143,7 @@ def is_program(first: str) -> bool:
     return first.startswith("-m") or first in ("--module", "--no-python", "--no_python") or first.endswith(".py")
 
 
+@told_if_unreadable("Give the path of a script that this user can read.")
 def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     """Return the workload that the words after `slipway run` name, and its arguments.
 
@@ -151,7 +152,7 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
-    folder = Path(first, "__main__.py").is_file()  # python FOLDER runs it
+    folder = Path(first).is_dir() and Path(first, "__main__.py").is_file()  # python FOLDER runs it
     if not folder and (refusal := refuse_starter(words)):
         raise LaunchError(refusal)
     start = (*_LEASHED, *_DEFAULT_SIGNALS)

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from slipway.protocol.errors import told_if_unreadable
 from slipway.protocol.files import HEARTBEATS, LOGS, NODE, OUTCOME_FILE, RUN_FILE, why_unreadable
 
 MOST = 5  # lines
 
 
+@told_if_unreadable("Type this as its owner, or name another folder with --runs DIR.")
 def odd_records(runs: Path) -> list[str]:
     """The runs in a folder of runs that count for none, each with the reason."""
     return _told(_unreadable(runs.glob(f"*/{RUN_FILE}")))

@@ -14,7 +14,7 @@ from typing import Any
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.settings import Sources
 from slipway.protocol.durable import unfinished
-from slipway.protocol.errors import LaunchError, code_of
+from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
     CHARTS,
     HANG_FILE,
@@ -49,6 +49,7 @@ from slipway.protocol.files import (
 from slipway.protocol.mistake import did_you_mean
 from slipway.protocol.outcomes import Word
 
+OTHER_RUN = "Choose another with --run-dir, --runs or --resume."
 OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
 
 
@@ -123,6 +124,7 @@ def release(path: Path) -> None:
         path.rmdir()
 
 
+@told_if_unreadable(OTHER_RUN)
 def choose_run(
     plan: Plan,
     sources: Sources,
@@ -168,6 +170,7 @@ def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
     return dataclasses.replace(run, path=path, attempt=_attempt_of(plan, path, {}))
 
 
+@told_if_unreadable(OTHER_RUN)
 def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     """Where the settings, the job and the time put a run; for nodes other than 0 that is a guess until node 0 says."""
     resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")

@@ -1,6 +1,5 @@
 """What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lo
 from slipway.launch.verdict.block import ENDINGS, stack_lines, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
-from slipway.protocol.errors import LaunchError
+from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import (
     HANG_FILE,
     HEARTBEATS,
@@ -81,6 +80,7 @@ class Status:
         return bool(self.holders)
 
 
+@told_if_unreadable("Type this as its owner.")
 def find_run(name: str, runs: Path) -> Path:
     """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
 
@@ -101,12 +101,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    try:
-        return (path / RUN_FILE).is_file() or bool(find_lock_files(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
-    except PermissionError as error:
-        raise LaunchError(
-            f"{path} cannot be read by user {os.getuid()}: {error.strerror}. Type this as its owner."
-        ) from None
+    return (path / RUN_FILE).is_file() or bool(find_lock_files(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
 
 
 def sleep(seconds: float) -> bool:
