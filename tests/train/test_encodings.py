@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from pyarrow import ipc
+from pyarrow import ipc, parquet
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.checkpoints import INCLUDE, read_checkpoint_config, read_weights
@@ -123,6 +123,45 @@ def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path
     spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
     with pytest.raises(ConfigurationError, match=r"a.txt holds bytes that are 0"):
         [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
+
+
+def write_documents(path: Path, texts: list[str]) -> None:
+    """JSON lines or parquet."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    else:
+        parquet.write_table(pyarrow.table({"text": texts}), path)
+
+
+def read_all(path: Path, zero_ends: bool) -> list[str]:
+    """The texts in a file."""
+    sources = find_sources([path])
+    spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
+    return [chunk.text for span in spans for chunk in read_chunks(sources, span, "text", 0.0, zero_ends)]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("text", "zero_ends", "refused"),
+    [
+        ("sea\0wind", True, True),
+        ("sea\0wind", False, False),  # to other tokenizers it is a character like others
+        ("sea wind".encode("utf-16le").decode("latin1"), False, True),
+    ],
+)
+def test_a_document_with_the_character_0_is_refused_where_it_would_end_there(
+    tmp_path: Path, suffix: str, text: str, zero_ends: bool, refused: bool
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    write_documents(path, ["calm", text])
+    if not refused:
+        assert read_all(path, zero_ends) == ["calm", text]
+        return
+    with pytest.raises(ConfigurationError, match=r"'text' holds the character 0, .* Take it out: ") as error:
+        read_all(path, zero_ends)
+    command = str(error.value).partition("Take it out: ")[2].replace("python ", f"{sys.executable} ", 1)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert read_all(tmp_path / f"NEW.{suffix}", zero_ends) == ["calm", text.replace("\0", "")]
 
 
 LOCKED = """

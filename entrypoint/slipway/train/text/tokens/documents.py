@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.text.encodings import explain_nul
+from slipway.train.text.encodings import explain_nul, guess_wide
 from slipway.train.text.files import is_validation
 from slipway.train.text.tokens.borders import border
 from slipway.train.text.tokens.inputs import LINES, TEXT, TRAIN, VALIDATION, Source, Span, unknown_column
@@ -28,8 +28,10 @@ class Chunk:
     ends: bool = True
 
 
-def read_chunks(sources: Sequence[Source], span: Span, column: str, share: float) -> Iterator[Chunk]:
-    """The text of a span, in order, without documents that are empty.
+def read_chunks(
+    sources: Sequence[Source], span: Span, column: str, share: float, zero_ends: bool = False
+) -> Iterator[Chunk]:
+    """The text of a span, in order, without documents that are empty. `zero_ends`: the tokenizer ends documents by byte 0.
 
     Raises ConfigurationError naming the place of what is no text, OSError where the file cannot be read.
     """
@@ -40,6 +42,8 @@ def read_chunks(sources: Sequence[Source], span: Span, column: str, share: float
     read = read_json_lines if source.kind == LINES else read_rows
     for text in read(source, span, column):
         if text:
+            if "\0" in text and (zero_ends or guess_wide(text.encode())):
+                raise ConfigurationError(explain_zero(source, column))
             yield Chunk(text, span.part or (VALIDATION if is_validation(text, share) else TRAIN))
 
 
@@ -96,6 +100,24 @@ def text_in_line(line: bytes, column: str) -> str | None:
         raise ValueError(f"{column!r} is {json.dumps(text)[:40]}, not text; type another --column.")
     # JSON can spell half a character, which no text in UTF-8 holds.
     return text.encode(errors="replace").decode() if text else text
+
+
+def explain_zero(source: Source, column: str) -> str:
+    """What is wrong with a document of JSON lines or parquet that holds the character 0, and what to do."""
+    path = Path(source.path)
+    if source.kind == LINES:
+        command = f"sed 's/\\\\u0000//g' {shlex.quote(path.name)} > NEW{path.suffix}"
+    else:
+        name = json.dumps(column)
+        command = (
+            "python -c 'import pyarrow.compute as c, pyarrow.parquet as p; "
+            f"d = p.read_table({json.dumps(path.name)}); p.write_table(d.set_column(d.column_names.index({name}), {name}, "
+            f'c.replace_substring(d[{name}], "\\0", "")), "NEW.parquet")\''
+        )
+    return (
+        f"{path}: {column!r} holds the character 0, which texts do not hold; in tokens that are bytes it ends a document. Take "
+        f"it out: {command}"
+    )
 
 
 def number_of(path: Path, place: int) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from slipway.protocol.durable import replace_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.coverage import Coverage
-from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
+from slipway.train.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 from slipway.train.text.tokens.documents import Chunk, read_chunks
 from slipway.train.text.tokens.folder import DTYPES
 from slipway.train.text.tokens.inputs import TRAIN, VALIDATION, Source, Span
@@ -124,7 +124,10 @@ def tokenise(folder: Path, plan: PiecePlan, number: int, tokenizer: Tokenizer, t
     coverage = Coverage()
     try:
         spans = plan.pieces[number]
-        chunks = (chunk for span in spans for chunk in read_chunks(plan.sources, span, plan.column, plan.share))
+        zero_ends = plan.tokenizer == BYTES
+        chunks = (
+            chunk for span in spans for chunk in read_chunks(plan.sources, span, plan.column, plan.share, zero_ends)
+        )
         for batch in batches(chunks):
             texts = [chunk.text for chunk in batch]
             encoded = tokenizer.encode_all(texts)
