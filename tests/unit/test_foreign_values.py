@@ -167,6 +167,14 @@ def test_interfaces_are_looked_for_as_the_library_does(backend: str, own: bool, 
     assert problem.endswith(f"This node has eth0, eth1, ibs10, lo. Set {variable} to one of them, or unset it.")
 
 
+@pytest.mark.parametrize(("processes", "warned"), [("1", False), ("2", True)])
+def test_a_script_in_one_process_may_need_no_interface(slipway: Slipway, processes: str, warned: bool) -> None:
+    Path("t.py").touch()
+    planned = slipway("plan", "--nproc-per-node", processes, "t.py", GLOO_SOCKET_IFNAME="no-such0")
+    assert planned.code == 0
+    assert ("warning: `slipway run` ends with 78" in planned.out) == warned
+
+
 def test_the_plan_warns_of_an_interface_that_is_not_there_and_run_refuses_it(slipway: Slipway) -> None:
     planned = slipway("plan", "linear", GLOO_SOCKET_IFNAME="no-such0")
     assert planned.code == 0
