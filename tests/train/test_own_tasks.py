@@ -260,6 +260,12 @@ def suited(count: int, *typed: object) -> tuple[object, ...]:
     return options.batch_size, options.epochs, options.steps, options.warmup, round(options.lr, 6)
 
 
+def test_only_what_is_adapted_is_said_to_be() -> None:
+    options = suit_to_count(parse(VisionOptions, ["--dataset", "folder:."]), 50_000)
+    assert (options.warmup, options.batch_size) == (156, 128)
+    assert [name for name, source in options.sources.items() if source == "for 50,000 pictures"] == ["warmup"]
+
+
 @pytest.mark.parametrize(
     ("count", "typed", "values"),
     [

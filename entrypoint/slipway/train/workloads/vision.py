@@ -95,6 +95,7 @@ def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
     steps = options.steps or new.get("epochs", options.epochs or 1) * math.ceil(count / size)
     if "warmup" not in typed:
         new["warmup"] = min(options.warmup, steps // 10)
+    new = {name: value for name, value in new.items() if value != getattr(options, name)}
     return replace(options, **new, sources={**options.sources, **dict.fromkeys(new, f"for {count:,} pictures")})
 
 
