@@ -68,3 +68,10 @@ def test_an_error_is_folded_but_what_to_type_stays_in_one_row() -> None:
     assert all(len(row) <= 60 and row.startswith("         word") for row in rows[1:-2])
     assert fold_error("slipway: ", "short. Type: slipway run", 60) == "slipway: short. Type: slipway run"
     assert all(len(row) <= 60 for row in fold_error("slipway: ", "word " * 30, 60).split("\n"))
+
+
+@pytest.mark.parametrize("columns", [-1, 0, 1, 9])
+def test_a_terminal_too_narrow_for_words_gets_them_all(columns: int) -> None:
+    assert fold_error("slipway: ", "There is none. Type: slipway run", columns).split() == [
+        "slipway:", "There", "is", "none.", "Type:", "slipway", "run",
+    ]  # fmt: skip

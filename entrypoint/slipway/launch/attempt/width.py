@@ -38,7 +38,7 @@ def fold(prefix: str, text: str, columns: int) -> str:
     if len(prefix) + len(text) <= columns:
         return prefix + text
     rows = textwrap.wrap(
-        text, columns, initial_indent=prefix, subsequent_indent=" " * len(prefix),
+        text, max(columns, 1), initial_indent=prefix, subsequent_indent=" " * len(prefix),
         replace_whitespace=False, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return "\n".join(rows) if rows else prefix + text
