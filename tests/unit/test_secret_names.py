@@ -6,6 +6,10 @@ from slipway.protocol.secret_names import names_secret
 
 # What detect-secrets' keyword rule, gitleaks' generic rule and the services' own documentation call a secret.
 SECRET = [
+    "HOME_ASSISTANT_TOKEN",
+    "CI_TRIGGER_TOKEN",
+    "EMBEDDING_KEY",
+    "USER_KEY",
     "password",
     "passwd",
     "pass",
@@ -139,6 +143,27 @@ SECRET = [
 ]
 
 PLAIN = [
+    "--prompt_key",
+    "data.prompt_key",
+    "chosen_key",
+    "rejected-key",
+    "--csv-caption-key",
+    "csv_img_key",
+    "answer_key",
+    "reward_fn_key",
+    "messages_key",
+    "instruction_key",
+    "obs_key",
+    "ckpt_key",
+    "early_stopping_key",
+    "eod_token",
+    "think_token",
+    "placeholder_token",
+    "initializer_token",
+    "fim_prefix_token",
+    "fim_middle_token",
+    "low_pass",
+    "num_pass",
     "PATH",
     "PWD",
     "OLDPWD",

@@ -28,16 +28,22 @@ _ABOUT = re.compile(
 # A word before it that makes it a word of another trade: of language models, tables, caches and compilers.
 _BEFORE = {
     "token": re.compile(
-        "added|additional|begin|bos|class|cls|completion|cost|count|decoder|dist|draft|end|eos|eot|fim|first|forced|image|input"
-        "|last|mask|max|min|ms|n|new|next|num|output|pad|padding|per|prev|prompt|register|sentinel|sep|special|start|stop|text"
-        "|total|train|unk|unknown|video"
+        "added|additional|answer|begin|boi|bos|class|cls|completion|cost|count|decoder|dist|draft|end|eod|eoi|eom|eos|eot"
+        "|fim|first|forced|image|initializer|input|last|mask|max|middle|min|modifier|ms|n|new|newline|next|num|output|pad|padding"
+        "|per|placeholder|prefix|prev|prompt|register|reward|sentinel|sep|special|start|stop|suffix|text|think|total"
+        "|train|unk|unknown|video|word"
     ),
     "key": re.compile(
-        "attention|cache|column|data|dict|dictionary|duplicate|extra|feature|foreign|group|host|hot|id|image|index|input|item|join"
-        "|json|label|lookup|map|mask|metric|missing|monitor|next|output|partition|primary|prng|public|query|random|rng|routing|row"
-        "|sort|state|target|text|unexpected"
+        "action|answer|attention|audio|best|cache|caption|checkpoint|chosen|ckpt|column|context|conversation|data"
+        "|dataset|dict|dictionary|dropout|duplicate|episode|eval|extra|feature|fn|foreign|group|host|hot|id|image|img|index"
+        "|input|instruction|item|join|json|label|latent|length|lookup|loss|map|mask|messages?|metric|missing|monitor|next|obs"
+        "|observation|optim|output|param|partition|primary|prng|prompt|public|query|question|random|rejected|response|reward|rng|role"
+        "|routing|row|score|shard|sort|split|src|state|stopping|target|text|tgt|time|timestamp|tokens|train|unexpected|val|video"
+        "|weight"
     ),
-    "pass": re.compile("all|backward|by|first|forward|last|multi|next|no|one|second|single|test|two"),
+    "pass": re.compile(
+        "all|backward|band|by|first|forward|high|last|low|multi|n|next|no|num|one|second|single|test|two"
+    ),
 }
 _EXACT = {"slipway_notify": True, "pwd": False, "oldpwd": False, "old_pwd": False}  # a webhook; folders
 _BOUNDARY = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
