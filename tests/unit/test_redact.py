@@ -15,6 +15,7 @@ from slipway.protocol.redact import (
     SHORTEST,
     make_redactor,
     redact_json,
+    redact_words,
     secret_arguments,
     secret_values,
 )
@@ -186,6 +187,12 @@ def test_a_value_within_a_secret_of_a_known_form_leaves_no_rest_of_it(value: str
 def test_which_variables_hold_secrets() -> None:
     environ = {"HF_TOKEN": "hunter2", "TOKENIZERS_PARALLELISM": "false", "PIN_SECRET": "", "PATH": "/bin"}
     assert secret_values(environ, {"WANDB_API_KEY": "hunter3"}) == {"HF_TOKEN": "hunter2", "WANDB_API_KEY": "hunter3"}
+
+
+@pytest.mark.parametrize("value", ["True", "false", "None", "auto"])
+def test_a_switch_with_a_secrets_name_leaves_the_other_switches_alone(value: str) -> None:
+    assert secret_arguments(["--use_auth_token", value, f"hub.token={value}"]) == []
+    assert redact_words(["--use_auth_token", value, "--bf16", value])[2:] == ["--bf16", value]
 
 
 def test_which_arguments_are_secrets() -> None:

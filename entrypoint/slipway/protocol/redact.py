@@ -58,7 +58,7 @@ def secret_arguments(words: Sequence[object]) -> list[str]:
             values.append(str(word))
         elif value and names_secret(name):
             values.append(value)
-    return values
+    return [value for value in values if value.lower() not in HARMLESS]
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
