@@ -18,7 +18,7 @@ from pyarrow import ipc, parquet
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.checkpoints import INCLUDE, read_checkpoint_config, read_weights
-from slipway.train.text.encodings import guess_wide
+from slipway.train.text.encodings import explain_table, guess_wide
 from slipway.train.text.tokenizer import open_tokenizer
 from slipway.train.text.tokens.documents import read_chunks
 from slipway.train.text.tokens.inputs import find_sources, plan_pieces
@@ -123,6 +123,15 @@ def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path
     spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
     with pytest.raises(ConfigurationError, match=r"a.txt holds bytes that are 0"):
         [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
+
+
+@pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t"), ("psv", "|")])
+def test_the_command_for_a_table_makes_parquet_of_it(tmp_path: Path, suffix: str, between: str) -> None:
+    (tmp_path / f"a.{suffix}").write_text(f'id{between}text\n1{between}"sea\nand wind"\n')
+    command = explain_table(tmp_path / f"a.{suffix}").partition("Write parquet: ")[2].partition(", and type")[0]
+    command = command.replace("python ", f"{sys.executable} ", 1)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert parquet.read_table(tmp_path / "data.parquet").to_pydict() == {"id": [1], "text": ["sea\nand wind"]}
 
 
 def write_documents(path: Path, texts: list[str]) -> None:

@@ -16,7 +16,7 @@ from slipway.cli.data import data
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.coverage import Coverage, judge_coverage
+from slipway.train.text.coverage import Coverage, CoverageCounter, judge_coverage
 from slipway.train.text.tokenizer import FileTokenizer, open_tokenizer
 from slipway.train.text.tokens.folder import MANIFEST, read_folder
 from slipway.train.worker.context import outside_job
@@ -113,6 +113,17 @@ def test_characters_without_a_token_are_counted(
     for texts in ([text], ["sea", text]):
         counted = tokenizer.count_unknown(texts, tokenizer.encode_all(texts))
         assert counted == (coverage if texts == [text] else coverage + Coverage(3, 0))
+
+
+def test_only_texts_in_which_something_is_unknown_are_looked_at_closely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = letters_and_unknown(tmp_path)
+    texts = ["sea", "seat", "seas", "a sea"]
+    tokens, closely = tokenizer.encode_all(texts), []
+    monkeypatch.setattr(CoverageCounter, "_count_lost", lambda _, given: closely.extend(given) or [])
+    tokenizer.count_unknown(texts, tokens)
+    assert closely == ["seat"]
 
 
 def test_a_tokenizer_that_refuses_unknown_words_is_named(tmp_path: Path) -> None:

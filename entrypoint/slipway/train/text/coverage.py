@@ -58,10 +58,13 @@ class CoverageCounter:
         codes = counts.nonzero()[0]
         self._learn(codes)
         characters = int(sum(counts[code] for code in codes.tolist() if not self._blank[code]))
-        sound = all(self._known[code] for code in codes.tolist())
-        if sound and not any((one == self._unknown).any() for one in tokens):
-            return Coverage(characters)
-        return Coverage(characters, sum(self._count_lost(texts)))
+        odd = {chr(code) for code in codes.tolist() if not self._known[code]}
+        doubtful = [
+            text
+            for text, one in zip(texts, tokens, strict=True)
+            if (one == self._unknown).any() or not odd.isdisjoint(text)
+        ]
+        return Coverage(characters, sum(self._count_lost(doubtful)))
 
     def _count_lost(self, texts: Sequence[str]) -> Iterator[int]:
         """How many characters of each text are unknown, blanks aside."""

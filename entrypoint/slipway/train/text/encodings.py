@@ -34,7 +34,7 @@ FORMATS = (
     (b"\x93NUMPY", "an array of numpy, not text. Prepare the text itself: slipway data prepare INPUT --out DIR"),
     (b"GGUF\2\0", WEIGHTS), (b"GGUF\3\0", WEIGHTS),
 )  # fmt: skip
-TABLES = frozenset({".csv", ".tsv", ".psv"})
+TABLES = {".csv": ",", ".tsv": "\\t", ".psv": "|"}  # what stands between two values, as Python writes it
 SUFFIXES = {".arrow": ARROW, ".feather": ARROW}
 
 
@@ -100,6 +100,7 @@ def explain_table(path: Path) -> str:
     name = shlex.quote(path.name)
     return (
         f"{path} is a table: as text its commas, quotes and other columns would be trained on, too. Write parquet: python -c "
-        f'\'from pyarrow import csv, parquet; parquet.write_table(csv.read_csv("{path.name}"), "data.parquet")\', and type '
+        f'\'from pyarrow import csv, parquet; parquet.write_table(csv.read_csv("{path.name}", parse_options=csv.ParseOptions('
+        f'delimiter="{TABLES[path.suffix.lower()]}", newlines_in_values=True)), "data.parquet")\', and type '
         f"--column with the column that holds the text; or, to train on all of it: cp {name} {name}.txt"
     )
