@@ -50,13 +50,16 @@ def _not_a_host(host: str) -> str:
     """What a text is that is no host, and what to write instead; empty for a name or an IPv4 address."""
     if not host:
         return "it is blank. Give the name or address of node 0"
-    if len(several := re.split(r"[\s,;]+", host)) > 1:
+    if len(several := re.findall(r"[^\s,;]+", host)) > 1:
         return f"these are {len(several)} addresses. Give the one of node 0 that the others reach, {several[0]} for example"
-    if url := re.match(r"\w+://([^/:@]*)", host):
-        return f"it is a URL. Give the host alone{f', {url[1]}' if url[1] else ''}, and the port as MASTER_PORT"
+    if url := re.match(r"\w+://(?:\[([^\[\]@]*)\]|([^/:@\[\]]*)(?=[/:]|$))?", host):
+        alone = url[1] or url[2]
+        return f"it is a URL. Give the host alone{f', {alone}' if alone else ''}, and the port as MASTER_PORT"
     if port := re.fullmatch(r"(\[[^\[\]]+\]|[^:\[\]]+):([0-9]+)", host):
         return f"it has a port in it. Set MASTER_ADDR={port[1]} and MASTER_PORT={port[2]}"
-    if ":" in host:
+    if host.find(":") == len(host) - 1:
+        return "it ends with a colon. Give the name or address of node 0 alone"
+    if host.count(":") > 1:
         return "it is no IPv6 address. Give the name or address of node 0"
     if re.fullmatch(r"[0-9.]+", host):
         return "" if _is_ipv4(host) else "it is no IPv4 address, which has four numbers from 0 to 255"
