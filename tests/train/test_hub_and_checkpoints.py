@@ -79,11 +79,14 @@ def test_data_sets_that_are_named_are_read_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"ALL_PROXY": "socks5://u:secret@127.0.0.1:9"}, "ALL_PROXY names a proxy of the kind socks5,"),
-        ({"https_proxy": "socks4://h:1", "http_proxy": "http://h:2"}, "https_proxy names a proxy of the kind socks4,"),
-        ({"all_proxy": "socks5h://h", "HTTPS_PROXY": "socks5h://h"}, "HTTPS_PROXY and all_proxy name a proxy"),
-        ({"ALL_PROXY": "proxy.example:3128"}, "ALL_PROXY names a proxy of the kind no known,"),
-        ({}, "The proxy's settings names a proxy"),
+        ({"ALL_PROXY": "socks5://u:secret@127.0.0.1:9"}, "The proxy in ALL_PROXY (socks5) cannot"),
+        ({"https_proxy": "socks4://h:1", "http_proxy": "http://h:2"}, "The proxy in https_proxy (socks4) cannot"),
+        (
+            {"all_proxy": "socks5h://h", "HTTPS_PROXY": "socks5h://h"},
+            "The proxy in HTTPS_PROXY and all_proxy (socks5h) cannot",
+        ),
+        ({"ALL_PROXY": "proxy.example:3128"}, "The proxy in ALL_PROXY cannot"),
+        ({}, "The proxy in the system's settings cannot"),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(environ: dict[str, str], told: str) -> None:
@@ -101,7 +104,7 @@ def test_the_library_with_such_a_proxy_ends_in_a_sentence(address: str, monkeypa
         Client()
     explained = explain_failure(error.value, "acme/tiny", None, "model")
     assert isinstance(explained, ConfigurationError)
-    assert str(explained).startswith(f"ALL_PROXY names a proxy of the kind {address.partition(':')[0]},")
+    assert str(explained).startswith(f"The proxy in ALL_PROXY ({address.partition(':')[0]}) cannot")
 
 
 def test_a_cache_that_is_only_read_is_named_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,10 @@ def explain_proxy(environ: Mapping[str, str]) -> str:
     known = [name for name in environ if name.lower() in PROXIES and environ[name]]
     odd = [name for name in known if environ[name].partition("://")[0].lower() not in ("http", "https")]
     schemes = {environ[name].partition("://")[0] for name in odd if "://" in environ[name]}
-    named, kind = " and ".join(sorted(odd or known)) or "The proxy's settings", "/".join(sorted(schemes)) or "no known"
+    named, kind = " and ".join(sorted(odd or known)) or "the system's settings", ", ".join(sorted(schemes))
     return (
-        f"{named} name{'' if len(odd or known) > 1 else 's'} a proxy of the kind {kind}, which cannot be used here. Name one "
-        "that begins with http://, or unset it. For SOCKS (socks5://) the package socksio is needed: pip install socksio"
+        f"The proxy in {named}{f' ({kind})' if kind else ''} cannot be used. Name one that begins with http://, or unset the "
+        "variable. For SOCKS (socks5://) install the package socksio: pip install socksio"
     )
 
 

@@ -42,5 +42,5 @@ def require_own_parameters(task: Task) -> None:
         raise ConfigurationError(
             f"The optimizer of {task.name} trains {len(others)} parameter{'s' if len(others) > 1 else ''} outside the model: "
             f"{', '.join(others[:4])}. Nothing would average them over the processes or save them. Make them a part of the "
-            "model: self.weigh = nn.Parameter(…) in a module that holds both, whose forward returns what the loss needs."
+            "model: self.scale = nn.Parameter(…) in a module that holds both, whose forward returns what the loss needs."
         )
