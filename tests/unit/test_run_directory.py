@@ -195,6 +195,14 @@ def test_processes_that_nothing_names_a_job_for_have_to_be_told_the_folder(
     assert choose(environ=environ, run_dir="mine").path == tmp_path / "mine"
 
 
+def test_a_process_that_is_the_only_one_agrees_with_nobody(tmp_path: Path) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as many shells and notebooks have them
+    launchers = [start(alone), start(alone)]
+    first, second = map(next, launchers)
+    assert first.parent == tmp_path / "runs"
+    assert second.name == f"{first.name}-2"
+
+
 @pytest.mark.parametrize("given", ["mine", "deep/mine", "/tmp/mine-that-is-absent"])
 def test_a_folder_that_was_given_is_taken(tmp_path: Path, given: str) -> None:
     assert choose(run_dir=given, environ=BARE_SRUN).path == tmp_path / given

@@ -148,16 +148,21 @@ def choose_run(
             _refuse_finished(run.path, plan)
     elif run.own:
         pass  # it begins once more where it began at first
-    elif sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
+    elif sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         _refuse_used(run.path, plan)
     if not run.own and plan.workload.own and plan.topology.nodes == 1:
         _require_snapshot(run, sources)
     return _take_new(run, plan, take) if _is_unnamed(run, plan, sources) else run
 
 
+def _among_others(plan: Plan) -> bool:
+    """Whether launchers that agree with nobody use one folder: those of a job with one for each process."""
+    return plan.topology.process is not None and plan.topology.world_size > 1
+
+
 def _is_unnamed(run: Run, plan: Plan, sources: Sources) -> bool:
     """Whether it is a new run whose folder nobody named, and no other launcher looks for."""
-    if run.own or sources.value("SLIPWAY_RUN_DIR") or plan.topology.process:
+    if run.own or sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         return False
     return run.resume != "auto" or not (plan.topology.job or (run.path / RUN_FILE).exists())
 
@@ -179,7 +184,7 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         path = Path(given).absolute()
     elif plan.topology.job:
         path = runs / _safe(f"{plan.workload.name}-{plan.topology.job}")
-    elif plan.topology.process:
+    elif _among_others(plan):
         raise LaunchError(
             "With one launcher per process, and without a scheduler that names the job, the processes cannot agree on a "
             "run directory. Name it: --run-dir DIR."
@@ -252,7 +257,7 @@ def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
 
 def _refuse_used(path: Path, plan: Plan) -> None:
     """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
-    used = (path / RUN_FILE).exists() if plan.topology.process else path.is_dir() and any(path.iterdir())
+    used = (path / RUN_FILE).exists() if _among_others(plan) else path.is_dir() and any(path.iterdir())
     if used and plan.topology.rank == 0:
         raise NoNewRunError(
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
