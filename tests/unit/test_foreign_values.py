@@ -132,7 +132,7 @@ def test_a_single_node_needs_no_port_and_names_the_one_of_a_service_that_it_igno
 def test_an_option_without_a_value_is_said_to_be_empty(slipway: Slipway, option: str, command: str) -> None:
     answer = slipway(command, f"{option}=", "linear")
     assert answer.code == 78
-    assert f"{option}: the value is empty. A shell leaves nothing of a variable that is not set" in answer.err
+    assert f"{option}: the value is empty. A shell variable that is not set leaves nothing." in answer.err
 
 
 HERE = ("lo", "eth0", "eth1", "ibs10")

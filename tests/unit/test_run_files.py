@@ -113,9 +113,9 @@ def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal
     told = slipway("status", "--runs", str(tmp_path / "runs"))
     assert told.code == 0, told.err
     for passed in (
-        f"{odd}/run.json is passed over: is not a regular file",
-        f"{run}/node-0/logs/rank-1.log is passed over: is not a regular file",
-        f"{run}/node-0/ranks.json is passed over: is no JSON object",
+        f"{odd}/run.json is passed over: it is not a regular file",
+        f"{run}/node-0/logs/rank-1.log is passed over: it is not a regular file",
+        f"{run}/node-0/ranks.json is passed over: it is no JSON object",
     ):
         assert f"slipway: {passed}" in told.err
     assert "\x1b" not in told.out + told.err

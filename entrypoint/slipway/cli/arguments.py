@@ -96,8 +96,8 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     given = {name: str(value) for name, value in options.items() if name in names and value is not None}
     if empty := next((BY_NAME[name] for name, value in given.items() if not value), None):
         raise LaunchError(
-            f"{empty.option}: the value is empty. A shell leaves nothing of a variable that is not set; give a value "
-            f"({empty.metavar}), or leave the option out for {defaults.get(empty.name) or empty.default or 'none'}."
+            f"{empty.option}: the value is empty. A shell variable that is not set leaves nothing. Give a value "
+            f"({empty.metavar}), or leave the option out (default: {defaults.get(empty.name) or empty.default or 'none'})."
         )
     if options.get("standalone"):
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}

@@ -41,5 +41,5 @@ def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _told(odd: Iterable[tuple[Path, str]]) -> list[str]:
-    lines = sorted(f"{file} is passed over: {why}" for file, why in odd)
+    lines = sorted(f"{file} is passed over: {'it ' if why.startswith('is ') else ''}{why}" for file, why in odd)
     return lines[:MOST] + [f"and {len(lines) - MOST} more are passed over"] * (len(lines) > MOST)
