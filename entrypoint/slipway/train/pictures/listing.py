@@ -58,12 +58,10 @@ class LeftOut:
 
     def lines(self) -> list[str]:
         """A phrase for each reason."""
-        suffixes = Counter(Path(name).suffix.lower() or "no suffix" for name in self.others)
-        told = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(SHOWN))
         reasons = (
             (self.companions, "hidden or a system's own"),
             (self.dangling, "links that lead nowhere or in a circle"),
-            (self.others, f"with a suffix that is not read: {told}"),
+            (self.others, f"with a suffix that is not read: {suffixes(self.others)}"),
             (self.outside, "outside the folders of classes"),
             (self.parts, "beside the folders for training and evaluation"),
         )
@@ -137,8 +135,7 @@ def list_classes(
         others = len(left.others)
         found[name] = sorted(walk(root, name, left, beat))
         if not found[name] and not allow_empty:
-            kinds = Counter(Path(other).suffix.lower() or "no suffix" for other in left.others[others:])
-            held = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(SHOWN)) or "nothing"
+            held = suffixes(left.others[others:]) or "nothing"
             raise ConfigurationError(
                 f"{root / name} holds no picture of its class; it holds {held}. These are read: "
                 f"{' '.join(SUFFIXES)}. Convert its files, or remove the folder."
@@ -239,6 +236,12 @@ def described(files: Files, left: LeftOut) -> str:
         if none := [name for at, name in enumerate(files.classes) if not counts[place][at]]:
             text += f"; no picture is {what} of {len(none):,}: {listed(none)}"
     return text + (f"; left out: {', '.join(told)}" if (told := left.lines()) else "")
+
+
+def suffixes(names: Sequence[str]) -> str:
+    """How many names have which suffix: `2 .heic, 1 no suffix`."""
+    counts = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(SHOWN))
 
 
 def listed(names: Sequence[str]) -> str:
