@@ -219,6 +219,13 @@ def test_a_table_among_other_texts_is_read_and_said(tmp_path: Path) -> None:
     assert said.endswith(f"1 of them tables, which are read as plain text ({tmp_path.name}/a.csv)")
 
 
+def test_a_list_of_tables_says_that_there_are_more(tmp_path: Path) -> None:
+    for number in range(13):
+        (tmp_path / f"{number:02}.csv").write_text("id,text\n1,sea\n")
+    (tmp_path / "b.md").write_text(PROSE)
+    assert described_sources(find_sources([tmp_path])).endswith("/11.csv, …)")
+
+
 # Checkpoints
 
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 256}

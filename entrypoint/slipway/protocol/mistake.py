@@ -1,6 +1,6 @@
 """Errors of which the message says it all: no traceback is printed. And what somebody who mistyped a name may have meant."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PrintableError(Exception):
@@ -22,6 +22,11 @@ class ExplainedError(PrintableError):
 def printable(text: object) -> str:
     """A path or name in which bytes that are not UTF-8 are spelt out (`caf\\xe9.png`): those cannot be printed."""
     return str(text).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """The first `most` names, printable, and a sign that there are more."""
+    return ", ".join(map(printable, names[:most])) + (", …" if len(names) > most else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

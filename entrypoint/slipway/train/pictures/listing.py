@@ -18,7 +18,7 @@ from pathlib import Path
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from slipway.options.vision import BY_NAME
-from slipway.protocol.mistake import ConfigurationError, printable
+from slipway.protocol.mistake import ConfigurationError, listed, printable
 from slipway.train.pictures.earlier import Files, list_by_name
 from slipway.train.placeholders import LARGEST, is_companion, require_content
 from slipway.train.text.files import VALIDATION_SHARE
@@ -65,7 +65,7 @@ class LeftOut:
             (self.outside, "outside the folders of classes"),
             (self.parts, "beside the folders for training and evaluation"),
         )
-        return [f"{len(names):,} {reason} ({listed(names)})" for names, reason in reasons if names]
+        return [f"{len(names):,} {reason} ({listed(names, SHOWN)})" for names, reason in reasons if names]
 
 
 def list_files(root: Path, split: str, beat: Callable[[], None] = lambda: None) -> tuple[Files, LeftOut]:
@@ -115,7 +115,7 @@ def find_parts(root: Path, folders: Sequence[str]) -> tuple[str | None, str | No
     if holds_pictures(root / train) or (not inside and judge is None):
         if all(name.lower() in (*TRAIN, *JUDGE) for name in folders):
             raise ConfigurationError(
-                f"{root} holds no folders of classes: pictures lie in {listed(folders)} directly. {LAYOUT}."
+                f"{root} holds no folders of classes: pictures lie in {listed(folders, SHOWN)} directly. {LAYOUT}."
             )
         return None, None
     if judge is None:
@@ -234,7 +234,7 @@ def described(files: Files, left: LeftOut) -> str:
     )
     for place, what in ((0, "trained on"), (1, "judged by")):
         if none := [name for at, name in enumerate(files.classes) if not counts[place][at]]:
-            text += f"; no picture is {what} of {len(none):,}: {listed(none)}"
+            text += f"; no picture is {what} of {len(none):,}: {listed(none, SHOWN)}"
     return text + (f"; left out: {', '.join(told)}" if (told := left.lines()) else "")
 
 
@@ -242,11 +242,6 @@ def suffixes(names: Sequence[str]) -> str:
     """How many names have which suffix: `2 .heic, 1 no suffix`."""
     counts = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
     return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(SHOWN))
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and a sign that there are more."""
-    return ", ".join(map(printable, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
 
 
 def scan(folder: Path) -> list[os.DirEntry[str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slipway.options.dataset import nearest_path, seen_from
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, listed
 from slipway.train.placeholders import is_companion, require_content
 from slipway.train.text.encodings import explain_table, is_table, require_text
 from slipway.train.text.tokens.borders import border
@@ -177,7 +177,7 @@ def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
     found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
     if len(found) > 1:
         raise ConfigurationError(
-            f"{given} holds {len(found)} data sets, each with its own parts: {', '.join(found[:SHOWN])}. One may train on what "
+            f"{given} holds {len(found)} data sets, each with its own parts: {listed(found, SHOWN)}. One may train on what "
             f"another is judged by. Type one of them, such as file:{given / found[0]} (of the Hub hub:OWNER/NAME/{found[0]}), "
             "or name all that you mean: slipway data prepare "
             f"{' '.join(shlex.quote(str(given / name)) for name in found[:2])} … --out DIR"
@@ -265,5 +265,4 @@ def row_groups(source: Source, column: str) -> list[int]:
 
 def unknown_column(place: str, column: str, existing: Sequence[str]) -> str:
     """The message for a column that is not there."""
-    shown = ", ".join(map(str, existing[:SHOWN])) + (", …" if len(existing) > SHOWN else "")
-    return f"{place} has no {column!r}; it has {shown or 'nothing'}. Type --column NAME."
+    return f"{place} has no {column!r}; it has {listed(existing, SHOWN) or 'nothing'}. Type --column NAME."

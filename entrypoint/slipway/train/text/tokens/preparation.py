@@ -17,7 +17,7 @@ from typing import Any
 from slipway.options.dataset import MANIFEST
 from slipway.options.dataset import VALIDATION as SHARE
 from slipway.protocol.durable import make_folder, replace_file
-from slipway.protocol.mistake import ConfigurationError, printable
+from slipway.protocol.mistake import ConfigurationError, listed
 from slipway.train.hub.files import ByteProgress
 from slipway.train.text.coverage import Coverage
 from slipway.train.text.encodings import is_table
@@ -117,16 +117,15 @@ def described_sources(sources: Sequence[Source], others: int = 0) -> str:
     text = f"{len(sources)} file{'s' if len(sources) > 1 else ''} ({kinds}), {size:,} bytes"
     counts = {part: sum(source.part == part for source in sources) for part in (TRAIN, VALIDATION, NEITHER)}
     if counts[TRAIN]:
-        judged = [printable(source.name) for source in sources if source.part == VALIDATION]
-        more = ", …" if len(judged) > SHOWN else ""
+        judged = [source.name for source in sources if source.part == VALIDATION]
         text += (
             f"; as their names say, {counts[TRAIN]} for training and {counts[VALIDATION]} for validation "
-            f"({', '.join(judged[:SHOWN])}{more})"
+            f"({listed(judged, SHOWN)})"
         )
     if counts[NEITHER]:
         text += f", {counts[NEITHER]} for tests left out"
-    if tables := [printable(source.name) for source in sources if source.kind == TEXT and is_table(Path(source.name))]:
-        text += f"; {len(tables)} of them tables, which are read as plain text ({', '.join(tables[:SHOWN])})"
+    if tables := [source.name for source in sources if source.kind == TEXT and is_table(Path(source.name))]:
+        text += f"; {len(tables)} of them tables, which are read as plain text ({listed(tables, SHOWN)})"
     if others:
         text += f"; {others} left out: hidden, empty, a system's own, or of another kind"
     return text
