@@ -50,7 +50,7 @@ def train_long(cluster: Cluster, steps: int, *, pace: float = 0.05, options: tup
 
 def run_of(job: Job) -> Path:
     """The run directory of a job."""
-    found = list((job.cluster.shared / "work/runs").glob(f"*-{job.number}"))
+    found = list((job.cluster.shared / "work/runs").glob(f"[!.]*-{job.number}"))
     assert len(found) == 1, f"{found}\n{job.text}"
     return found[0]
 

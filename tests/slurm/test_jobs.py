@@ -149,7 +149,7 @@ def test_a_mistake_is_told_once_and_not_requeued(
     assert job.fact("ExitCode") == f"{code}:0"
     assert told in job.text
     assert "train.sbatch: not requeued" in job.text
-    assert not list((cluster.shared / "work/runs").glob(f"*-{job.number}"))
+    assert not list((cluster.shared / "work/runs").glob(f"[!.]*-{job.number}"))
 
 
 def test_what_is_missing_is_told_before_anything_starts(cluster: Cluster) -> None:
