@@ -279,3 +279,14 @@ def test_debug_gives_workers_what_the_user_did_not(slipway: Slipway) -> None:
         assert env("--debug", **{name: "mine"}) == {other: DEBUG[other] for other in DEBUG if other != name}
     Path(".env").write_text("SLIPWAY_DEBUG=1\nNCCL_DEBUG=WARN\n")
     assert env() == DEBUG | {"NCCL_DEBUG": "WARN"}
+
+
+def test_a_run_to_stop_whose_variable_is_not_set_is_not_the_newest(slipway: Slipway) -> None:
+    newest = Path("runs/gpt-1")
+    newest.mkdir(parents=True)
+    (newest / "run.json").write_text('{"workload": "gpt", "started": 1}')
+    answer = slipway("stop", "")
+    assert (answer.code, answer.err) == (
+        78,
+        "slipway: RUN is empty. Name the run to stop; `slipway runs` lists them.\n",
+    )

@@ -160,6 +160,8 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
 
     RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
     """
+    if not run:  # elsewhere that is the newest
+        raise LaunchError("RUN is empty. Name the run to stop; `slipway runs` lists them.")
     path = named_run(run, runs)
     found = read_status(path)
     if not found.alive:
