@@ -156,14 +156,14 @@ def walk(
         name = f"{inside}/{entry.name}"
         if is_companion(entry.name):
             left.companions.append(name)
-        elif (state := look_at(root / name)) is None or (state.st_dev, state.st_ino) in above:
+        elif (state := look_at(path := root / name)) is None or (state.st_dev, state.st_ino) in above:
             left.dangling.append(name)
         elif stat.S_ISDIR(state.st_mode):
             found += walk(root, name, left, beat, above)
         elif not entry.name.lower().endswith(SUFFIXES):
             left.others.append(name)
         else:
-            require_picture(root / name, state.st_size)
+            require_picture(path, state.st_size)
             found.append(name)
     return found
 
