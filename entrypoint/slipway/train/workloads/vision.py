@@ -74,15 +74,15 @@ def choose_split(options: VisionOptions, context: Context) -> VisionOptions:
 def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
     """The options for `count` pictures in a folder: a preset's batches and warm-up are for many thousands.
 
-    Where a preset's warm-up would take more than a tenth of the steps, what was not typed is made smaller: a batch is about a
-    sixteenth of the pictures (8 at least), the learning rate as much smaller as the batch (Goyal et al., 2017), training takes
-    LEAST steps or more, and the warm-up a tenth of them. A run that began on an earlier version's split is left as it was.
+    If the preset's warm-up would take more than a tenth of the preset's steps, what was not typed is made smaller: a batch is
+    about a sixteenth of the pictures (8 at least), the learning rate as much smaller as the batch (Goyal et al., 2017), training
+    takes LEAST steps or more, and the warm-up a tenth of them. Only the preset decides, so that a run that resumes for more epochs
+    keeps its batch and learning rate. A run that began on an earlier version's split is left as it was.
     """
     if options.folder is None or options.split == BY_NAME:
         return options
-    size = options.batch_size or count
-    steps = options.steps or (options.epochs or 1) * math.ceil(count / size)
-    if options.warmup <= steps / 10:
+    preset, size = options.presets[options.preset], options.batch_size or count
+    if preset["warmup"] <= preset["epochs"] * math.ceil(count / preset["batch_size"]) / 10:
         return options
     new: dict[str, Any] = {}
     typed = options.given | {"batch_size"} if options.batch_size_per_process else options.given
