@@ -1,6 +1,7 @@
 """Every row of the contract at the container's door, the winners' sources, and the line of arithmetic."""
 
 import dataclasses
+from contextlib import suppress
 
 import pytest
 from environments import (
@@ -389,3 +390,12 @@ def test_what_a_starter_says_that_makes_no_sense_ends_with_78(environ: dict[str,
         resolve(environ)
     assert said in str(caught.value)
     assert caught.value.code == CONFIGURATION
+
+
+@pytest.mark.parametrize("digits", ["²", "1²", "①", "-1", "1.0", ""])
+def test_a_number_of_a_scheduler_that_python_cannot_read_is_a_mistake_and_no_crash(digits: str) -> None:
+    for case in CASES:
+        for name in case.env:
+            if case.env[name].isdecimal():
+                with suppress(LaunchError):
+                    resolve(case.env | {name: digits})

@@ -14,14 +14,14 @@ DECIDE = "Set NNODES, NODE_RANK and MASTER_ADDR, or add --standalone for a singl
 def _derive_aws_batch(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     # The main node need not be the one with index 0; only the others are told its address.
     index, main = (environ.get(f"AWS_BATCH_JOB_{name}", "") for name in ("NODE_INDEX", "MAIN_NODE_INDEX"))
-    if index.isdigit() and main.isdigit():
+    if index.isdecimal() and main.isdecimal():
         rank = 0 if index == main else int(index) + (int(index) < int(main))
         claims["RANK"] = Claim(str(rank), "AWS Batch (AWS_BATCH_JOB_NODE_INDEX, the main node first)")
         if rank == 0:
             claims["MASTER_ADDR"] = Claim(fqdn, "AWS Batch (this is the main node)")
     if job := claims.get("JOB"):  # of a node it is JOB#INDEX
         claims["JOB"] = job._replace(value=job.value.partition("#")[0])
-    if (attempt := environ.get("AWS_BATCH_JOB_ATTEMPT", "")).isdigit() and int(attempt):
+    if (attempt := environ.get("AWS_BATCH_JOB_ATTEMPT", "")).isdecimal() and int(attempt):
         claims["RESTARTS"] = Claim(str(int(attempt) - 1), "AWS Batch (AWS_BATCH_JOB_ATTEMPT - 1)")
 
 
@@ -45,7 +45,7 @@ def _derive_azure_ml(environ: Mapping[str, str], fqdn: str, claims: Claims) -> N
     names = {"PROCESSES": "WORLD_SIZE", "PROCESS_RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK"}
     nodes, processes = environ.get("AZUREML_NODE_COUNT", ""), environ.get("WORLD_SIZE", "")
     if environ.get("OMPI_COMM_WORLD_SIZE") or not (
-        environ.get("LOCAL_RANK") and nodes.isdigit() and processes.isdigit()
+        environ.get("LOCAL_RANK") and nodes.isdecimal() and processes.isdecimal()
     ):
         for name in ("WORLD_SIZE", "RANK"):
             claims.pop(name, None)

@@ -78,7 +78,7 @@ def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path
 def hides_all(wanted: str | None) -> bool:
     """Whether a CUDA_VISIBLE_DEVICES begins with what names no device and never will: it is empty, -1, void, NoDevFiles."""
     first = (wanted or "").partition(",")[0].strip()
-    return wanted is not None and not (first.isdigit() or first.startswith(("GPU", "MIG")))
+    return wanted is not None and not (first.isdecimal() or first.startswith(("GPU", "MIG")))
 
 
 def _load_nvml() -> Any:
@@ -197,7 +197,7 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...]
     numbers = list(dict.fromkeys(gpu.index for gpu in gpus))  # CUDA counts those alone that it may use
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if entry.isdigit():
+        if entry.isdecimal():
             found = [gpu for gpu in gpus if gpu.index in numbers[int(entry) : int(entry) + 1]][:1]
         else:
             found = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]

@@ -27,7 +27,7 @@ def place_processes(
             f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {ON_CPU}.", UNHEALTHY
         )
     given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
-    if not gpus and not devices.hidden and given.isdigit() and int(given):
+    if not gpus and not devices.hidden and given.isdecimal() and int(given):
         raise LaunchError(
             f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). "
             f"Look at nvidia-smi on this node, and in its container; to train on its CPU {ON_CPU}.",
@@ -127,7 +127,7 @@ def choose_threads(
     if own and not (own.value == "1" and injected_by_hook(sources.environ, readings, "WORLD_SIZE")):
         return None
     per_task = sources.variable("SLURM_CPUS_PER_TASK")
-    if process and per_task and per_task.value.isdigit():  # the cores that we see are this task's alone
+    if process and per_task and per_task.value.isdecimal():  # the cores that we see are this task's alone
         return max(1, min(int(per_task.value), int(devices.cpus)))
     bound = [gpu.cores for gpu in place_gpus(devices.gpus, processes) if gpu.cores]
     shares = [len(cores) // bound.count(cores) for cores in bound] if not process else []

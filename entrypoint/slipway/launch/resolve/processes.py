@@ -56,7 +56,7 @@ def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], 
 
 def _read_process(claims: list[Claim | None], source: str) -> Process:
     rank, world_size, local_rank, local_world_size = (
-        int(claim.value) if claim and claim.value.isdigit() else None for claim in claims
+        int(claim.value) if claim and claim.value.isdecimal() else None for claim in claims
     )
     if (
         rank is None

@@ -92,10 +92,12 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
     """What to set where the environment looks as if somebody started several of these whom nobody here knows; else empty."""
     for size, count in environ.items():
         family = size.partition("_")[0]
-        if family in _KNOWN or not _SIZE.fullmatch(size) or not count.isdigit() or int(count) < 2:
+        if family in _KNOWN or not _SIZE.fullmatch(size) or not count.isdecimal() or int(count) < 2:
             continue
         ranks = (name for name in environ if name.partition("_")[0] == family and _INDEX.fullmatch(name))
-        if name := next((name for name in ranks if environ[name].isdigit() and int(environ[name]) < int(count)), None):
+        if name := next(
+            (name for name in ranks if environ[name].isdecimal() and int(environ[name]) < int(count)), None
+        ):
             return (
                 f"{size}={count} and {name}={environ[name]} look as if this command was started {count} times, by a starter that "
                 "Slipway does not know. Where they are one job, with one launcher per node, set NNODES, NODE_RANK and "
@@ -112,14 +114,14 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
     # Even, so that torchrun's store fits beside it, and below 32768, where Linux starts its ephemeral ports.
     claims["MASTER_PORT"] = Claim(str(20_000 + zlib.crc32(step.encode()) % 6_384 * 2), f"Slurm (hash of step {step})")
     tasks, nodes = claims.pop("TASKS", None), claims.get("WORLD_SIZE")
-    if tasks and nodes and tasks.value.isdigit() and nodes.value.isdigit() and int(tasks.value) > int(nodes.value):
+    if tasks and nodes and tasks.value.isdecimal() and nodes.value.isdecimal() and int(tasks.value) > int(nodes.value):
         claims["PROCESSES"] = tasks
         for ours, theirs in (("PROCESS_RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
             claims[ours] = Claim(environ.get(theirs, ""), f"Slurm ({theirs})")
         per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = expand_tasks_per_node(per_node)
         node = environ.get("SLURM_NODEID", "")
-        if node.isdigit() and int(node) < len(counts):
+        if node.isdecimal() and int(node) < len(counts):
             claims["LOCAL_PROCESSES"] = Claim(str(counts[int(node)]), "Slurm (SLURM_STEP_TASKS_PER_NODE)")
     name = next((name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environ.get(name)), None)
     if name:
@@ -149,7 +151,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         count, _, repeat = part.partition("(x")
         repeat = repeat.rstrip(")") or "1"
-        if not (count.isdigit() and repeat.isdigit() and int(repeat) <= 65_536):
+        if not (count.isdecimal() and repeat.isdecimal() and int(repeat) <= 65_536):
             return []
         counts += [int(count)] * int(repeat)
     return counts
@@ -210,7 +212,7 @@ def _derive_mpi(name: str, environ: Mapping[str, str], claims: Claims) -> None:
         claims.pop("LOCAL_RANK", None)
         return
     claims |= {"LOCAL_PROCESSES": local, "PROCESS_RANK": rank, "PROCESSES": size}
-    if local.value.isdigit() and rank.value.isdigit() and size.value.isdigit() and int(local.value):
+    if local.value.isdecimal() and rank.value.isdecimal() and size.value.isdecimal() and int(local.value):
         nodes = -(-int(size.value) // int(local.value))
         claims["WORLD_SIZE"] = Claim(str(nodes), f"{name} (size / local size)")
         claims["RANK"] = Claim(str(int(rank.value) // int(local.value)), f"{name} (rank / local size)")
@@ -222,7 +224,7 @@ def _derive_lsf(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     if hosts:
         claims["WORLD_SIZE"] = Claim(str(len(hosts)), "LSF (LSB_MCPU_HOSTS)")
         claims["MASTER_ADDR"] = Claim(hosts[0], "LSF (LSB_MCPU_HOSTS)")
-    if (task := environ["LSF_PM_TASKID"]).isdigit() and int(task):
+    if (task := environ["LSF_PM_TASKID"]).isdecimal() and int(task):
         claims["RANK"] = Claim(str(int(task) - 1), "LSF (LSF_PM_TASKID - 1)")
 
 

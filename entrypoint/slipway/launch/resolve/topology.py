@@ -196,7 +196,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
-        restarts=max((int(count) for count in restarts if count.isdigit()), default=0),
+        restarts=max((int(count) for count in restarts if count.isdecimal()), default=0),
         replaces=any(reading.scheduler == INDEXED_JOB.name for reading in readings),
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),

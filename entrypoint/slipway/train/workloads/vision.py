@@ -76,7 +76,7 @@ def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
 
     If the preset's warm-up would take more than a tenth of the preset's steps, what was not typed is made smaller: a batch is
     about a sixteenth of the pictures (8 at least), the learning rate as much smaller as the batch (Goyal et al., 2017), training
-    takes LEAST steps or more, and the warm-up a tenth of them. Only the preset decides, so that a run that resumes for more epochs
+    takes LEAST steps or more, and the warm-up a tenth of them. Only the preset decides, so a run that resumes for more epochs
     keeps its batch and learning rate. A run that began on an earlier version's split is left as it was.
     """
     if options.folder is None or options.split == BY_NAME:
