@@ -85,7 +85,7 @@ SECTIONS = {
 
 # Turn by turn. The rows of one turn run beside each other: what waits beside what computes.
 TURNS = (
-    (("build",), ("lint", "unit", "muster", "sim")),
+    (("build", "sim"), ("lint", "unit", "muster")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
     (("slurm", "release"), ("machine", "compose", "k8s")),
     (("under-load", "mutants", "chaos"),),
