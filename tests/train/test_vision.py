@@ -227,7 +227,7 @@ def test_work_is_counted_per_picture() -> None:
         (["--dataset", "glyph"], "Did you mean glyphs"),
         (["--dataset", "foldr:/tmp"], "Did you mean folder:/tmp"),
         (["--dataset", "/"], "Did you mean folder:/"),
-        (["--dataset", "folder:/nowhere"], "there is no /nowhere"),
+        (["--dataset", "folder:/proc/nowhere"], "there is no /proc/nowhere"),
         (["--preset", "imagenet"], "type --dataset folder:PATH"),
         (["--image-size", "96"], "type --dataset folder:PATH"),
     ],

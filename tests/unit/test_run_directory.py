@@ -195,6 +195,15 @@ def test_processes_that_nothing_names_a_job_for_have_to_be_told_the_folder(
     assert choose(environ=environ, run_dir="mine").path == tmp_path / "mine"
 
 
+def test_a_process_that_comes_late_to_a_new_run_begins_with_the_same_attempt(tmp_path: Path) -> None:
+    """Without a scheduler nothing tells one start from another, but what rank 0 wrote of a new run is of this one."""
+    first = PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}
+    plan, _ = ask(environ=first)
+    prepare_run(choose(environ=first, run_dir="mine"), plan, "0", NOW)
+    assert choose(environ=PER_PROCESS, run_dir="mine").attempt == 1
+    assert choose(environ=PER_PROCESS, run_dir="mine", resume="auto").attempt == 2
+
+
 def test_a_process_that_is_the_only_one_agrees_with_nobody(tmp_path: Path) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as many shells and notebooks have them
     launchers = [start(alone), start(alone)]

@@ -189,7 +189,7 @@ def test_what_pyxis_passes_on_without_a_container_is_no_mistake(cluster: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({}, True), ({"SHARED": "/nowhere"}, False), ({"IMAGE": "/no.sqsh"}, False)]
+    ("given", "told"), [({}, True), ({"SHARED": "/proc/nowhere"}, False), ({"IMAGE": "/no.sqsh"}, False)]
 )
 def test_where_neither_folder_nor_image_is_named_the_message_says_that_they_can_be(
     cluster: Path, given: dict[str, str], told: bool

@@ -198,12 +198,16 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
     if own and (resume == "none" or newest_step(path) is not None):
         resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
-    return Run(path, resume, _attempt_of(plan, path, record), own=own)
+    return Run(path, resume, _attempt_of(plan, path, record, resume), own=own)
 
 
-def _attempt_of(plan: Plan, run: Path, record: Mapping[str, Any]) -> int:
-    """The number of the attempt that begins. With a launcher per process that of rank 0 may have written it down already."""
+def _attempt_of(plan: Plan, run: Path, record: Mapping[str, Any], resume: str = "none") -> int:
+    """The number of the attempt that begins. With a launcher per process that of rank 0 may have written it down already; without
+    a scheduler that tells one start from another, what rank 0 wrote of a new run is of this start.
+    """
     topology, newest = plan.topology, attempt_in(record)
+    if topology.process and topology.rank and topology.start is None and resume != "auto":
+        newest = 0
     begun = topology.process and topology.rank and topology.start is not None and record.get("start") == topology.start
     if begun and newest:
         return newest
