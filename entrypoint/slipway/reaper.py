@@ -49,6 +49,7 @@ def stand_between(launcher: int) -> None:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == child:
+                    below.end_unmarked()  # all that is below is known here to be our own; the launcher knows it by its mark
                     end_as(ended[1])
 
 

@@ -1,6 +1,8 @@
 """What a launcher ends, and what it leaves alone because it was there before: in a made-up /proc, and in real trees."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +11,17 @@ import pytest
 from stand_ins import write_files
 
 from slipway.launch.own_processes import OwnProcesses
+from slipway.launch.process_tree import lives, send_signal
 
 LAUNCHER, SHELL, SHIM, SERVER, AGENT, WORKER = 10, 20, 21, 22, 30, 31
 MARK = "PATH=/bin\0SLIPWAY_NODE_DIR=/runs/x/node-0\0"
 
 
-def write_process(proc: Path, pid: int, parent: int, start: int, environ: str = "PATH=/bin\0") -> None:
+def write_process(
+    proc: Path, pid: int, parent: int, start: int, environ: str = "PATH=/bin\0", session: int = LAUNCHER
+) -> None:
     """Write what /proc says of a process."""
-    fields = " ".join(["0"] * 17)
+    fields = f"0 {session} " + " ".join(["0"] * 15)
     write_files(proc, {f"{pid}/stat": f"{pid} (x) S {parent} {fields} {start} 0", f"{pid}/environ": environ})
 
 
@@ -32,8 +37,8 @@ def proc(tmp_path: Path) -> Path:
 def own(proc: Path) -> OwnProcesses:
     """What is the launcher's own there, as it starts an attempt."""
     own = OwnProcesses(LAUNCHER, proc)
-    write_process(proc, AGENT, LAUNCHER, start=200, environ=MARK)
-    write_process(proc, WORKER, AGENT, start=201)
+    write_process(proc, AGENT, LAUNCHER, start=200, environ=MARK, session=AGENT)
+    write_process(proc, WORKER, AGENT, start=201, session=WORKER)
     return own
 
 
@@ -63,6 +68,63 @@ def test_orphans_of_our_own_processes_are_our_own(own: OwnProcesses, proc: Path)
     write_process(proc, 40, LAUNCHER, start=300, environ=MARK)
     write_process(proc, 41, 40, start=301)
     assert set(own.find()) == {AGENT, WORKER, 40, 41}
+
+
+def leave_orphan(proc: Path, session: int) -> int:
+    """End agent and worker; what remains is a child of the launcher, with an empty environment."""
+    for pid in (AGENT, WORKER):
+        for name in ("stat", "environ"):
+            (proc / str(pid) / name).unlink(missing_ok=True)
+    write_process(proc, 40, LAUNCHER, start=300, environ="", session=session)
+    return 40
+
+
+@pytest.mark.parametrize("session", [AGENT, WORKER])
+def test_an_orphan_without_environment_is_our_own_in_a_session_that_ours_began(
+    own: OwnProcesses, proc: Path, session: int
+) -> None:
+    own.find()
+    orphan = leave_orphan(proc, session)
+    write_process(proc, 41, orphan, start=301, environ="", session=41)
+    assert own.find() == [orphan, 41]
+
+
+@pytest.mark.parametrize("session", [AGENT, WORKER])
+def test_the_leader_of_such_a_session_is_our_own_when_it_cleared_its_environment(
+    own: OwnProcesses, proc: Path, session: int
+) -> None:
+    own.find()
+    leave_orphan(proc, session)
+    write_process(proc, session, LAUNCHER, start={AGENT: 200, WORKER: 201}[session], environ="", session=session)
+    assert set(own.find()) == {session, 40}
+
+
+@pytest.mark.parametrize("session", [0, 1, LAUNCHER, SHELL, SHIM, 40, 99])
+def test_an_orphan_without_environment_in_any_other_session_stays_foreign(
+    own: OwnProcesses, proc: Path, session: int
+) -> None:
+    own.find()
+    leave_orphan(proc, session)
+    assert own.find() == []
+
+
+@pytest.mark.parametrize("session", [AGENT, WORKER])
+def test_a_foreign_session_with_the_number_of_one_of_ours_is_foreign(
+    own: OwnProcesses, proc: Path, session: int
+) -> None:
+    own.find()
+    leave_orphan(proc, session)
+    write_process(proc, session, SHIM, start=400, session=session)
+    assert own.find() == []
+
+
+def test_sessions_are_forgotten_once_nothing_is_left_of_an_attempt(own: OwnProcesses, proc: Path) -> None:
+    own.find()
+    orphan = leave_orphan(proc, WORKER)
+    (proc / str(orphan) / "stat").unlink()
+    own.end()
+    leave_orphan(proc, WORKER)
+    assert own.find() == []
 
 
 def test_a_process_of_ours_with_the_number_of_one_that_is_gone_is_our_own(own: OwnProcesses, proc: Path) -> None:
@@ -117,9 +179,12 @@ before = descendants(os.getpid())
 assert len(before) == 3 and early in before, before
 later = [start("child"), start("daemon")]
 environ = {**os.environ, "SLIPWAY_NODE_DIR": "/runs/x/node-0"}
-words = ["sh", "-c", "(setsid sleep 60 > /dev/null & echo $!); sleep 60 > /dev/null & echo $!; exec > /dev/null; wait"]
+words = ["sh", "-c", "(setsid sleep 60 > /dev/null & echo $!); (env -i sleep 60 > /dev/null & echo $!); sleep 60 > /dev/null & echo $!; exec > /dev/null; wait"]
 agent = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
 ours = [agent.pid, *map(int, agent.stdout.read().split())]
+own.find()
+agent.kill()
+os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
 own.end()
 agent.wait()
 print(json.dumps({"before": [*map(lives, before)], "later": [*map(lives, later)], "ours": [*map(lives, ours)]}))
@@ -133,4 +198,34 @@ def test_the_end_of_an_attempt_leaves_what_a_container_runtime_started_before_an
         [sys.executable, "-c", RUNTIME, LAUNCH], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert json.loads(ran.stdout) == {"before": [True] * 3, "later": [True] * 2, "ours": [False] * 3}
+    assert json.loads(ran.stdout) == {"before": [True] * 3, "later": [True] * 2, "ours": [False] * 4}
+
+
+# Two daemons, each in a session of its own. The first has an empty environment.
+LEAVE = """
+import os, subprocess
+from slipway.reaper import stand_between
+stand_between(os.getppid())
+for words in (["env", "-i"], []):
+    command = f"(setsid {' '.join(words)} sleep 60 > /dev/null 2>&1 & echo $!)"
+    subprocess.run(["sh", "-c", command], check=True)
+"""
+
+
+def test_the_reaper_ends_what_nobody_else_could_tell_from_foreign_processes_and_leaves_the_rest_to_the_launcher() -> (
+    None
+):
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAVE],
+        env={**os.environ, "SLIPWAY_NODE_DIR": "/runs/x/node-0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    cleared, marked = map(int, ran.stdout.split())
+    try:
+        assert (lives(cleared), lives(marked)) == (False, True)
+    finally:
+        send_signal([cleared, marked], signal.SIGKILL)

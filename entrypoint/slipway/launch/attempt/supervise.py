@@ -223,6 +223,8 @@ class Attempt:
         elif now - self._woke > THAWED and not facts.lost:
             facts.still = 0.0
         self._looked = now
+        if child.started and not facts.started:
+            self._own.find()  # remembers the workers' sessions
         facts.started = child.started
         if child.failures and not facts.failures:
             facts.failures = child.failures
