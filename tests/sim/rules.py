@@ -14,6 +14,7 @@ from slipway.launch.run_directory.run_lock import TOUCH
 from slipway.launch.verdict.attempts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.launch.watch.culprit import Hang
+from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 
@@ -296,3 +297,10 @@ class Rules:
                 allowed.add(78)  # the launcher that it was to replace lived on, and kept the place
             if launcher.code not in allowed:
                 self.fail(f"{launcher.process.name} ended with {launcher.code}, allowed are {allowed}")
+
+    def never_started(self, order: Order, current: Mapping[int, Launcher]) -> None:
+        """All launchers ended: nothing was started, since not all nodes reach each other, and each was told so."""
+        if any(attempt.order == order.name for attempt in self.attempts.values()):
+            self.fail(f"{order.name} started, and not all of its nodes reach each other")
+        if codes := {rank: one.code for rank, one in current.items() if one.code != CONFIGURATION}:
+            self.fail(f"not all nodes of {order.name} reach each other, and these ended with another code: {codes}")

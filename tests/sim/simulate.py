@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from story import Job, tell
+from story import Job, Story, tell
 from world import World
 
 
@@ -21,19 +21,22 @@ def replay(seed: int) -> str:
     return f".venv/bin/python tests/sim/simulate.py --seed {seed}"
 
 
-def simulate(seed: int, folder: Path) -> tuple[World, BaseException | None]:
-    """Run the simulation with this number; its world, and what went wrong."""
+def simulate(seed: int, folder: Path, *stories: Story) -> tuple[World, BaseException | None]:
+    """Run the simulation with this number, of one of these stories or of any; its world, and what went wrong."""
     world = World(seed, folder)
 
     jobs: list[Job] = []
 
     async def story() -> None:
-        jobs.extend(await tell(world))
+        jobs.extend(await tell(world, *stories))
 
     try:
         world.play(story())
         for job in jobs:
-            world.rules.finish(job.order, job.current, job.due, job.attempts)
+            if job.starts:
+                world.rules.finish(job.order, job.current, job.due, job.attempts)
+            else:
+                world.rules.never_started(job.order, job.current)
     except Exception as error:
         return world, error
     return world, None

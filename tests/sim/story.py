@@ -6,8 +6,11 @@ import asyncio
 import dataclasses
 import random
 import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+from rules import SLACK
 from virtual_launcher import Launcher, Order
 from world import World
 
@@ -20,6 +23,9 @@ MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "report", "
 SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
 
 
+Story = Callable[[World], Coroutine[Any, Any, "list[Job]"]]
+
+
 class Job:
     """A job and the scheduler that starts its launchers, and others in the place of those that are gone."""
 
@@ -27,6 +33,7 @@ class Job:
         self.world, self.order, self.dice = world, order, world.dice
         self.current: dict[int, Launcher] = {}
         self.due, self.attempts = str(Word.FINISHED), 0  # how it is to end, and after how many attempts (0: any number)
+        self.starts = True  # whether its nodes can reach each other
         world.log("order", str(order))
         self._disks = 0
 
@@ -40,8 +47,7 @@ class Job:
         if rank in self.current:
             self.current[rank].replaced = True
         if address is None:
-            address = self.world.new_address()
-            self.world.network.machine(address).ahead = self.dice.choice((0.0, self.dice.uniform(-60, 60)))
+            address = self.world.new_machine(ahead=self.dice.choice((0.0, self.dice.uniform(-60, 60))))
         self.current[rank] = self.world.launch(self.order, rank, address, disk)
 
     async def start_all(self) -> None:
@@ -217,8 +223,7 @@ async def stopped(world: World) -> list[Job]:
     await job.trains()
     await asyncio.sleep(world.dice.uniform(0, 15))
     launcher = job.current[world.dice.randrange(elastic, job.order.nodes)]
-    world.log(launcher.process.name, "SIGTERM")
-    launcher.stops.came.append(Stop(launcher.clock.monotonic(), signal.SIGTERM, "SIGTERM"))
+    ask_to_stop(launcher)
     if not elastic:
         job.due = Word.STOPPED
         return [job]
@@ -256,11 +261,131 @@ async def failing(world: World) -> list[Job]:
     return [job]
 
 
-STORIES = (*(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2)
+async def failing_together(world: World) -> list[Job]:
+    """The workers of two nodes fail within a second or two. By its clock the node that failed second was first."""
+    job = Job(world, draw_order("trainer", world.dice))
+    first, second = world.dice.sample(range(job.order.nodes), 2)
+    for rank in range(job.order.nodes):
+        job.start(rank, world.new_machine(ahead={first: 30.0, second: -30.0}.get(rank, 0.0)))
+    await job.trains()
+    await asyncio.sleep(world.dice.uniform(0, 5))
+    launcher = job.current[first]
+    launcher.crash = True
+    while launcher.crash:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(SLACK)
+    job.current[second].crash = True
+    return [job]
 
 
-async def tell(world: World) -> list[Job]:
+async def apart(world: World) -> list[Job]:
+    """Two neighbours reach node 0 and not each other: while they train, while the ring is tested, or always."""
+    dice = world.dice
+    when, nodes = dice.choice(("while they train", "for a while", "always")), dice.randrange(3, 6)
+    job = Job(world, dataclasses.replace(draw_order("trainer", dice), nodes=nodes, least=nodes))
+    for rank in range(nodes):
+        job.start(rank)
+    one = dice.randrange(1, nodes - 1)
+    pair = [job.current[one].address], [job.current[one + 1].address]
+    if when == "while they train":
+        await job.trains()
+    world.part(*pair)
+    job.starts, job.attempts = when != "always", 1
+    if job.starts:
+        await asyncio.sleep(dice.uniform(0, 12))
+        world.mend(*pair)
+    return [job]
+
+
+async def latecomer(world: World) -> list[Job]:
+    """The last node of an elastic job comes while the others test the ring, which takes long: two do not reach each other at first."""
+    dice = world.dice
+    nodes = dice.randrange(4, 6)
+    job = Job(world, dataclasses.replace(draw_order("trainer", dice), nodes=nodes, least=nodes - 1))
+    for rank in range(nodes - 1):
+        job.start(rank)
+    pair = [job.current[1].address], [job.current[2].address]
+    world.part(*pair)
+    await world.message("probe", job.order.name)
+    job.start(nodes - 1)
+    await asyncio.sleep(dice.uniform(0.2, 4))
+    world.mend(*pair)
+    job.attempts = 1
+    return [job]
+
+
+async def split(world: World) -> list[Job]:
+    """An elastic job falls into two halves: that of node 0 resumes without the others, which wait until they find node 0 again."""
+    job = Job(world, dataclasses.replace(draw_order("trainer", world.dice), nodes=4, least=2))
+    await job.start_all()
+    await job.trains()
+    near, far = halve(job)
+    await asyncio.sleep(world.dice.uniform(1, 60))
+    world.mend(near, far)
+    return [job]
+
+
+def halve(job: Job) -> tuple[list[str], list[str]]:
+    """Part node 0 and another node from the rest of a job of four nodes; the addresses of both halves."""
+    ranks = [0, *job.dice.sample(range(1, 4), 3)]
+    near, far = ([job.current[rank].address for rank in half] for half in (ranks[:2], ranks[2:]))
+    for rank in ranks[2:]:
+        job.world.rules.harmed(job.current[rank], "cut off from node 0", until=0.1)
+    job.world.part(near, far)
+    return near, far
+
+
+async def two_leaders(world: World) -> list[Job]:
+    """An elastic job falls into two halves, and somebody starts another node 0 in the half that has none."""
+    job = Job(world, dataclasses.replace(draw_order("trainer", world.dice), nodes=4, least=2, shared=False, steps=45))
+    await job.start_all()
+    await job.trains()
+    near, _ = halve(job)
+    leader = world.new_machine()
+    world.part(near, [leader])
+    for address in near:
+        world.network.machine(address).hosts[job.order.name] = near[0]  # what its half of the network knows
+    job.start(0, leader)
+    return [job]
+
+
+async def told_to_go(world: World) -> list[Job]:
+    """Nodes are told to go, node 0 perhaps among them, and the scheduler replaces them: the others wait for that."""
+    dice = world.dice
+    order = draw_order("trainer", dice)
+    job = Job(world, dataclasses.replace(order, least=order.nodes, replaces=True))
+    await job.start_all()
+    await job.trains()
+    await asyncio.sleep(dice.uniform(0, 10))
+    gone = dice.sample(list(job.current.values()), dice.randrange(1, order.nodes))
+    for launcher in gone:
+        ask_to_stop(launcher)
+        await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 2))))
+    for launcher in gone:
+        while not launcher.done:
+            await asyncio.sleep(0.5)
+        if launcher.code not in (0, 75):
+            world.rules.fail(f"{launcher.process.name} was asked to stop, and ended with {launcher.code}")
+    for launcher in gone:
+        if launcher.code == 75:
+            await asyncio.sleep(dice.uniform(0, 8))
+            job.start(launcher.rank)
+    return [job]
+
+
+def ask_to_stop(launcher: Launcher) -> None:
+    """Send SIGTERM to a launcher."""
+    launcher.world.log(launcher.process.name, "SIGTERM")
+    launcher.stops.came.append(Stop(launcher.clock.monotonic(), signal.SIGTERM, "SIGTERM"))
+
+
+STORIES = (
+    *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go
+)  # fmt: skip
+
+
+async def tell(world: World, *stories: Story) -> list[Job]:
     """One of the stories; its jobs, once all has happened that was to happen."""
-    story = world.dice.choice(STORIES)
+    story = world.dice.choice(stories or STORIES)
     world.log("story", story.__name__)
     return await story(world)

@@ -7,10 +7,12 @@ all that happened:
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
+from story import two_leaders
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -30,3 +32,10 @@ def test_a_seed_is_the_same_simulation_every_time(tmp_path: Path) -> None:
     logs = [simulate(5, tmp_path / name)[0].lines for name in ("once", "again")]
     assert len(logs[0]) > 20
     assert logs[0] == logs[1]
+
+
+def test_two_node_0s_that_never_meet_each_lead_a_half_of_an_elastic_job(tmp_path: Path) -> None:
+    """No rule promises more: with disks of their own the halves have nothing that tells which of them may resume."""
+    for seed in range(3):
+        _, error = simulate(seed, tmp_path / str(seed), two_leaders)
+        assert re.search("attempt 2 is of .* on . nodes and of .* on .", str(error)), f"seed {seed}: {error}"

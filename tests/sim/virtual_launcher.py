@@ -60,7 +60,8 @@ EPOCH = 1_700_000_000.0  # unix seconds at which a simulation begins
 class Order:
     """A job as its user ordered it: `least` of the `nodes` are enough, `shared` is the run directory of all nodes.
 
-    The training takes `steps` of one second each, and is saved every `save_every`.
+    The training takes `steps` of one second each, and is saved every `save_every`. `replaces`: a Kubernetes Job starts
+    another launcher in the place of each that ends.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Order:
     steps: int
     save_every: int
     restarts: int = 20
+    replaces: bool = False
 
     def environ(self, rank: int, folder: Path) -> dict[str, str]:
         """The environment in which the launcher of a node is started."""
@@ -88,6 +90,7 @@ class Order:
             "SLIPWAY_ELASTIC_WINDOW": "10",
             "SLIPWAY_GRACE_SECONDS": "20",
             "SLIPWAY_ON_HANG": "end",
+            **({"JOB_COMPLETION_INDEX": str(rank)} if self.replaces else {}),
         }
 
 

@@ -26,7 +26,10 @@ EPHEMERAL = 40_000  # ports that the kernel chooses begin here
 
 @dataclass
 class Machine:
-    """A machine of the network: whether it has power and network, and how far its wall clock is ahead, in seconds."""
+    """A machine of the network: whether it has power and network, and how far its wall clock is ahead, in seconds.
+
+    `hosts` are names that lead elsewhere than they do on other machines.
+    """
 
     address: str
     ahead: float = 0.0
@@ -34,6 +37,7 @@ class Machine:
     connected: bool = True
     listeners: dict[int, Listener] = field(default_factory=dict)
     ports: int = EPHEMERAL
+    hosts: dict[str, str] = field(default_factory=dict)
 
 
 class NetworkLoop(VirtualLoop):
@@ -83,9 +87,10 @@ class VirtualNetwork:
             await asyncio.sleep(self.latency[1])
             if name in self.machines:
                 return (name,)
-            if name not in self.names:
+            names = self.names | self.machine(process.address).hosts
+            if name not in names:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            return (self.names[name],)
+            return (names[name],)
 
         return Network(
             resolve=resolve,

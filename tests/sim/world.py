@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,22 @@ class World:
         """Note an event."""
         self.lines.append((round(self.loop.time(), 6), who, what.replace(str(self.folder), "…")))
 
-    def new_address(self) -> str:
-        """The address of a machine that is new."""
+    def new_machine(self, ahead: float = 0.0) -> str:
+        """The address of a machine that is new, whose wall clock is so many seconds ahead."""
         self._addresses += 1
-        return f"10.0.0.{self._addresses}"
+        address = f"10.0.0.{self._addresses}"
+        self.network.machine(address).ahead = ahead
+        return address
+
+    def part(self, ones: Sequence[str], others: Sequence[str]) -> None:
+        """Let nothing pass between the machines of two groups."""
+        self.network.apart |= pairs(ones, others)
+        self.log("network", f"HARM: nothing passes between {', '.join(ones)} and {', '.join(others)}")
+
+    def mend(self, ones: Sequence[str], others: Sequence[str]) -> None:
+        """Let the machines of two groups reach each other again."""
+        self.network.apart -= pairs(ones, others)
+        self.log("network", f"MENDED: {', '.join(ones)} and {', '.join(others)} reach each other")
 
     def launch(self, order: Order, rank: int, address: str, disk: Path) -> Launcher:
         """Start the launcher of a node on a machine; node 0's address is what the job's name leads to."""
@@ -103,3 +115,8 @@ class World:
             if self.loop.time() > LONGEST:
                 waiting = [launcher.process.name for launcher in self.launchers if not launcher.done]
                 self.rules.fail(f"{', '.join(waiting)} still run")
+
+
+def pairs(ones: Sequence[str], others: Sequence[str]) -> set[frozenset[str]]:
+    """Each machine of one group with each of the other."""
+    return {frozenset((one, other)) for one in ones for other in others}
