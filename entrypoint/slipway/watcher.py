@@ -8,6 +8,8 @@ program imported of it is asked. To a line `numbers` or `all` the answer is a JS
     records    what torch's flight recorders say, gloo's and NCCL's: of `numbers` without their entries
     members    of `all`: {process group: its ranks}
     threads    of `all`: [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
+    store      of `all`: address and port of a store that is not torchrun's at which the main thread waits, then torchrun's; else
+               empty
 """
 
 import _signal  # type: ignore[import-not-found]  # it has no types
@@ -19,6 +21,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` takes milliseconds
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType, ModuleType
     from typing import Any
 
@@ -48,6 +51,7 @@ class Watcher:
         """To be called by the main thread."""
         self._address, self._owner, self._main = address, os.getpid(), _thread.get_ident()
         self._rank = int(os.environ["RANK"])
+        self._store = torchrun_store(os.environ)  # now: the program may set these variables itself
         self._link: Any = None  # the raw socket
         self._ended, self._thread, self._stopping, self._allowed = _thread.allocate_lock(), 0, False, False
         self._woken, self._wake = os.pipe()
@@ -130,7 +134,10 @@ class Watcher:
                 return
             self._allowed = self._allowed or allow_debuggers()
             answer = f'{{"records":[{",".join(recorded(entries=b"all" in asked))}]'
-            answer += f',"members":{dump(members())},"threads":{dump(stacks(self._main))}}}' if b"all" in asked else "}"
+            if b"all" in asked:
+                answer += f',"members":{dump(members())},"threads":{dump(stacks(self._main))}'
+                answer += f',"store":{dump(other_store(self._main, self._store))}'
+            answer += "}"
             self._link.sendall(f"{answer}\n".encode())  # not a write, which would count as the program's
 
 
@@ -203,6 +210,24 @@ def stacks(main: int) -> list[object]:
         for ident, frame in list(frames.items())
         if ident != own
     ]
+
+
+def torchrun_store(environ: "Mapping[str, str]") -> "list[str] | None":
+    """Address and port of the store that torchrun keeps for its workers; None where rank 0 has to start one."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return [environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")]
+
+
+def other_store(main: int, own: "list[str] | None") -> list[str]:
+    """The address and port at which the main thread waits for a store, and torchrun's; empty where they are the same."""
+    frame = sys._current_frames().get(main)
+    if (
+        own is None or frame is None or frame.f_code.co_name != "_create_c10d_store"
+    ):  # of torch/distributed/rendezvous.py
+        return []
+    wanted = [str(frame.f_locals.get(name, "")) for name in ("hostname", "port")]
+    return [] if wanted == own else wanted + own
 
 
 def trace(frame: "FrameType | None") -> list[tuple[str, int, str]]:

@@ -281,3 +281,28 @@ def test_what_was_seen_from_outside_is_told_beside_what_is_odd() -> None:
     hang = find_hang([waits(0, call(3)), seen, works(2, state="has no watcher")])
     assert hang is not None
     assert hang.ranks == (1,)
+
+
+IN_INIT = (
+    Frame("/venv/lib/python3.13/site-packages/torch/distributed/rendezvous.py", 191, "_create_c10d_store"),
+    Frame(TORCH, 9, "f"),
+)
+STORE = "looks for torch's store at localhost, port 12355, and torchrun's is at 10.0.0.1, port 29501: take the lines out that set"
+
+
+def joins(rank: int, *store: object) -> Standing:
+    threads = [["MainThread", True, [[frame.file, frame.line, frame.function] for frame in IN_INIT]]]
+    return read_standing(rank, 0, {"members": {}, "last": {}, "begun": [], "threads": threads, "store": store})
+
+
+def test_a_script_that_waits_for_a_store_of_its_own_is_told_where_torchruns_is() -> None:
+    astray = [joins(rank, "localhost", 12355, "10.0.0.1", 29501) for rank in (0, 1)]
+    assert text(*astray).startswith(f"ranks 0, 1 cannot join the others: the script {STORE}")
+    assert "nothing gets through" in text(joins(0), joins(1))
+
+
+def test_who_waits_for_another_store_is_to_blame_and_not_those_that_wait_for_it() -> None:
+    hang = find_hang([waits(0, call(1)), joins(1, "localhost", 12355, "10.0.0.1", 29501)])
+    assert hang is not None
+    assert (hang.ranks, hang.waiting) == ((1,), 0)
+    assert hang.text.startswith(f"rank 1 (node 0) cannot join the others: the script {STORE}")

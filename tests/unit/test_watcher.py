@@ -99,6 +99,38 @@ def test_modules_are_found_as_without_it(tmp_path: Path) -> None:
     assert (out, error) == ("[]\n", "")
 
 
+JOINS = """
+import os, time
+os.environ["MASTER_PORT"] = "12355"
+def _create_c10d_store(hostname, port):
+    time.sleep(100)
+_create_c10d_store({!r}, {})
+"""
+KEPT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "node0", "MASTER_PORT": "29501"}
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "more", "store"),
+    [
+        ("localhost", 12355, KEPT, ["localhost", "12355", "node0", "29501"]),
+        ("localhost", 29501, KEPT, ["localhost", "29501", "node0", "29501"]),
+        ("node0", 29501, KEPT, []),
+        ("localhost", 12355, {**KEPT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, []),  # rank 0 starts it there
+    ],
+)
+def test_it_says_which_store_other_than_torchruns_the_program_waits_for(
+    host: str, port: int, more: dict[str, str], store: list[str]
+) -> None:
+    with watched(JOINS.format(host, port), **more) as (link, _):
+        read(link)
+
+        def joins() -> dict[str, object] | None:
+            answer = ask(link, "all")
+            return answer if "_create_c10d_store" in str(answer["threads"]) else None
+
+        assert wait_until(joins, "the program to join")["store"] == store
+
+
 def test_odd_names_arrive_whole() -> None:
     program = "import time\nexec(compile('def f():\\n time.sleep(100)\\nf()', 'a \"ü\\n', 'exec'))"
     with watched(program) as (link, _):

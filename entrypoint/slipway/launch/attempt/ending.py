@@ -17,6 +17,7 @@ from slipway.launch.process_tree import signal_name
 from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
+from slipway.launch.watch.standing import other_store
 from slipway.protocol.causes import (
     DRIVER_TOO_OLD,
     NO_DEVICE,
@@ -207,10 +208,7 @@ def _other_store(evidence: str, port: int) -> str:
     found = _STORE.search(evidence)
     if not (found and port) or int(found[2]) == port:
         return ""
-    return (
-        f"the script looks for torch's store at {found[1]}, port {found[2]}, and torchrun's is at port {port}: take the lines "
-        "out that set MASTER_ADDR and MASTER_PORT, or an init_method of your own"
-    )
+    return f"the script {other_store(found[1], found[2], f'port {port}')}"
 
 
 def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

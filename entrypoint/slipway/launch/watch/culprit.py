@@ -29,7 +29,25 @@ def find_hang(standings: Sequence[Standing]) -> Hang | None:
     waits = {rank: one for rank, one in by_rank.items() if one.pending or one.waits_in}
     if not waits:
         return None
-    return _missing(by_rank) or _different(by_rank) or _unrecorded(by_rank, waits) or _all_alike(by_rank, waits)
+    return (
+        _astray(by_rank)
+        or _missing(by_rank)
+        or _different(by_rank)
+        or _unrecorded(by_rank, waits)
+        or _all_alike(by_rank, waits)
+    )
+
+
+def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
+    """Ranks that wait for a store that is not torchrun's: nobody answers there."""
+    astray = [rank for rank, one in by_rank.items() if one.store]
+    if not astray:
+        return None
+    text = (
+        f"{_ranks(astray, by_rank)} cannot join the others: the script {by_rank[astray[0]].store}; "
+        f"{_places(astray, by_rank)}"
+    )
+    return Hang(tuple(astray), text, next((rank for rank in by_rank if rank not in astray), None))
 
 
 def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int]]]:

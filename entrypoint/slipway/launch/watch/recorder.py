@@ -6,6 +6,7 @@ The answer to `numbers` becomes the collectives begun and done of each process g
     last       {process group: number of the collective begun last}
     members    {process group: its ranks}
     threads    [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
+    store      address and port of a store that is not torchrun's at which the rank waits, then torchrun's; else empty
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,13 @@ def read_answer(content: Mapping[str, Any]) -> dict[str, Any]:
         begun, last = [], {}
     begun.sort(key=lambda call: call[5])
     waiting = [call for call in begun[:-COLLECTIVES] if not call[-1]]
-    return {"begun": waiting + begun[-COLLECTIVES:], "last": last, "members": groups, "threads": content["threads"]}
+    return {
+        "begun": waiting + begun[-COLLECTIVES:],
+        "last": last,
+        "members": groups,
+        "threads": content["threads"],
+        "store": content.get("store", []),
+    }
 
 
 def _by_group(

@@ -84,7 +84,8 @@ class Group:
 @dataclass(frozen=True)
 class Standing:
     """Where a rank stands. `state`: what is odd about its process, as people say it; `frames`: of its main thread, innermost
-    first; `groups`: those of its calls, and some more; `cores`: how many it kept busy since the job stood still.
+    first; `groups`: those of its calls, and some more; `cores`: how many it kept busy since the job stood still; `store`: that it
+    waits for a store that is not torchrun's, and what to do, as `other_store` says it; empty where it does not.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class Standing:
     calls: tuple[Call, ...] = ()
     groups: tuple[Group, ...] = ()
     cores: float = 0.0
+    store: str = ""
 
     @property
     def place(self) -> str:
@@ -178,6 +180,8 @@ def read_standing(
         last = {str(name)[:TEXT]: _whole(number) for name, number in answer["last"].items()}
         calls = [_read_call(call) for call in answer["begun"]]
         main: Sequence[Any] = next((frames for _, is_main, frames in answer["threads"] if is_main), [])
+        addresses = [str(part)[:TEXT] for part in answer.get("store", [])]  # py-spy does not see it
+        store = other_store(addresses[0], addresses[1], ", port ".join(addresses[2:])) if len(addresses) == 4 else ""
         frames = tuple(Frame(str(file)[-TEXT:], _whole(line), str(function)[:TEXT]) for file, line, function in main)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not an answer of a watcher: {error!r}") from None
@@ -189,7 +193,15 @@ def read_standing(
     told = tuple(group for group in groups if len(group.runs) <= RUNS)[:GROUPS]
     known = {group.name for group in told}
     return Standing(
-        rank, node_rank, state, frames[:DEPTH], tuple(call for call in kept if call.group in known), told, cores
+        rank, node_rank, state, frames[:DEPTH], tuple(call for call in kept if call.group in known), told, cores, store
+    )
+
+
+def other_store(address: str, port: str, own: str) -> str:
+    """What to say of a script that connects to a store which is not torchrun's; `own` is where torchrun's is."""
+    return (
+        f"looks for torch's store at {address}, port {port}, and torchrun's is at {own}: take the lines out that set MASTER_ADDR "
+        "and MASTER_PORT, or an init_method of your own"
     )
 
 
