@@ -106,6 +106,16 @@ def test_what_a_run_says_to_type_next_works_with_and_without_a_folder_for_its_re
         person.types(shortened(command))
 
 
+@pytest.mark.timeout(600)
+def test_what_to_type_next_names_the_folder_that_was_mounted_wherever_it_is_typed(person: Person) -> None:
+    start = f'docker run --rm --shm-size 1g --user "$(id -u):0" -v "$PWD/my results:/checkpoints" slipway:dev {QUICK}'
+    kept = person.types(f"mkdir -p 'elsewhere/my results' && cd elsewhere && {start}")
+    report = next_commands(kept.splitlines())[0]
+    assert f'"{person.folder}/elsewhere/my results:/checkpoints"' in report
+    person.types(report)
+    assert not (person.folder / "my results").exists()
+
+
 @pytest.mark.pull
 def test_a_script_that_was_not_mounted_starts_after_the_advice(person: Person) -> None:
     (person.folder / "train.py").write_text("print('mine')")
@@ -120,8 +130,8 @@ def test_after_the_advice_it_works(person: Person, undo: ExitStack) -> None:
     """A folder that Docker created as root, and a volume that another container made."""
     run = f'docker run --rm --shm-size 1g -v "$PWD/runs:/checkpoints" slipway:dev {QUICK}'
     shown = person.types(run, code=78)
-    assert "rmdir runs && mkdir runs" in shown
-    advised = re.search(r"type: (rmdir runs && mkdir runs)", shown)
+    runs = person.folder / "runs"
+    advised = re.search(f"type: (rmdir {runs} && mkdir {runs});", shown)
     user = re.search(r"And add (--user \S+ \S+|--user \S+) to docker run", shown)
     assert advised
     assert user

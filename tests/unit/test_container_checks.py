@@ -154,8 +154,11 @@ def test_a_read_only_mount_for_results_is_refused_in_the_words_of_the_runtime(
 @pytest.mark.parametrize(
     ("runtime", "source", "owner", "says"),
     [
-        ("docker", "./runs", 0, 'type: rmdir runs && mkdir runs; otherwise: sudo chown -R "$(id -u)" runs. And add --user "$(id -u):0"'),
-        ("host", "./out", 0, "type: rmdir out && mkdir out;"),
+        ("docker", "/a/runs", 0, 'type: rmdir /a/runs && mkdir /a/runs; otherwise: sudo chown -R "$(id -u)" /a/runs. And add --user "$(id -u):0"'),
+        ("host", "./out", 0, "type in the folder that contains it: rmdir out && mkdir out;"),
+        ("docker", "./my runs", 0, "rmdir 'my runs' && mkdir 'my runs'; otherwise: sudo chown -R \"$(id -u)\" 'my runs'."),
+        ("docker", "/srv/my runs", 0, "empty, type: rmdir '/srv/my runs' && mkdir '/srv/my runs'; otherwise"),
+        ("docker", "/srv/$x", 0, "type: rmdir '/srv/$x' && mkdir '/srv/$x'"),
         ("docker", "./runs", 4711, "belongs to user 4711, so user 7 cannot write there. Start as its owner: add --user 4711:0"),
         ("docker", "results", 0, "docker run --rm --user 0 -v results:/checkpoints slipway:dev sh -c 'chgrp -R 0 /checkpoints && "),
         ("docker", "results", 4711, "chmod -R g+rwX /checkpoints'"),
@@ -214,26 +217,41 @@ def test_missing_files_of_the_working_directory_are_said_to_be_unmounted(
     assert ("Nothing is mounted at" in slipway(*words.split()).err) is asked
 
 
+VOLUMES = (
+    "27 22 8:1 /var/lib/docker/volumes/results/_data /named rw - ext4 /dev/sda1 rw\n"
+    f"28 22 8:1 /volumes/{'0a' * 32}/_data /unnamed rw - ext4 /dev/sda1 rw\n"
+    "29 22 8:1 /home/me/.local/share/containers/storage/volumes/results/_data /podman rw - ext4 /dev/sda1 rw\n"
+    "30 22 8:2 /me/out /other rw - ext4 /dev/sdb1 rw\n"
+)
+HOSTS = "31 22 8:1 {}/containers/0a/hosts /etc/hosts rw - ext4 /dev/sda1 rw\n"
+DOCKER = HOSTS.format("/var/lib/docker")
+
+
 @pytest.mark.parametrize(
-    ("point", "source"),
+    ("point", "hosts", "source"),
     [
-        ("/check points", "./my runs"),
-        ("/kept", "./mount"),
-        ("/", "./runs"),  # of the root's source nothing is known
-        ("/nowhere", "./runs"),
-        ("/named", "results"),
-        ("/unnamed", ""),
-        ("/podman", "results"),
+        ("/check points", DOCKER, "/srv/my runs"),
+        ("/check points", "", "./my runs"),
+        (
+            "/check points",
+            HOSTS.format("/docker"),
+            "./my runs",
+        ),  # Docker's data are elsewhere: so may be this file system
+        ("/check points", HOSTS.format("/srv/var/lib/docker"), "/my runs"),  # subvolume "srv" is the host's root
+        ("/check points", HOSTS.format("/sr/var/lib/docker"), "./my runs"),  # another subvolume
+        ("/check points", HOSTS.format("/home/me/.local/share/docker"), "./my runs"),
+        ("/other", DOCKER, "./out"),  # another disk, mounted anywhere
+        ("/kept", "", "./mount"),
+        ("/", DOCKER, "./runs"),  # of the root's source nothing is known
+        ("/nowhere", DOCKER, "./runs"),
+        ("/named", DOCKER, "results"),
+        ("/unnamed", DOCKER, ""),
+        ("/podman", "", "results"),
     ],
 )
-def test_where_a_mounted_folder_comes_from(tmp_path: Path, point: str, source: str) -> None:
+def test_where_a_mounted_folder_comes_from(tmp_path: Path, point: str, hosts: str, source: str) -> None:
     file = tmp_path / "mountinfo"
-    file.write_text(
-        MOUNTINFO
-        + "27 22 8:1 /var/lib/docker/volumes/results/_data /named rw - ext4 /dev/sda1 rw\n"
-        + f"28 22 8:1 /volumes/{'0a' * 32}/_data /unnamed rw - ext4 /dev/sda1 rw\n"
-        + "29 22 8:1 /home/me/.local/share/containers/storage/volumes/results/_data /podman rw - ext4 /dev/sda1 rw\n"
-    )
+    file.write_text(MOUNTINFO + VOLUMES + hosts)
     assert mounted_from(Path(point), file) == source
     assert mounted_from(Path(point), tmp_path / "absent") == "./runs"
 

@@ -59,6 +59,11 @@ CASES = [
         f'docker run --rm -v "$PWD/my runs:/checkpoints" slipway:dev {READ[8:]}',
     ),
     (
+        Here("docker", "", source="/elsewhere/my $results"),
+        f'docker run --rm {ROOM} -v "/elsewhere/my \\$results:/checkpoints" slipway:dev {TRAIN[8:]}',
+        f'docker run --rm -v "/elsewhere/my \\$results:/checkpoints" slipway:dev {READ[8:]}',
+    ),
+    (
         Here("compose", "", service="train"),
         f"docker compose run --rm train {TRAIN[8:]}",
         f"docker compose run --rm train {READ[8:]}",

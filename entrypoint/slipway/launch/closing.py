@@ -100,6 +100,11 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     for command in commands:
         filled = as_typed(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
+    if commands and here.runtime == "docker" and here.source.startswith("./") and not fleeting:
+        say(
+            f"  $PWD/{printable(here.source[2:])} there is the folder mounted at {here.results}; its path is unknown here, "
+            "so type them in the folder that contains it"
+        )
     if commands and not here.image and not here.program and here.runtime != "compose":
         say(
             f"  {USUAL_IMAGE} there, or whatever you call the image; to have it named {advise(LACKING, job.host.runtime)}"

@@ -2,6 +2,7 @@
 for questions about the folder of the results and the working directory."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,16 +72,18 @@ def _make_writable(host: Host, point: Path, owner: int) -> str:
     if host.runtime not in ("docker", "host"):
         return f"Let it be that user's (chown {os.getuid()} DIR), or {advise('owner', host.runtime)}."
     source = mounted_from(point)
-    folder = source.removeprefix("./")
-    if source and source == folder:
+    if source and not source.startswith(("/", "./")):
         return (
             f"Let group 0, which every user of the image has, write to the volume. Type: docker run --rm --user 0 "
-            f"-v {source}:{point} {USUAL_IMAGE} sh -c 'chgrp -R 0 {point} && chmod -R g+rwX {point}'"
+            f"-v {shlex.quote(f'{source}:{point}')} {USUAL_IMAGE} sh -c "
+            + shlex.quote(f"chgrp -R 0 {shlex.quote(str(point))} && chmod -R g+rwX {shlex.quote(str(point))}")
         )
     if owner:
         return f"Start as its owner: add --user {owner}:0 to docker run."
+    folder = shlex.quote(source.removeprefix("./"))
+    there = "" if source.startswith("/") else " in the folder that contains it"
     return (
-        f"Docker creates a folder that does not exist as root. If it is empty, type: rmdir {folder} && mkdir {folder}; "
+        f"Docker creates a folder that does not exist as root. If it is empty, type{there}: rmdir {folder} && mkdir {folder}; "
         f'otherwise: sudo chown -R "$(id -u)" {folder}. And {advise("owner", host.runtime)}.'
     )
 

@@ -70,16 +70,24 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, st
 
 
 def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
-    """What an engine mounted at `point`: the name of a volume, or a folder of the host as ./NAME, since of the way to it only the
-    part within its file system is known; ./runs where nothing is. Empty where it is a volume without a name.
+    """What an engine mounted at `point`: the name of a volume, empty where it has none, or a folder of the host.
+
+    The folder is an absolute path where the container shows it. mountinfo has the path within the file system only; that is the
+    path on the host if Docker's own /etc/hosts lies on the same file system below /var/lib/docker, where Docker keeps it by
+    default. Otherwise, as on Docker Desktop, only the name is known: ./NAME, and ./runs where nothing is mounted.
     """
     try:
         fields = [line.split() for line in mountinfo.read_text(errors="surrogateescape").splitlines()]
     except OSError:
         fields = []
-    source = next((_unescaped(each[3]) for each in reversed(fields) if Path(_unescaped(each[4])) == point), "/")
+    mounted = {Path(_unescaped(each[4])): (each[2], _unescaped(each[3])) for each in fields}
+    device, source = mounted.get(point, ("", "/"))
     if volume := re.search(r"/volumes/([^/]+)/_data$", source):  # Docker's and Podman's
         return "" if re.fullmatch(r"[0-9a-f]{64}", volume[1]) else volume[1]
+    known_device, known = mounted.get(Path("/etc/hosts"), ("", ""))
+    above, docker, _ = known.partition("/var/lib/docker/containers/")  # `above` is a subvolume of btrfs, or empty
+    if docker and known_device == device and source.startswith(f"{above}/"):
+        return source.removeprefix(above)
     return f"./{Path(source).name or 'runs'}"
 
 

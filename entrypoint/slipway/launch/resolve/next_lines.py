@@ -41,7 +41,8 @@ class Here:
     nodes: int = 1
     user: int = IMAGE_USER
     results: str = "/checkpoints"
-    source: str = "./runs"  # what docker mounts there: a volume, or ./FOLDER; empty where that ends with the container
+    # What docker mounts there: a volume, /FOLDER, or ./NAME where only its name is known; empty where it ends with the container.
+    source: str = "./runs"
     folder: str = "$PWD/runs"
     service: str = "train"  # of a compose file
 
@@ -96,11 +97,17 @@ def _in_docker(words: str, trains: bool, here: Here) -> str:
     room = " --shm-size 1g --stop-timeout 120" if trains else ""
     image = shlex.quote(here.image or USUAL_IMAGE)
     told = f" -e IMAGE={image}" if here.image and trains else ""
-    before, source = "", here.source.replace("./", "$PWD/", 1)
+    before, source = "", here.source
     if trains and not source:
-        before, user, source = "mkdir -p runs && ", ' --user "$(id -u):0"', "$PWD/runs"
-    volume = f' -v "{source}:{here.results}"' if source else ""
+        before, user, source = "mkdir -p runs && ", ' --user "$(id -u):0"', "./runs"
+    volume = f" -v {quote_mount(source, here.results)}" if source else ""
     return f"{before}docker run --rm{gpus}{user}{room}{told}{volume} {image} {words}"
+
+
+def quote_mount(source: str, target: str) -> str:
+    """What -v of docker run takes, quoted for a shell; ./NAME is a folder of the one in which it is typed."""
+    mount = re.sub(r'([$`"\\])', r"\\\1", f"{source}:{target}")
+    return f'"$PWD/{mount.removeprefix("./")}"' if source.startswith("./") else f'"{mount}"'
 
 
 def _in_compose(words: str, trains: bool, here: Here) -> str:
