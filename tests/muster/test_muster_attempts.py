@@ -11,8 +11,12 @@ import pytest
 from stage import Launcher, make_card, make_outcome
 from waiting import wait_until
 
-from slipway.launch.muster.card import Go
+from slipway.launch.muster.card import Card, Go
+from slipway.launch.muster.client import Client
+from slipway.launch.muster.link import Link
+from slipway.launch.muster.messages import Start
 from slipway.launch.muster.muster import Muster
+from slipway.launch.muster.ring import Ring
 from slipway.launch.verdict.attempts import Ending
 from slipway.protocol.errors import LaunchError
 
@@ -144,6 +148,35 @@ def test_a_node_0_that_was_met_is_waited_for_and_nobody_looks_for_a_typing_mista
     back = [line for line in job.lines[1] if line.startswith("waiting for node 0 to come back: MASTER_ADDR=127.0.0.1 ")]
     assert bool(back) == met, job.lines
     assert ("a typing mistake" in "\n".join([*job.lines[1], str(gave_up)])) != met, job.lines
+
+
+def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
+    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen just then, and its own server gave it up."""
+    read, missed = Client._read_start, []
+
+    def miss_once(self: Client, start: Start, link: Link, card: Card, ring: Ring) -> Go:
+        if card.node_rank == 0 and not missed:
+            missed.append(start.attempt)
+            raise ConnectionResetError
+        return read(self, start, link, card, ring)
+
+    monkeypatch.setattr(Client, "_read_start", miss_once)
+    job = crew(2)
+    job.open(0, 1)
+
+    def join(rank: int, muster: Muster) -> Go | None:
+        go = muster.join(make_card(rank, 2))
+        if rank == 1 and go:
+            outcome = make_outcome(rank, "peer")
+            assert muster.report(outcome, AGAIN).verdict.first.node_rank == 0
+            go = muster.join(make_card(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
+        return go
+
+    gos = job.all(join)
+    assert missed == [1]
+    assert {rank: go.attempt for rank, go in gos.items()} == {0: 2, 1: 2}
 
 
 def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> None:

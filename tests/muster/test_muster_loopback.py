@@ -23,6 +23,7 @@ from slipway.launch.muster.muster import Muster
 from slipway.launch.muster.ring import Ring
 from slipway.launch.muster.terms import Terms
 from slipway.launch.resolve.connectivity import listen
+from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 
 Make = Callable[..., Launcher]
@@ -92,6 +93,37 @@ def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_tak
     crew[0].join(20)
     assert [one.code for one in crew] == [0, 0]
     assert "turned away node 1 (host1), which belongs to another job" in crew[0].log
+
+
+def test_another_jobs_node_0_that_finds_this_one_is_told_to_look_elsewhere(launcher: Make, port: int) -> None:
+    """Its rank is taken, as node 0's always is; it is no mistake in its configuration all the same."""
+    crew = [launcher(rank, 2, card={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    crew[0].start()
+    with Client(port) as stray:
+        answer = stray.introduce(make_card(0, 2, nonce="b" * 16, tries=1), process="stray")
+    play(crew[1])
+    crew[0].join(20)
+    assert answer == wire.Refused(CONFIGURATION, "another job, of node 0 on host0", again=True)
+
+
+def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewhere(launcher: Make, port: int) -> None:
+    running, over = threading.Event(), threading.Event()
+
+    def work(muster: Muster) -> Outcome:
+        running.set()
+        assert over.wait(20)
+        return make_outcome(1)
+
+    crew = [launcher(0, 2), launcher(1, 2, work=work)]
+    for one in crew:
+        one.start()
+    assert running.wait(20)
+    with Client(port) as stray:
+        answer = stray.introduce(make_card(1, 2, nonce="b" * 16, tries=1), process="stray")
+    over.set()
+    for one in crew:
+        one.join(20)
+    assert answer == wire.Refused(CONFIGURATION, "another job, of node 0 on host0", again=True)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -484,20 +516,26 @@ def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> 
     assert [one.code for one in crew] == [0, 0, 0]
 
 
-def test_a_network_that_opens_itself_late_is_waited_for(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "failing", "said"),
+    [("kubernetes", 2, "Networks may need a while"), ("host", 1, "Trying once more.")],
+)
+def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
+    launcher: Make, runtime: str, failing: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visit, visits = Ring._visit, []
 
     async def blocked(ring: Ring, probe: wire.Probe) -> str:
         visits.append(probe.round)
-        return "no answer" if len(set(visits)) < 3 else await visit(ring, probe)
+        return "no answer" if len(set(visits)) <= failing else await visit(ring, probe)
 
     monkeypatch.setattr(Ring, "_visit", blocked)
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
-    crew = [launcher(rank, 2, card={"runtime": "kubernetes"}) for rank in range(2)]
+    crew = [launcher(rank, 2, card={"runtime": runtime}) for rank in range(2)]
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
     assert "cannot connect to node" in crew[1].log
-    assert "Networks may need a while" in crew[1].log
+    assert said in crew[1].log
 
 
 @pytest.mark.parametrize("runtime", ["docker", "kubernetes"])
