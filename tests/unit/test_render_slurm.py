@@ -343,3 +343,10 @@ def test_every_option_is_described(render: Slipway) -> None:
     assert set(defaults) == {"job-name", "time"}
     assert {f"{name}={value}" for name, value in defaults.items()} <= set(headers(rendered(render())))
     assert not {"--node-rank", "--master-addr", "--standalone"} & set(text.split())
+
+
+def test_every_early_signal_in_the_guide_leaves_time_for_the_grace_beside_it() -> None:
+    guide = (Path(__file__).parents[2] / "slurm/README.md").read_text()
+    pairs = re.findall(r"SLIPWAY_GRACE_SECONDS=(\d+) sbatch --signal=USR1@(\d+)", guide)
+    assert len(pairs) == guide.count("sbatch --signal=USR1@") == 3
+    assert [pair for pair in pairs if int(pair[1]) < int(pair[0]) + LEAVING] == []
