@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from launchers import Launcher
 from stand_in_rules import Rules
 from waiting import wait_until
 
-from slipway.launch.attempt.stops import SAME_STOP
 from slipway.launch.process_tree import lives
 
 Start = Callable[..., Launcher]
@@ -83,20 +81,6 @@ def test_when_the_grace_is_over_everything_is_killed(start: Start, rules: Rules,
     job.signal(signal.SIGTERM)
     assert job.end() == 76, job.text
     assert any("--grace-seconds" in line for line in job.closing)
-
-
-@pytest.mark.pull
-def test_a_second_ctrl_c_ends_at_once_and_for_good(start: Start, rules: Rules, tmp_path: Path) -> None:
-    body = "signal.signal(2, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(300)"
-    job = start(write(tmp_path, body), NPROC_PER_NODE="1", **rules.variables())
-    job.wait_for("ready")
-    job.signal(signal.SIGINT)
-    job.wait_for("SIGINT received")
-    first = time.monotonic()
-    wait_until(lambda: time.monotonic() - first > SAME_STOP, "a signal to be a second one")
-    job.signal(signal.SIGINT)
-    assert job.end() == 79, job.text
-    assert any("second Ctrl-C" in line for line in job.closing)
 
 
 @pytest.mark.pull
