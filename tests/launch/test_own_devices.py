@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rules
 
 UNIT = Path(__file__).parents[1] / "unit"
 CORES = sorted(os.sched_getaffinity(0))
@@ -84,7 +85,7 @@ def test_each_worker_has_its_own_slice_and_the_cores_near_it(
 
 
 def test_another_attempt_begins_when_the_memory_of_the_last_one_is_free(
-    slipway: Callable[..., Launcher], driver: dict[str, str], tmp_path: Path
+    slipway: Callable[..., Launcher], driver: dict[str, str], rules: Rules, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
         "import os, pathlib\n"
@@ -92,7 +93,9 @@ def test_another_attempt_begins_when_the_memory_of_the_last_one_is_free(
         "    pathlib.Path(os.environ['SEEN'], 'held').write_text('four')\n"
         "    raise SystemExit(1)\n"
     )
-    job = slipway("run", "--max-restarts=1", "own.py", **driver)
+    stand_ins = rules.variables(pause=0.0)
+    paths = f"{stand_ins['PYTHONPATH']}:{driver['PYTHONPATH']}"
+    job = slipway("run", "--max-restarts=1", "own.py", **driver | stand_ins | {"PYTHONPATH": paths})
     assert job.process.returncode == 0, job.text
     assert "waiting for GPU 1: 70.0 GB of the last attempt are not free yet" in job.closing, job.text
     assert "finished on 1 node after 2 attempts" in job.closing
