@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.resolve import host
+from slipway.launch.resolve.folders import mounted_from, read_mounts
 from slipway.launch.resolve.host import read_host
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
@@ -57,3 +58,13 @@ def test_the_full_name_is_asked_only_where_it_matters(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getfqdn", lambda *_: "lm-2.lm.default.svc")
     assert read_host({}).fqdn == "lm-2"
     assert read_host({"JOB_COMPLETION_INDEX": "2"}).fqdn == "lm-2.lm.default.svc"
+
+
+@pytest.mark.parametrize(
+    "line", ["", "36", "36 35 98:0 /", "36 35 98:0 / / rw", "36 35 98:0 / / rw - ", " - ext4", "- - -"]
+)
+def test_lines_of_mounts_that_are_none_are_passed_over(tmp_path: Path, line: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"{line}\n40 35 98:0 /runs /checkpoints rw - ext4 /dev/sda rw\n{line}\n")
+    assert read_mounts(mounts) == {Path("/checkpoints"): "ext4"}
+    assert mounted_from(Path("/checkpoints"), mounts) == "./runs"

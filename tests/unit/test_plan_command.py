@@ -220,6 +220,8 @@ UNREADABLE = [
     "report theirs/gpt-1",
     "trace theirs/gpt-1",
     "eval theirs/gpt-1",
+    "gpt --dataset file:theirs/a.txt",
+    "plan gpt --dataset tokens:theirs/a",
 ]
 
 

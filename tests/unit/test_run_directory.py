@@ -147,7 +147,7 @@ def test_a_job_that_is_requeued_takes_the_empty_folder_that_its_first_start_left
     ("blocks", "said"),
     [
         (lambda: Path("runs").symlink_to("gone"), "runs is a link to gone, which does not exist"),
-        (lambda: Path("runs").touch(), "runs is not a folder"),
+        (lambda: Path("runs").touch(), "runs is a file, and a run directory is a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_said_with_the_cause(blocks: Callable[[], None], said: str) -> None:

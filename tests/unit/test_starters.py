@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -39,8 +40,14 @@ def test_another_launcher_in_front_of_a_script_is_left_out(slipway: Slipway, typ
     Path("t.py").touch()
     answer = slipway(command, *typed.split())
     assert (answer.code, answer.out) == (78, "")
-    assert "stands in front of the script, and `slipway run` takes its place." in answer.err
+    assert re.search(r"(\S+) starts a script, and `slipway run` does so instead of it: leave \1 out\.", answer.err)
     assert answer.err.rstrip().endswith(INSTEAD[typed])
+
+
+def test_a_file_in_the_current_folder_is_no_launcher_whatever_its_name(slipway: Slipway) -> None:
+    Path("composer").write_text("#!/bin/sh\n")
+    Path("composer").chmod(0o755)
+    assert slipway("plan", "--no-python", "./composer", "t.py").code == 0
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,50 @@ def test_nodes_of_a_slurm_job_that_stay_idle_are_told_with_the_srun_to_type(envi
     assert all(line.startswith("warning: this Slurm job has ") and told in line for line in lines)
 
 
+SHELL = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_PTY_PORT": "40123"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (SHELL, True),
+        (SHELL | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}, False),  # rank 0 says it
+        (SHELL | {"SLURM_PTY_PORT": ""}, False),
+        (BARE_SRUN | {"SLURM_NODEID": "0", "SLURM_PTY_PORT": "40123"}, False),  # one launcher per node
+    ],
+)
+def test_a_launcher_in_a_shell_of_srun_says_what_it_takes_itself_for(environ: dict[str, str], told: bool) -> None:
+    lines = [note for note in resolve(environ).notes if "srun --pty" in note]
+    assert len(lines) == told
+    assert all("one of 2 launchers" in line and line.endswith("type --standalone") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1 is ignored"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK=0 is ignored"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 is ignored, because PMI_RANK is not set"),
+        ({"PMI_SIZE": "1"}, ""),
+        (PLAIN | {"PMIX_RANK": "1"}, ""),
+        (BARE_SRUN | {"PMIX_RANK": "1"}, ""),
+    ],
+    ids=str,
+)
+def test_half_of_what_a_starter_sets_is_ignored_with_a_line(environ: dict[str, str], told: str) -> None:
+    lines = [note for note in resolve(environ).notes if "is ignored, because" in note]
+    assert len(lines) == bool(told)
+    assert all(told in line and "NNODES, NODE_RANK" in line for line in lines)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "[::]", "::ffff:0.0.0.0"])
+def test_an_address_to_listen_on_is_no_address_of_another_node(address: str) -> None:
+    with pytest.raises(LaunchError, match="is an address to listen on") as caught:
+        resolve(PLAIN | {"MASTER_ADDR": address, "RANK": "1"})
+    assert caught.value.code == CONFIGURATION
+    assert resolve(PLAIN | {"MASTER_ADDR": address, "RANK": "0"}).nodes == 2
+
+
 def test_one_launcher_per_process_is_told_with_its_rank() -> None:
     notes = resolve(PER_PROCESS).notes
     assert any(note.startswith("one launcher per process (from LOCAL_RANK): this one runs rank 3") for note in notes)
@@ -359,6 +403,11 @@ def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(env
         {"POOL_CACHE_SIZE": "100", "POOL_NODE_ID": "3"},
         {"LSB_JOBID": "41", "LSB_MCPU_HOSTS": "n0 8 n1 8"},
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"PMI_SIZE": "2", "PMI_LOCAL_RANK": "0"},
+        {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0"},
+        {"VLLM_WORLD_SIZE": "2", "VLLM_RANK": "0"},
+        {"TP_SIZE": "4", "TP_RANK": "1"},
+        {"DP_WORLD_SIZE": "4", "DP_RANK": "1"},
     ],
     ids=str,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from slipway.protocol.errors import told_if_unreadable
 from slipway.protocol.mistake import ConfigurationError, nearest
 
 STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
@@ -41,11 +43,17 @@ def meant_dataset(value: str) -> str:
     near = nearest(scheme, (STDLIB, FILE, TOKENS, HUB))
     if near and colon and near != STDLIB:
         return f" Did you mean {near}:{rest or '…'}?"
-    if Path(value).exists():
+    if _is_there(value):
         return f" Did you mean {TOKENS if (Path(value) / MANIFEST).exists() else FILE}:{value}?"
     if near:
         return f" Did you mean {near}{'' if near == STDLIB else ':…'}?"
     return f" Did you mean {HUB}:{value}?" if "/" in value and REPO.fullmatch(value) else ""
+
+
+def _is_there(path: str) -> bool:
+    with suppress(OSError):  # this user may not look there
+        return Path(path).exists()
+    return False
 
 
 class HubData(NamedTuple):
@@ -64,6 +72,7 @@ def parse_hub_data(source: str) -> HubData:
     return HubData("/".join(parts[:2]) + mark + revision, "/".join(parts[2:]))
 
 
+@told_if_unreadable("Give the path of a data set that this user can read.")
 def check_dataset(dataset: str) -> None:
     """Raise ConfigurationError where a path is not there, is an empty file, or is no folder of tokens."""
     scheme, _, rest = dataset.partition(":")

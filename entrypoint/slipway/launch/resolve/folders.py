@@ -63,9 +63,11 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, st
         return {}
     mounts = {}
     for line in lines:
-        before, _, after = line.partition(" - ")
-        temporary = "/volumes/kubernetes.io~empty-dir/" in before.split()[3]  # the kubelet's own name for the folder
-        mounts[Path(_unescaped(before.split()[4]))] = EMPTY_DIR if temporary else after.split()[0]
+        before, after = (part.split() for part in line.partition(" - ")[::2])
+        if len(before) < 5 or not after:  # of a kernel, or an emulation of one, that writes other lines
+            continue
+        temporary = "/volumes/kubernetes.io~empty-dir/" in before[3]  # the kubelet's own name for the folder
+        mounts[Path(_unescaped(before[4]))] = EMPTY_DIR if temporary else after[0]
     return mounts
 
 
@@ -80,7 +82,7 @@ def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) ->
         fields = [line.split() for line in mountinfo.read_text(errors="surrogateescape").splitlines()]
     except OSError:
         fields = []
-    mounted = {Path(_unescaped(each[4])): (each[2], _unescaped(each[3])) for each in fields}
+    mounted = {Path(_unescaped(each[4])): (each[2], _unescaped(each[3])) for each in fields if each[4:]}
     device, source = mounted.get(point, ("", "/"))
     if volume := re.search(r"/volumes/([^/]+)/_data$", source):  # Docker's and Podman's
         return "" if re.fullmatch(r"[0-9a-f]{64}", volume[1]) else volume[1]

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slipway.launch.resolve.clouds import (
     AWS_BATCH,
@@ -86,13 +86,27 @@ _INDEX = re.compile(
     r"[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)"
 )
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
+# How a framework divides a model or its data: said by its user, and of processes that it starts itself.
+_DIVISIONS = frozenset(
+    {"DP", "TP", "PP", "CP", "EP", "ETP", "SP", "MP", "FSDP", "HSDP", "VLLM", "SGLANG", "MEGATRON"}
+) | {
+    *("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE", "MODEL", "SHARD"),
+}
+# An index without a size, or a size without an index: the name of the first, and what is missing.
+_HALVES = (("PMI_SIZE", ("PMI_RANK",)), ("PMIX_RANK", ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "SLURM_STEP_ID")))
 
 
 def explain_unknown_start(environ: Mapping[str, str]) -> str:
     """What to set where the environment looks as if somebody started several of these whom nobody here knows; else empty."""
     for size, count in environ.items():
         family = size.partition("_")[0]
-        if family in _KNOWN or not _SIZE.fullmatch(size) or not count.isdecimal() or int(count) < 2:
+        if (
+            family in _KNOWN | _DIVISIONS
+            or (family == "PMI" and not environ.get("PMI_RANK"))
+            or not _SIZE.fullmatch(size)
+            or not count.isdecimal()
+            or int(count) < 2
+        ):
             continue
         ranks = (name for name in environ if name.partition("_")[0] == family and _INDEX.fullmatch(name))
         if name := next(
@@ -104,6 +118,19 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
                 "MASTER_ADDR. Where each is a job of its own, type --nnodes 1."
             )
     return ""
+
+
+def warn_of_half_start(environ: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable of a starter that says nothing alone, and may be left of an earlier start."""
+    for name, others in _HALVES:
+        value = environ.get(name, "")
+        alone = value.isdecimal() and not any(map(environ.get, others))
+        if alone and not (name == "PMI_SIZE" and int(value) < 2):
+            yield (
+                f"warning: {name}={value} is ignored, because {' and '.join(others)} "
+                f"{'is' if len(others) == 1 else 'are'} not set. Where this is one of several launchers, set NNODES, NODE_RANK "
+                "and MASTER_ADDR"
+            )
 
 
 def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -143,6 +170,20 @@ def warn_of_idle_nodes(environ: Mapping[str, str], nodes: int) -> str:
         return ""
     how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
     return f"warning: this Slurm job has {allotted} nodes, and only {nodes} of them will train. For all of them type: {how}"
+
+
+def warn_of_terminal(environ: Mapping[str, str], local: int) -> str:
+    """What to say where one of `local` launchers on a node may have been typed in a shell of `srun --pty`; empty where not.
+
+    srun starts it as task 0, and the other tasks' shells end at once. Its steps inherit SLURM_PTY_PORT: nothing in
+    the environment says whether this is the shell's own task or one of a later srun.
+    """
+    if local < 2 or not environ.get("SLURM_PTY_PORT") or not environ.get("SLURM_STEP_ID"):
+        return ""
+    return (
+        f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this or a shell before it. It is taken as one of {local} "
+        "launchers that srun started on this node. Where you typed it in that shell, the others never come: type --standalone"
+    )
 
 
 def expand_tasks_per_node(text: str) -> list[int]:

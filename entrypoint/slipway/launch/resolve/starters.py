@@ -20,7 +20,7 @@ def refuse_starter(words: Sequence[str]) -> str:
     bare = list(words[1:] if as_it_is else words)
     if not bare or not (name := starter(bare)) or (as_it_is and name == "python"):
         return ""
-    told = f"{name} stands in front of the script, and `slipway run` takes its place."
+    told = f"{name} starts a script, and `slipway run` does so instead of it: leave {name} out."
     if line := instead(bare):
         return f"{told} Type: {line}"
     if name == "python" and bare[1:]:
@@ -38,7 +38,8 @@ def starter(words: Sequence[str]) -> str:
     if re.fullmatch(r"python(3(\.\d+)?)?", name):
         module = _module(words)
         return module[0] if module and module[0] in TORCHRUN else "python"
-    return name if name == "torchrun" or name in OTHERS else ""
+    own = words[0] == f"./{name}"  # a file of the user's in the current folder
+    return name if name == "torchrun" or (name in OTHERS and not own) else ""
 
 
 def instead(words: Sequence[str]) -> str:

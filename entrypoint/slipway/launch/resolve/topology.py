@@ -4,7 +4,9 @@ Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, Slurm, plai
 schedulers, a single node. `Topology.values` keeps every value with its source and the candidates it turned down.
 """
 
+import ipaddress
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,7 +33,9 @@ from slipway.launch.resolve.schedulers import (
     SLURM,
     explain_unknown_start,
     read_schedulers,
+    warn_of_half_start,
     warn_of_idle_nodes,
+    warn_of_terminal,
 )
 from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores
@@ -172,6 +176,8 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         typed = counted.source.endswith(" (WORLD_SIZE)")  # who comes from torchrun counts processes by it
         meant = f"{counted.about('WORLD_SIZE')} counts nodes; for one machine unset it. " if typed else ""
         raise LaunchError(broken or meant + _master_missing(nodes, readings, sources.environ, host.runtime))
+    if node_rank:
+        _refuse_unspecified(values["MASTER_ADDR"].claim)
     if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
@@ -316,6 +322,18 @@ def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
     return notes
 
 
+def _refuse_unspecified(claim: Claim) -> None:
+    """Raise LaunchError where the address of node 0 is one on which a program listens: connected to, it is this machine."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(claim.value.strip().strip("[]"))
+        mapped = getattr(address, "ipv4_mapped", None)
+        if address.is_unspecified or (mapped and mapped.is_unspecified):
+            raise LaunchError(
+                f"{claim.about('MASTER_ADDR')} is an address to listen on and not one that another node can reach. Give the name "
+                "or address of node 0: MASTER_ADDR=HOST, or --master-addr HOST."
+            )
+
+
 def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str], runtime: str) -> str:
     hint = advise("MASTER_ADDR", runtime)
     schedulers = {reading.scheduler for reading in readings}
@@ -356,6 +374,10 @@ def _notes(
     first = process.rank == 0 if process else values["RANK"].value == "0"
     if first and (idle := warn_of_idle_nodes(sources.environ, nodes)):
         notes.append(idle)
+    if process and first and (terminal := warn_of_terminal(sources.environ, process.local_world_size)):
+        notes.append(terminal)
+    if not process and nodes == 1 and values["WORLD_SIZE"].source == "default":
+        notes += warn_of_half_start(sources.environ)
     if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
         notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:

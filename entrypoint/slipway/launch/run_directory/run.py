@@ -336,7 +336,10 @@ def cannot_make(error: OSError) -> LaunchError:
     why, file = str(error), Path(os.fsdecode(error.filename or ""))
     if isinstance(error, FileExistsError):
         leads = f"{file} is a link to {file.readlink()}, which does not exist" if file.is_symlink() else ""
-        why = leads or f"{file} is not a folder"
+        why = leads or f"{file} is a file, and a run directory is a folder"
+    if isinstance(error, NotADirectoryError):
+        found = next((place for place in (file, *file.parents) if place.is_file()), file)
+        why = f"{found} is a file, and a run directory is a folder"
     text = f"The run directory cannot be made: {why}. Choose another with --run-dir or --runs."
     return LaunchError(text, code_of(error))
 
