@@ -23,9 +23,8 @@ from slipway.train.parallel.data_parallel import DataParallel
 from slipway.train.text import corpus
 from slipway.train.text.files import read_stdlib
 from slipway.train.worker.context import Context
-from slipway.train.worker.group import leave_group, open_group
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.place import read_place
+from slipway.train.worker.launcher import Heartbeat
+from slipway.train.worker.place import leave_group, open_group, read_place
 from slipway.train.workloads.gpt import make_task
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from slipway.launch.verdict.attempts import Try, count_failures, decide
+from slipway.launch.verdict.restarts import Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.outcomes import Word
 
@@ -24,7 +24,7 @@ INTERVALS = (600.0, 60.0)  # s
 MEMORY = {
     "interval": 1.0,
     "stall": 0.01,
-}  # s between snapshots in memory, and for each: train/snapshots/rhythm.py, SHARE
+}  # s between snapshots in memory, and for each: train/snapshots/memory_buffers.py, SHARE
 RESTARTS = 3  # that a job of ours may have in a row without progress, and had in all before progress renewed them
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 

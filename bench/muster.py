@@ -23,13 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.muster import link
-from slipway.launch.muster.card import Card
-from slipway.launch.muster.codec import decode, encode
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.terms import Terms
+from slipway.launch.rendezvous import link
+from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
 TARGETS = {16: 0.2, 256: 2.0}  # seconds to agreement
@@ -85,9 +85,9 @@ def count_bytes() -> dict[str, int]:
 
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Node 0 with its real Muster; what it cost."""
-    import slipway.launch.muster.client
-    import slipway.launch.muster.coordinator
-    import slipway.launch.muster.server  # noqa: F401
+    import slipway.launch.rendezvous.client
+    import slipway.launch.rendezvous.coordinator
+    import slipway.launch.rendezvous.server  # noqa: F401
 
     counts = count_bytes()
     start = wait_for_start()
@@ -117,7 +117,7 @@ def synchronise(start: float) -> None:
 
 async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[str, float]:
     """Many launchers in one event loop; when the last of them had go and verdict."""
-    from slipway.launch.muster.client import Client
+    from slipway.launch.rendezvous.client import Client
 
     def make_client(rank: int) -> Client:
         return Client(

@@ -14,7 +14,7 @@ import torch
 from sides import Cost
 
 from slipway.train.worker.context import Context
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
 
 REST = 0.1  # seconds after a turn, in which the workers of a DataLoader fill what they prefetch; then they stand still

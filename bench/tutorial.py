@@ -15,9 +15,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from slipway.train.loop.task import Batch
-from slipway.train.pictures.arrays import Bytes
-from slipway.train.pictures.collection import Colour
+from slipway.train.pictures.arrays import Bytes, Colour
+from slipway.train.task import Batch
 
 PREFETCHED = 2  # batches of each worker, by default
 

@@ -24,8 +24,8 @@ from tutorial import Batches, Pictures, Tutorial, judge, transform
 from vision_floor import OURS, PRODUCTS, make_floors
 
 from slipway.options import VisionOptions, parse
+from slipway.train.loop.arithmetic import read_precision
 from slipway.train.loop.fit import fit
-from slipway.train.loop.precision import read_precision
 from slipway.train.loop.step import learning_rate
 from slipway.train.models.cnn import build
 from slipway.train.pictures import glyphs

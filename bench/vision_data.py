@@ -19,12 +19,9 @@ from sides import Cost, Side, Spread, ratio, take_turns
 from turns import REST, Clock
 from tutorial import PREFETCHED, Batches, Pictures, transform
 
-from slipway.train.loop.loader import Loader
-from slipway.train.loop.sampler import Sampler
-from slipway.train.loop.task import Batch
-from slipway.train.pictures.arrays import Arrays, Bytes, on_device
-from slipway.train.pictures.augmentation import Variation
-from slipway.train.pictures.collection import Normaliser
+from slipway.train.loop.loader import Loader, Sampler
+from slipway.train.pictures.arrays import Arrays, Bytes, Normaliser, Variation, on_device
+from slipway.train.task import Batch
 
 COUNT, SIZE, BATCH, SHIFT, CLASSES = 50_000, 32, 128, 4, 10
 MEAN, DEVIATION = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)

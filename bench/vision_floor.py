@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from turns import Take
 
-from slipway.train.loop.precision import Precision
+from slipway.train.loop.arithmetic import Precision
 from slipway.train.models.cnn import flops_per_picture
 
 TUTORIALS, OURS, CONVOLUTIONS, PRODUCTS = (

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slipway.launch.watch.listener import Listener
+from slipway.launch.hangs.inquiry import Listener
 
 ASK_SECONDS = 0.5
 MOST = 20.0  # ms at the start, and µs of CPU for a collective

@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 
 from slipway.cli.cli import slipway
-from slipway.launch.resolve.settings import LIBRARIES, SETTINGS
+from slipway.launch.resolve.settings import SETTINGS
+from slipway.launch.resolve.sources import LIBRARIES
 from slipway.options import WORKLOADS
 from slipway.options.command import click_command
 from slipway.protocol.errors import EXITS

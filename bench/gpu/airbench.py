@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.train.pictures.arrays import Bytes
-from slipway.train.pictures.collection import Colour
+from slipway.train.pictures.arrays import Bytes, Colour
 
 
 class Epochs:

@@ -28,7 +28,7 @@ from report import Report
 from shares import best_product, bound, find_shares, table
 from sides import Cost, ratio, take_turns
 
-from slipway.train.loop.precision import read_precision
+from slipway.train.loop.arithmetic import read_precision
 from slipway.train.models.flops import utilisation
 from slipway.train.models.gpt import Gpt, GptConfig
 

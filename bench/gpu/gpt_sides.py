@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from loops import Loop, make_training
 
-from slipway.train.loop.task import Task
+from slipway.train.task import Task
 from slipway.train.text.corpus import StoredTokens
 from slipway.train.text.language import cut_windows
-from slipway.train.text.tokens.streams import Stream
+from slipway.train.text.token_folder import Stream
 
 TOKENS = 2**24  # of the text; 32 MB
 # Sequences of 1024 tokens that go through at once by GiB of the GPU: two trainings, one at work, fit beside each other.

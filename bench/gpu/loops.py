@@ -17,13 +17,12 @@ from slipway.options import WORKLOADS, Common, parse
 from slipway.train.loop.fit import enforce_budget, next_word, report_step
 from slipway.train.loop.metrics import MetricsFile, Progress
 from slipway.train.loop.step import learning_rate, take_step
-from slipway.train.loop.task import Task
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.parallel.data_parallel import DataParallel, average_gradients
+from slipway.train.task import Task
 from slipway.train.worker.context import Context
-from slipway.train.worker.group import leave_group
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.place import read_place
+from slipway.train.worker.launcher import Heartbeat
+from slipway.train.worker.place import leave_group, read_place
 
 COPIES = count(1)  # of the code of `forward`
 

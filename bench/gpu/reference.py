@@ -15,7 +15,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
-from slipway.train.loop.task import Batch
+from slipway.train.task import Batch
 
 
 def ready_batches(

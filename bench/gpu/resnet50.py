@@ -26,7 +26,7 @@ from report import Report
 from shares import PROFILED, bound, find_shares, table
 from sides import ratio, take_turns
 
-from slipway.train.pictures.collection import Normaliser
+from slipway.train.pictures.arrays import Normaliser
 from slipway.train.pictures.glyphs import DEVIATION, MEAN
 
 OURS, COMPILED, SOUGHT = "slipway", "slipway --compile", "slipway, cudnn.benchmark"

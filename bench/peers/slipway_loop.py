@@ -11,9 +11,8 @@ from peers.turns import Turns
 from slipway.options import GptOptions, parse
 from slipway.train.loop.fit import fit
 from slipway.train.worker.context import Context
-from slipway.train.worker.group import leave_group, open_group
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.place import read_place
+from slipway.train.worker.launcher import Heartbeat
+from slipway.train.worker.place import leave_group, open_group, read_place
 from slipway.train.workloads.gpt import make_task
 
 

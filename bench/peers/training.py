@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from peers.model import Model
 from peers.plan import PROCESSES, Plan
 from slipway.options import GptOptions
-from slipway.train.loop.evaluation import evaluate_model
-from slipway.train.loop.precision import Precision, read_precision
-from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.arithmetic import Precision, read_precision
+from slipway.train.loop.fit import evaluate_model
+from slipway.train.loop.loader import Sampler
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.language import cut_samples

@@ -9,7 +9,7 @@ import needs
 from plans import Harm
 from scene import end_state
 
-from slipway.launch.verdict.attempts import STUCK
+from slipway.launch.verdict.restarts import STUCK
 from slipway.protocol.errors import CANCELLED, EXITS, FAILED, FINISHED, NO_PROGRESS, PEER, STOPPED
 from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, RUN_FILE, newest_step, parse_json, read_json
 

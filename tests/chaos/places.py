@@ -12,7 +12,7 @@ from containers import as_oneself
 from launchers import Launcher, start_launcher
 from plans import Harm
 
-from slipway.launch.process_tree import send_signal, stat_fields
+from slipway.process.tree import send_signal, stat_fields
 
 COURSE = ("--batch-size", "8", "--accumulate", "2", "--log-every", "20")
 WORKLOADS = {
@@ -55,7 +55,7 @@ def find_processes(mark: str) -> list[Process]:
             if wanted in b"\0" + environ and command:
                 own = (b"\0" + environ).partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode()
                 found.append((int(folder.name), own, command.decode(errors="replace").split("\0")))
-    agents = {pid for pid, _, words in found if "slipway.agent" in words}
+    agents = {pid for pid, _, words in found if "slipway.process.agent" in words}
     return [Process(pid, own, role_of(pid, words, agents)) for pid, own, words in sorted(found)]
 
 
@@ -66,7 +66,7 @@ def role_of(pid: int, words: list[str], agents: set[int]) -> str:
         return "torchrun" if parent.isdigit() and int(parent) in agents else "reaper"
     roles = {
         "tini": "tini",
-        "slipway.parked": "parked",
+        "slipway.process.warm": "parked",
         "warm_workers": "worker",
         "slipway.train": "worker",
         "slipway": "launcher",

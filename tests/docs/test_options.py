@@ -23,7 +23,8 @@ from blocks import PAGES, ROOT, read_blocks, read_commands
 from slipway.cli.cli import slipway
 from slipway.cli.launching import take_options
 from slipway.launch.resolve.catalog import is_program, unknown_name
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Sources
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.launch.resolve.sources import Sources
 from slipway.options import WORKLOADS, parse
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.mistake import ConfigurationError

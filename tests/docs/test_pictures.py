@@ -8,7 +8,7 @@ import pytest
 from blocks import PAGES, ROOT
 from test_troubleshooting import VALUE, in_a_line, unknown_words
 
-from slipway.launch.muster.messages import KINDS
+from slipway.launch.rendezvous.messages import KINDS
 
 pytestmark = pytest.mark.core
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from slipway.train.loop.task import Task
+from slipway.train.task import Task
 from slipway.train.text.corpus import StoredTokens
 from slipway.train.text.language import cut_windows
-from slipway.train.text.tokens.streams import Stream
+from slipway.train.text.token_folder import Stream
 
 
 def from_disk(task: Task, folder: Path, length: int, device: torch.device) -> Task:

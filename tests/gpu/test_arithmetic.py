@@ -15,8 +15,7 @@ from noise_pictures import in_place
 from shares import best_product
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from slipway.train.loop.nonfinite import Buffers, are_finite
-from slipway.train.loop.precision import read_precision
+from slipway.train.loop.arithmetic import Buffers, are_finite, read_precision
 from slipway.train.models.flops import utilisation
 
 Train = Callable[..., Loop]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from gpu_jobs import Ended
 
-from slipway.launch.health.gpus import look_at_gpus
+from slipway.check.devices import look_at_gpus
 from slipway.launch.resolve.devices import read_devices
 
 Slipway = Callable[..., Ended]

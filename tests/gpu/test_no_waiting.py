@@ -20,7 +20,7 @@ from needs import reason
 from noise_pictures import in_place
 
 from slipway.train.loop import step
-from slipway.train.loop.nonfinite import poison
+from slipway.train.loop.arithmetic import poison
 from slipway.train.loop.step import take_step
 
 Train = Callable[..., Loop]

@@ -5,7 +5,7 @@ from typing import Any
 
 from templates import TRAINING, Document, Pods, name_of, of_kind
 
-from slipway.launch.verdict.attempts import DEFAULT as RETRIES
+from slipway.launch.verdict.restarts import DEFAULT as RETRIES
 from slipway.protocol.errors import EXITS
 
 ACTIONS = {"not retry": "FailJob", "requeue": "Ignore"}  # of what the table of exit codes says; the rest counts

@@ -1,6 +1,6 @@
 """The agent with a torchrun of the standard library: the same pipe events, process tree and exit codes, without torch.
 
-It stands in for `slipway.agent` where tests/launch/stand_ins is in PYTHONPATH. All but torchrun is the agent's own code: the
+It stands in for `slipway.process.agent` where tests/launch/stand_ins is in PYTHONPATH. All but torchrun is the agent's own code: the
 reaper, workers that begin early, the process that is left behind. test_stand_ins.py compares both, ending by ending. Nodes do not
 wait for each other here before they start their workers, nor after those have ended.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from slipway import agent, warm_workers
+from slipway.process import agent, warm
 from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import STOP_FILE, error_file
 
@@ -27,7 +27,7 @@ POLL = 0.02  # s between two looks at the workers
 class Torchrun:
     """The workers of this node, as torchrun starts and watches them."""
 
-    def __init__(self, terms: agent.Terms, begun: Sequence[warm_workers.Worker]) -> None:
+    def __init__(self, terms: agent.Terms, begun: Sequence[warm.Worker]) -> None:
         """Read the command line."""
         parser = argparse.ArgumentParser(prog="torchrun")
         for name in ("--nnodes", "--node-rank", "--nproc-per-node"):
@@ -38,7 +38,7 @@ class Torchrun:
         self._asked = parser.parse_args(terms.options)
         self._terms, self._begun = terms, begun
         self._first = self._asked.node_rank * self._asked.nproc_per_node
-        self._workers: dict[int, warm_workers.Worker] = {}
+        self._workers: dict[int, warm.Worker] = {}
         self._left: set[int] = set()
 
     def run(self) -> int:
@@ -54,7 +54,7 @@ class Torchrun:
                 return 0
             time.sleep(POLL)
 
-    def _start(self, local: int) -> warm_workers.Worker:
+    def _start(self, local: int) -> warm.Worker:
         asked, rank = self._asked, str(self._first + local)
         places = {
             "RANK": rank,
@@ -69,7 +69,7 @@ class Torchrun:
         }
         env = {**os.environ, **places, **own_device(os.environ, local)}
         if self._begun:
-            warm_workers.release(self._begun[local], env)
+            warm.release(self._begun[local], env)
             return self._begun[local]
         with on_cores(own_cores(os.environ, local)):
             return subprocess.Popen(

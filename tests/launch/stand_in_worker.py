@@ -37,7 +37,7 @@ from slipway.protocol.files import (
 from slipway.protocol.memory import PAGE, Header, newest_in, read_header, write_header
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import Place, read_place
 
 PACE = 0.005  # s that a step takes, so that a job without an end computes little

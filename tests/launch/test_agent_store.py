@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from ports import take_port
 
-AGENT = ("-m", "slipway.agent")
+AGENT = ("-m", "slipway.process.agent")
 # The same, and it says when it has seen the mark that node 0 leaves in the store.
 SAYS_MARK = """
 import sys
 from torch.distributed import PrefixStore
-from slipway.agent import main
+from slipway.process.agent import main
 wait = PrefixStore.wait
 def and_say(store, keys, *more):
     wait(store, keys, *more)

@@ -12,7 +12,7 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import wait_until
 
-from slipway.launch.process_tree import stat_fields
+from slipway.process.tree import stat_fields
 from slipway.protocol.files import read_json
 
 Run = Callable[..., Launcher]

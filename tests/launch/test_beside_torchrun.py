@@ -145,6 +145,9 @@ def compare_found(rank: int, there: dict[str, object], here: dict[str, object]) 
     assert (there["input"], here["input"]) == (("typed\n", "typed\n") if rank == 0 else (False, True))
     assert isinstance(here["modules"], list)
     assert isinstance(there["modules"], list)
-    assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {"slipway", "slipway.watcher"}
+    assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {
+        "slipway",
+        "slipway.process.watcher",
+    }
     # A socket, once it is connected, and a pipe.
     assert int(str(here["files"])) - int(str(there["files"])) in range(4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from slipway.launch.health.products import look_at_products
+from slipway.check.products import look_at_products
 from slipway.launch.resolve.devices import Devices
 from slipway.train.measure import health
 
@@ -76,7 +76,7 @@ def test_this_machines_cpu_computes_right_in_a_child_process() -> None:
 def test_a_device_that_cannot_be_used_and_a_child_that_hangs_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = look_at_products(Devices(), os.environ, seconds=0.1)
     assert (row.level, row.found) == ("error", "no result within 0 s")
-    monkeypatch.setattr("slipway.launch.health.products.MODULE", "slipway.no_such_module")
+    monkeypatch.setattr("slipway.check.products.MODULE", "slipway.no_such_module")
     (row,) = look_at_products(Devices(), os.environ)
     assert row.level == "error"
     assert "No module named" in row.found

@@ -15,7 +15,7 @@ import json, os
 words = open("/proc/self/cmdline").read().split("\\0")
 if os.environ.get("LOCAL_RANK"):
     with open(f"{os.environ['SEEN']}/{os.getpid()}", "w") as file:
-        json.dump([os.environ["RANK"], os.environ["WORLD_SIZE"], "slipway.warm_workers" in words], file)
+        json.dump([os.environ["RANK"], os.environ["WORLD_SIZE"], "slipway.process.warm" in words], file)
 """
 Run = Callable[..., Launcher]
 
@@ -47,6 +47,6 @@ def test_a_users_program_begins_when_torchrun_starts_it(slipway: Run, seen: Path
 
 
 def test_a_worker_that_is_told_nothing_ends_without_a_word() -> None:
-    words = [sys.executable, "-m", "slipway.warm_workers", "slipway.train.workloads.linear"]
+    words = [sys.executable, "-m", "slipway.process.warm", "slipway.train.workloads.linear"]
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")

@@ -15,7 +15,7 @@ from launchers import Launcher
 from stand_in_rules import Rules
 from waiting import wait_until
 
-from slipway.launch.process_tree import lives
+from slipway.process.tree import lives
 
 Start = Callable[..., Launcher]
 Node = Callable[..., Launcher]

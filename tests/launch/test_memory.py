@@ -12,7 +12,7 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.process_tree import lives
+from slipway.process.tree import lives
 from slipway.protocol.memory import PAGE, newest_in
 
 Start = Callable[..., Launcher]

@@ -11,7 +11,7 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import wait_until
 
-from slipway.launch.process_tree import state_of
+from slipway.process.tree import state_of
 
 Run = Callable[..., Launcher]
 ENDLESS = ("gpt", "--preset", "tiny", "--steps", "100000", "--log-every", "1", "--run-dir", "runs/mine")

@@ -13,7 +13,7 @@ from limits import small_memory
 from stand_in_rules import Rules
 from waiting import wait_until
 
-from slipway.launch.process_tree import lives, stat_fields
+from slipway.process.tree import lives, stat_fields
 
 Run = Callable[..., Launcher]
 

@@ -13,7 +13,7 @@ from launchers import Launcher
 from safetensors.torch import load_file
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.process_tree import lives
+from slipway.process.tree import lives
 
 Run = Callable[..., Launcher]
 RUNS = ("spawned", "torchrun")

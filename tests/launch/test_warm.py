@@ -12,7 +12,7 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.process_tree import descendants, lives, send_signal, state_of
+from slipway.process.tree import descendants, lives, send_signal, state_of
 
 Run = Callable[..., Launcher]
 GPT = (
@@ -41,7 +41,7 @@ def parked(job: Launcher) -> int:
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             except OSError:
                 continue
-            if "slipway.parked" in words:
+            if "slipway.process.warm" in words:
                 return pid
         return None
 
@@ -75,7 +75,7 @@ def test_a_forked_attempt_ends_bit_for_bit_as_an_undisturbed_run(
     assert parked(job) == pid, "it lasts"
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1, "no pool of threads"
     names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
-    workers = [name for name in names if b"slipway.warm_workers\0slipway.train.workloads.gpt" in name]
+    workers = [name for name in names if b"slipway.process.warm\0slipway.train.workloads.gpt" in name]
     assert len(workers) == processes, names
     rules.let_go(again)
     assert job.end() == 0, job.text
@@ -94,7 +94,7 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     rules.wait_for(held, job)
     if pid is None:
         names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
-        assert not any(b"slipway.parked" in name for name in names)
+        assert not any(b"slipway.process.warm" in name for name in names)
     else:
         assert harm
         os.kill(pid, harm)
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_a_killed_launcher_though_all_is_frozen(start: Run, r
 
 SEEDS = """
 import os, numpy, random, torch
-from slipway.warm_workers import seed_anew
+from slipway.process.warm import seed_anew
 for _ in range(2):
     if not os.fork():
         seed_anew()

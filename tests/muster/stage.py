@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.codec import decode, encode
-from slipway.launch.muster.messages import Hello, Here, Ping, Pong, Probe, Probed, Start
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.server import Rule
-from slipway.launch.muster.terms import Terms
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.messages import Card, Go, Hello, Here, Ping, Pong, Probe, Probed, Start
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.server import Rule
+from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import LaunchError
 

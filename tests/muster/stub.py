@@ -11,10 +11,10 @@ from pathlib import Path
 
 from stage import make_card, make_outcome
 
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.terms import Terms
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.verdict.block import block
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import LaunchError
 

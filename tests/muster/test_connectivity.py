@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ports import take_port
 
-from slipway.launch.muster.connection_errors import (
+from slipway.launch.rendezvous.connection_errors import (
     CAUSES,
     RING,
     TryLaterError,
@@ -17,7 +17,7 @@ from slipway.launch.muster.connection_errors import (
     explain_connection,
     explain_ring,
 )
-from slipway.launch.muster.link import resolve
+from slipway.launch.rendezvous.link import resolve
 from slipway.launch.resolve.connectivity import (
     free_port,
     interface_towards,
@@ -179,7 +179,7 @@ def test_under_kubernetes_a_name_without_an_address_is_explained_with_its_servic
 
 
 def test_a_resolver_that_does_not_answer_is_not_taken_for_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.launch.muster.link.DIAL_SECONDS", 0.2)
+    monkeypatch.setattr("slipway.launch.rendezvous.link.DIAL_SECONDS", 0.2)
     silent = threading.Event()
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: silent.wait(10))
     try:

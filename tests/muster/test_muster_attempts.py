@@ -11,13 +11,12 @@ import pytest
 from stage import Launcher, make_card, make_outcome
 from waiting import wait_until
 
-from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.client import Client
-from slipway.launch.muster.link import Link
-from slipway.launch.muster.messages import Start
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.ring import Ring
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.rendezvous.client import Client
+from slipway.launch.rendezvous.link import Link
+from slipway.launch.rendezvous.messages import Card, Go, Start
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.ring import Ring
+from slipway.launch.verdict.restarts import Ending
 from slipway.protocol.errors import LaunchError
 
 Make = Callable[..., Launcher]

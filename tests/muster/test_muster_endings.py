@@ -8,11 +8,11 @@ import pytest
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
 from waiting import wait_until
 
-from slipway.launch.muster import messages as wire
-from slipway.launch.muster.coordinator import Coordinator
-from slipway.launch.muster.muster import Muster
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.coordinator import Coordinator
+from slipway.launch.rendezvous.rendezvous import Muster
 from slipway.launch.verdict.block import block
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]

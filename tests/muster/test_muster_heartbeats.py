@@ -12,8 +12,8 @@ from stage import Client, Launcher, make_card, make_outcome, take_part
 from test_muster_endings import hear_of_others
 from waiting import wait_until
 
-from slipway.launch.muster import coordinator, ring
-from slipway.launch.muster import messages as wire
+from slipway.launch.rendezvous import coordinator, ring
+from slipway.launch.rendezvous import messages as wire
 
 Make = Callable[..., Launcher]
 QUICK = {"heartbeat": 1.0}

@@ -8,10 +8,10 @@ import pytest
 from stage import Client, Launcher, answer_neighbour, make_card, make_outcome, play, take_part
 from waiting import wait_until
 
-from slipway.launch.muster import messages as wire
-from slipway.launch.muster.client import STOPS
-from slipway.launch.muster.codec import encode
-from slipway.launch.muster.muster import Muster
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.client import STOPS
+from slipway.launch.rendezvous.link import encode
+from slipway.launch.rendezvous.rendezvous import Muster
 from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]

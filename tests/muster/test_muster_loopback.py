@@ -16,12 +16,12 @@ import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
 from waiting import wait_until
 
-from slipway.launch.health.finding import ok
-from slipway.launch.muster import coordinator
-from slipway.launch.muster import messages as wire
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.ring import Ring
-from slipway.launch.muster.terms import Terms
+from slipway.check.finding import ok
+from slipway.launch.rendezvous import coordinator
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.ring import Ring
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import listen
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
@@ -128,8 +128,8 @@ def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewher
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_either_node_may_start_first(launcher: Make, late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.launch.muster.client.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("slipway.launch.muster.coordinator.FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.FIRST_LINE_SECONDS", 0.0)
     crew = [launcher(rank, 2) for rank in range(2)]
     crew[1 - late].start()
     wait_until(lambda: crew[1 - late].lines, "a line that says whom it waits for")
@@ -261,8 +261,8 @@ def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
                     visitor.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr("slipway.launch.muster.client.GREETING_SECONDS", 0.5)
-    monkeypatch.setattr("slipway.launch.muster.client.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("slipway.launch.rendezvous.client.GREETING_SECONDS", 0.5)
+    monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
     with socket.create_server((wrong[0], port)), socket.create_server((wrong[1], port)) as other:
         threading.Thread(target=greet_oddly, daemon=True).start()
         crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
@@ -349,7 +349,7 @@ def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) 
 def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
     launcher: Make, port: int, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipway.launch.muster.coordinator.SETTLE_SECONDS", 0.6)
+    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.SETTLE_SECONDS", 0.6)
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(port) as wrong:

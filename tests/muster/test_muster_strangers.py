@@ -13,9 +13,9 @@ import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, play
 from waiting import wait_until
 
-from slipway.launch.muster import messages as wire
-from slipway.launch.muster import server
-from slipway.launch.muster.codec import LINE_BYTES, encode
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous import server
+from slipway.launch.rendezvous.link import LINE_BYTES, encode
 
 Make = Callable[..., Launcher]
 HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))

@@ -19,18 +19,17 @@ from cosmic_ray.work_item import WorkerOutcome
 ROOT = Path(__file__).resolve().parents[2]
 # Each file with the tests that should notice, in the order in which they run. The first that fails ends the run.
 TESTS = {
-    "settings": ("settings", "env_file"),
-    "misspelt": ("misspelt",),
+    "settings": ("settings",),
+    "sources": ("settings", "env_file", "misspelt"),
     "schedulers": ("schedulers", "contradictions", "topology", "nodelist"),
     "topology": ("contradictions", "topology", "placement"),
     "plan": ("plan", "spawned_plan", "plan_command"),
-    "attempts": ("attempts",),
+    "restarts": ("attempts",),
     "ledger": ("ledger",),
     "verdict": ("verdict",),
     "ending": ("ending",),
-    "compare": ("muster_compare", "muster_roster"),
-    "roster": ("muster_roster",),
-    "rank_ranges": ("rank_ranges",),
+    "roster": ("muster_roster", "muster_compare"),
+    "printable": ("rank_ranges",),
     "tracebacks": ("tracebacks",),
 }
 # Of pytest's plugins only the one that pyproject.toml has a setting for: a quarter of such a short run goes into the others.

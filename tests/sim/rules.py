@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.launch.muster.card import Card, Go
+from slipway.launch.hangs.hang import Hang
+from slipway.launch.rendezvous.messages import Card, Go
 from slipway.launch.run_directory.run import Run
 from slipway.launch.run_directory.run_lock import TOUCH
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
-from slipway.launch.watch.culprit import Hang
 from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word

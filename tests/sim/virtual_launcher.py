@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, Self
 from virtual_time import Process, Program, is_on_loop
 
 from slipway import __version__
-from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.lasting import Lasting
-from slipway.launch.attempt.milestones import Milestones
 from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.clock import Clock
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.standing import Call, Group, Standing
 from slipway.launch.job import make_attempts
-from slipway.launch.muster.card import Card, Go
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.terms import Terms
 from slipway.launch.node import enter
+from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.heartbeats import Beat
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, RunLock
 from slipway.launch.several_nodes import SeveralNodes
-from slipway.launch.verdict.attempts import Ending, Try
+from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome
-from slipway.launch.watch.standing import Call, Group, Standing
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import SNAPSHOTS, newest_step, snapshot_name
 from slipway.protocol.outcomes import Word

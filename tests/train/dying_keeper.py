@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slipway.train.loop.nonfinite import are_finite
+from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import memory_buffers
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.snapshot import Snapshot

@@ -39,13 +39,14 @@ from simulated_time import simulate_time
 from waiting import wait_until
 
 from slipway.train.loop import fit as loop
-from slipway.train.loop import saving, step, stragglers, training
+from slipway.train.loop import saving, step, training
 from slipway.train.loop.loader import Loader
-from slipway.train.loop.own_time import OwnTime
 from slipway.train.loop.training import Training
-from slipway.train.parallel.replicas import replicated
+from slipway.train.observe import stragglers
+from slipway.train.observe.own_time import OwnTime
+from slipway.train.observe.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
-from slipway.train.snapshots.bits import raw_bytes
+from slipway.train.snapshots.tensors import raw_bytes
 from slipway.train.text import corpus
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads import gpt, linear  # noqa: F401  # the server that forks us has them loaded

@@ -13,7 +13,7 @@ from faulty_worker import flip
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipway.train.parallel.replicas import ReplicasDifferError, replicated, verify_replicas
+from slipway.train.observe.replicas import ReplicasDifferError, replicated, verify_replicas
 
 
 class Net(nn.Module):

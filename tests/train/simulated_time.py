@@ -10,7 +10,7 @@ from waiting import PATIENCE
 
 from slipway.train.loop import step, training
 from slipway.train.loop.loader import Loader
-from slipway.train.loop.own_time import HostClock, Moment, OwnTime
+from slipway.train.observe.own_time import HostClock, Moment, OwnTime
 from slipway.train.worker.context import Context
 
 

@@ -9,13 +9,14 @@ from slipway.options import AllreduceOptions, parse
 from slipway.train.measure.bandwidth import (
     bandwidth_summary,
     count_elements,
+    find_straggler,
     measure,
     message_sizes,
     rate_text,
+    rounds,
     size_text,
     time_text,
 )
-from slipway.train.measure.straggler import find_straggler, rounds
 
 GB = 1e9
 

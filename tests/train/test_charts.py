@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_jobs import Run
 
-from slipway.train.loop.charts import Charts, new_file, tag
+from slipway.train.loop.metrics import Charts, new_file, tag
 
 Start = Callable[..., Run]
 GPT = (
@@ -117,7 +117,7 @@ def test_without_tensorboard_the_training_goes_on_with_one_warning(
 def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
     train: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipway.train.loop.charts.append_to_run_file", lambda file: os.open("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr("slipway.train.loop.metrics.append_to_run_file", lambda file: os.open("/dev/full", os.O_WRONLY))
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 1)
     assert run.exit_code == 0
     assert len(run.metrics) == 9

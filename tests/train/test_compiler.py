@@ -11,7 +11,7 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from training_jobs import Run
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.compiler import SMALLEST_BUCKET, decide_compile
+from slipway.train.loop.arithmetic import SMALLEST_BUCKET, decide_compile
 
 
 @pytest.fixture

@@ -25,13 +25,12 @@ from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.text.corpus import Corpus, open_corpus
 from slipway.train.text.files import Text
-from slipway.train.text.language import cut_samples
-from slipway.train.text.sample import sample
+from slipway.train.text.language import cut_samples, sample
+from slipway.train.text.preparation import Settings, prepare
+from slipway.train.text.token_folder import Stream
 from slipway.train.text.tokenizer import open_tokenizer
-from slipway.train.text.tokens.preparation import Settings, prepare
-from slipway.train.text.tokens.streams import Stream
 from slipway.train.worker.context import Context
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
 from slipway.train.worker.prepared import MAKING
 
@@ -309,7 +308,7 @@ def test_shards_are_compared_with_their_checksums_once(
 ) -> None:
     open_folder(folder, tmp_path)
     read: list[Path] = []
-    monkeypatch.setattr("slipway.train.text.tokens.streams.hash_file", lambda path, tick: read.append(path))
+    monkeypatch.setattr("slipway.train.text.token_folder.hash_file", lambda path, tick: read.append(path))
     open_folder(folder, tmp_path)
     assert read == []
     spoil(folder, "train-00000.bin", lambda content: b"\0\0" + content[2:])

@@ -20,11 +20,11 @@ from waiting import wait_until
 from slipway.cli.data import data
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.text import inputs
+from slipway.train.text.inputs import read_parts
+from slipway.train.text.preparation import Settings, prepare
+from slipway.train.text.token_folder import DTYPES, TokenFolder, read_folder
 from slipway.train.text.tokenizer import open_tokenizer
-from slipway.train.text.tokens import inputs
-from slipway.train.text.tokens.folder import DTYPES, TokenFolder, read_folder
-from slipway.train.text.tokens.inputs import read_parts
-from slipway.train.text.tokens.preparation import Settings, prepare
 
 SMALL = 700  # bytes in a piece, so that a test has many
 
@@ -394,7 +394,7 @@ def test_half_a_character_that_json_can_spell_becomes_a_question_mark(tmp_path: 
 
 def test_a_worker_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "slipway.train.text.tokens.crew.sys.executable", written(tmp_path / "python", "#!/bin/sh\nkill -9 $$\n")
+        "slipway.train.text.piece.sys.executable", written(tmp_path / "python", "#!/bin/sh\nkill -9 $$\n")
     )
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(ConfigurationError, match=r"killed by signal 9. Where memory is short"):

@@ -19,10 +19,9 @@ from pyarrow import ipc, parquet
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.checkpoints import INCLUDE, read_checkpoint_config, read_weights
 from slipway.train.text.encodings import explain_table, guess_wide
+from slipway.train.text.inputs import find_sources, plan_pieces, read_chunks
+from slipway.train.text.preparation import described_sources
 from slipway.train.text.tokenizer import open_tokenizer
-from slipway.train.text.tokens.documents import read_chunks
-from slipway.train.text.tokens.inputs import find_sources, plan_pieces
-from slipway.train.text.tokens.preparation import described_sources
 
 pytestmark = pytest.mark.pull
 
@@ -177,7 +176,7 @@ LOCKED = """
 import sys
 from pathlib import Path
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.text.tokens.inputs import find_sources
+from slipway.train.text.inputs import find_sources
 
 for given in sys.argv[1:]:
     try:

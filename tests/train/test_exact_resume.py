@@ -17,8 +17,7 @@ from training_jobs import Run
 from waiting import PATIENCE, wait_until
 
 from slipway.train.loop import loader as module
-from slipway.train.loop.loader import Loader
-from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.loader import Loader, Sampler
 
 Start = Callable[..., Run]
 

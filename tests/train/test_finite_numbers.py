@@ -11,9 +11,9 @@ from torch.amp.grad_scaler import GradScaler
 from training_jobs import Run
 
 from slipway.train.loop import step
-from slipway.train.loop.nonfinite import Numbers, are_finite, poison
+from slipway.train.loop.arithmetic import Numbers, are_finite, poison
 from slipway.train.loop.training import allow_left_out_steps
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 
 Start = Callable[..., Run]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--steps", 20, "--log-every", 5)

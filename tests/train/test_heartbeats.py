@@ -19,8 +19,8 @@ from slipway.train.loop import fit as loop
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.training import Training
 from slipway.train.snapshots import snapshot
-from slipway.train.worker import heartbeat
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker import launcher
+from slipway.train.worker.launcher import Heartbeat
 
 pytestmark = pytest.mark.core
 
@@ -29,7 +29,7 @@ def test_a_heartbeat_is_written_at_a_change_of_phase_and_otherwise_twice_a_secon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: now)
     path = tmp_path / "heartbeat" / "rank-3.json"
     beats, seen = Heartbeat(path), []
     for seconds, phase in [(0, "setup"), (0.1, "train"), (0.1, "train"), (0.3, "train"), (0.2, "train"), (0, "save")]:
@@ -48,7 +48,7 @@ def test_steps_that_are_made_again_after_going_back_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: now)
     beats = Heartbeat(tmp_path / "rank-0.json")
     # What goes back tells its old step until the next one is done.
     for phase, step in (
@@ -87,8 +87,8 @@ class Later:
 def timers(monkeypatch: pytest.MonkeyPatch) -> list[Later]:
     """The timers that heartbeats have made, while the clock shows 100.0."""
     monkeypatch.setattr(Later, "made", [], raising=False)
-    monkeypatch.setattr(heartbeat, "Timer", Later)
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(launcher, "Timer", Later)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: 100.0)
     return Later.made
 
 
@@ -99,7 +99,7 @@ def test_the_last_beat_is_written_though_no_other_follows(tmp_path: Path, timers
         beats.beat("train", step, 100)
     assert json.loads(path.read_text())["step"] == 0
     [timer] = timers
-    assert (timer.started, timer.seconds) == (True, heartbeat.INTERVAL)
+    assert (timer.started, timer.seconds) == (True, launcher.INTERVAL)
     timer.call()
     assert json.loads(path.read_text())["beats"] == 100
 
@@ -135,8 +135,8 @@ def test_a_beat_that_is_being_written_when_the_worker_ends_leaves_no_half_file(
 
     beats, dumps = Heartbeat(path), json.dumps
     beats.beat("train", 1, 9)
-    monkeypatch.setattr(heartbeat, "Timer", Timer)
-    monkeypatch.setattr(heartbeat.json, "dumps", dumps_when_waited_for)
+    monkeypatch.setattr(launcher, "Timer", Timer)
+    monkeypatch.setattr(launcher.json, "dumps", dumps_when_waited_for)
     beats.beat("train", 2, 9)
     assert writing.wait(PATIENCE)
     beats.close()

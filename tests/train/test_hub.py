@@ -297,7 +297,7 @@ def test_a_token_that_is_none_is_refused_and_not_shown(hub: HubServer, monkeypat
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.train.hub.files.LINES", -1.0)
+    monkeypatch.setattr("slipway.train.hub.fetch.LINES", -1.0)
     hub.add("acme/tiny", FILES)
     said: list[str] = []
     fetch("acme/tiny", say=said.append)

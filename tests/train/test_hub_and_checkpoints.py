@@ -17,8 +17,8 @@ from slipway.train.export.gpt import byte_tokenizer, write_tokenizer
 from slipway.train.hub.causes import explain_failure, explain_proxy
 from slipway.train.models.gpt import Gpt
 from slipway.train.text.checkpoints import TINY, load_checkpoint, make_tiny
+from slipway.train.text.inputs import find_sources
 from slipway.train.text.tokenizer import open_tokenizer
-from slipway.train.text.tokens.inputs import find_sources
 from slipway.train.worker.prepared import require_writable
 
 pytestmark = pytest.mark.pull

@@ -16,7 +16,7 @@ from training_jobs import Job, Run, raise_stop_flag
 
 from slipway.options import LinearOptions, parse
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.report.tables import aligned, comparison_rows
+from slipway.train.measure.plots import aligned, comparison_rows
 from slipway.train.workloads import comparison
 from slipway.train.workloads.comparison import Comparison, explanation
 

@@ -18,11 +18,10 @@ from training_jobs import SERVER, Job, Run
 
 from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import PAGE, newest_in, read_header
-from slipway.train.loop import memory as keeping
-from slipway.train.loop.nonfinite import are_finite
+from slipway.train.loop import saving as keeping
+from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import memory_buffers
-from slipway.train.snapshots.memory_buffers import LOADS, MemoryBuffers
-from slipway.train.snapshots.rhythm import SHARE, Rhythm
+from slipway.train.snapshots.memory_buffers import LOADS, SHARE, MemoryBuffers, Rhythm
 from slipway.train.snapshots.snapshot import Snapshot
 
 ANY = (-1, -1)

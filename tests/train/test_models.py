@@ -12,7 +12,7 @@ from training_jobs import Run
 from slipway.options import GptOptions, parse
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.train.text.sample import sample
+from slipway.train.text.language import sample
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.workloads.gpt import model_config
 

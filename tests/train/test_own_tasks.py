@@ -15,13 +15,13 @@ from training_jobs import worker_environment
 
 from slipway.options import Common, VisionOptions, parse
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.loop.arithmetic import Buffers, are_finite
 from slipway.train.loop.fit import fit
-from slipway.train.loop.nonfinite import Buffers, are_finite
 from slipway.train.loop.requirements import require_saveable
-from slipway.train.loop.task import Batch, Summed, Task, Validation
 from slipway.train.parallel.data_parallel import divided
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
-from slipway.train.snapshots.tensor_files import DTYPES
+from slipway.train.snapshots.tensors import DTYPES
+from slipway.train.task import Batch, Summed, Task, Validation
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.vision import suit_to_count
 

@@ -18,9 +18,8 @@ from PIL import ExifTags, Image
 from slipway.options import VisionOptions, parse
 from slipway.options.vision import BY_CLASS, BY_NAME
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.pictures.augmentation import Variation
-from slipway.train.pictures.decoding import read_picture
-from slipway.train.pictures.folder import centred, open_folder, without_ends
+from slipway.train.pictures.arrays import Variation
+from slipway.train.pictures.folder import centred, open_folder, read_picture, without_ends
 from slipway.train.pictures.listing import choose_held_out, described, list_files, look_at
 from slipway.train.snapshots.resume import recorded_data
 from slipway.train.worker.context import Context, outside_job

@@ -14,15 +14,14 @@ from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
 from slipway.options import LinearOptions, parse
 from slipway.protocol.files import list_snapshots
-from slipway.train.loop.precision import Precision
+from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import begin_training
 from slipway.train.models.gpt import Gpt
 from slipway.train.snapshots.snapshot import load_snapshot
-from slipway.train.text.language import described_config
-from slipway.train.text.sample import sample
+from slipway.train.text.language import described_config, sample
 from slipway.train.worker.context import Context
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
 from slipway.train.workloads.linear import make_task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.precision import choose_precision, cpu_flags, has_fast_bf16
+from slipway.train.loop.arithmetic import choose_precision, cpu_flags, has_fast_bf16
 
 
 @pytest.mark.parametrize(

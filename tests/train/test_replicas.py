@@ -13,9 +13,8 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.train.loop.verification import interval
-from slipway.train.parallel.replicas import are_equal, find_odd, fingerprint, with_complement
-from slipway.train.snapshots.bits import raw_bytes, sum_of_bits
+from slipway.train.observe.replicas import are_equal, find_odd, fingerprint, interval, with_complement
+from slipway.train.snapshots.tensors import raw_bytes, sum_of_bits
 
 Start = Callable[..., Run]
 OPTIONS = ("--dataset-size", 200, "--batch-size", 12, "--steps", 20, "--save-every", 5, "--verify-every", 2)

@@ -18,7 +18,7 @@ from training_jobs import Run
 
 from slipway.cli.reports import report_runs
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.train.loop.charts import Charts
+from slipway.train.loop.metrics import Charts
 
 Start = Callable[..., Run]
 GPT = (

@@ -30,7 +30,7 @@ from slipway.train.snapshots.snapshot import (
     save_snapshot,
     verify_snapshot,
 )
-from slipway.train.worker.outcome import SupersededError
+from slipway.train.worker.launcher import SupersededError
 
 
 def make_snapshot(step: int) -> Snapshot:

@@ -16,9 +16,9 @@ from simulated_time import StepClock
 from torch import nn
 from training_jobs import Run
 
-from slipway.train.loop import own_time
-from slipway.train.loop.own_time import Causes, HostClock, OwnTime
-from slipway.train.loop.stragglers import MARGIN, STAYS, WINDOWS, WORTH, Straggler, Stragglers, find_straggler, level
+from slipway.train.observe import own_time
+from slipway.train.observe.own_time import Causes, HostClock, OwnTime
+from slipway.train.observe.stragglers import MARGIN, STAYS, WINDOWS, WORTH, Straggler, Stragglers, find_straggler, level
 from slipway.train.worker.context import Context
 
 Start = Callable[..., Run]

@@ -15,9 +15,9 @@ from chrome_traces import Event, check_format, read_merged
 from training_jobs import Job, Run, raise_stop_flag
 
 import slipway
-from slipway.launch.trace.merge import merge
-from slipway.train.parallel.traces import clock_offsets
-from slipway.train.worker.stop import StopFlag
+from slipway.inspect.trace import merge
+from slipway.train.observe.traces import clock_offsets
+from slipway.train.worker.launcher import StopFlag
 
 Start = Callable[..., Run]
 OPTIONS = ("--dataset-size", 200, "--batch-size", 12, "--steps", 20, "--save-every", 0, "--memory-every", 0)

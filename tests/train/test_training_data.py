@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.loader import Sampler
 from slipway.train.text.files import is_validation, read_stdlib, stdlib_files
 
 SIZES = st.integers(1, 600)

@@ -17,14 +17,13 @@ from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
 from slipway.options import LinearOptions, parse
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.precision import Precision
+from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import begin_training, divide_batch
 from slipway.train.snapshots.snapshot import Snapshot, save_snapshot
 from slipway.train.worker.context import Context
-from slipway.train.worker.group import leave_group
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.place import read_place
+from slipway.train.worker.launcher import Heartbeat
+from slipway.train.worker.place import leave_group, read_place
 from slipway.train.workloads.linear import make_task
 
 Start = Callable[..., Run]

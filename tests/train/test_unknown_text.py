@@ -17,8 +17,8 @@ from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.coverage import Coverage, CoverageCounter, judge_coverage
+from slipway.train.text.token_folder import MANIFEST, read_folder
 from slipway.train.text.tokenizer import FileTokenizer, open_tokenizer
-from slipway.train.text.tokens.folder import MANIFEST, read_folder
 from slipway.train.worker.context import outside_job
 
 pytestmark = pytest.mark.pull

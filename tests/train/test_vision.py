@@ -20,11 +20,9 @@ from slipway.options import VisionOptions, parse
 from slipway.protocol.durable import sync_tree
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.cnn import build, flops_per_picture
-from slipway.train.pictures.arrays import read_arrays
-from slipway.train.pictures.collection import Normaliser, Pictures
+from slipway.train.pictures.arrays import Normaliser, Pictures, read_arrays
 from slipway.train.pictures.glyphs import CLASSES, DEVIATION, MEAN
-from slipway.train.pictures.mistakes import Mistake, draw_grid, find_mistakes
-from slipway.train.workloads.vision import CLASS, accuracy_table, results, sums
+from slipway.train.workloads.vision import CLASS, Mistake, accuracy_table, draw_grid, find_mistakes, results, sums
 
 Start = Callable[..., Run]
 

@@ -24,21 +24,28 @@ from training_jobs import Run, worker_environment
 
 from slipway.options.vision import BY_CLASS
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.loader import Loader
-from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.models.cnn import build
 from slipway.train.pictures import cifar10
-from slipway.train.pictures.arrays import Arrays, on_device, read_arrays, write_arrays
-from slipway.train.pictures.augmentation import Variation, cut_out, draw_number, shifted_windows, vary
-from slipway.train.pictures.collection import Normaliser, Pictures
-from slipway.train.pictures.decoding import read_picture
-from slipway.train.pictures.distortion import Recipe, distort
+from slipway.train.pictures.arrays import (
+    Arrays,
+    Normaliser,
+    Pictures,
+    Variation,
+    cut_out,
+    draw_number,
+    on_device,
+    read_arrays,
+    shifted_windows,
+    vary,
+    write_arrays,
+)
 from slipway.train.pictures.earlier import Files
-from slipway.train.pictures.folder import open_folder
-from slipway.train.pictures.glyphs import draw_glyphs
+from slipway.train.pictures.folder import open_folder, read_picture
+from slipway.train.pictures.glyphs import Recipe, distort, draw_glyphs
 from slipway.train.pictures.listing import list_files
 from slipway.train.worker.context import Context
-from slipway.train.worker.heartbeat import Heartbeat
+from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
 
 Start = Callable[..., Run]

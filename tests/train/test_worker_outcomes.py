@@ -24,11 +24,17 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import metrics
 from slipway.train.loop.metrics import Progress, clock, keep_metrics, short
 from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
-from slipway.train.text.sample import read_until_end
+from slipway.train.text.language import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.worker.context import STOPS, open_context
-from slipway.train.worker.outcome import NoProgressError, PeerError, describe_failure, outcome_word
-from slipway.train.worker.stop import StopFlag, read_stop_flag
+from slipway.train.worker.launcher import (
+    NoProgressError,
+    PeerError,
+    StopFlag,
+    describe_failure,
+    outcome_word,
+    read_stop_flag,
+)
 
 pytestmark = pytest.mark.core
 
@@ -163,7 +169,7 @@ def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.Mon
         def wait(self) -> None:
             self.number.copy_(torch.tensor([2, 1, 5]))
 
-    monkeypatch.setattr("slipway.train.worker.stop.dist.all_reduce", Exchange)
+    monkeypatch.setattr("slipway.train.worker.launcher.dist.all_reduce", Exchange)
     flag = StopFlag(None, object())  # type: ignore[arg-type]
     assert flag.finish_stop_exchange() == (None, False)
     flag.begin_stop_exchange()

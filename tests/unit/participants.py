@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from slipway.launch.muster.card import Card
+from slipway.launch.rendezvous.messages import Card
 from slipway.launch.verdict.verdict import Outcome
 
 

@@ -8,8 +8,8 @@ import pytest
 from environments import BARE_SRUN, INDEXED_JOB
 from stand_ins import make_devices, make_host, resolve
 
+from slipway.check.quick import quick_check
 from slipway.launch.attempt.ending import Facts, choose_outcome
-from slipway.launch.health.quick import quick_check
 from slipway.launch.resolve.advice import ADVICE, advise
 from slipway.protocol.errors import LaunchError
 

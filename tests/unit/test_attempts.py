@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.launch.verdict.attempts import (
+from slipway.launch.verdict.restarts import (
     DEFAULT,
     MINUTE,
     PAUSES,

@@ -18,8 +18,7 @@ from peers.training import begin, learning_rate, ours, visited
 
 from slipway.options import GptOptions, parse
 from slipway.train.loop import step
-from slipway.train.loop.loader import Loader
-from slipway.train.loop.sampler import Sampler
+from slipway.train.loop.loader import Loader, Sampler
 
 SIZE = Size("tiny", layers=2, embed=16, context=8, batch=3, parts=2)
 

@@ -8,12 +8,19 @@ from environments import PER_PROCESS
 from stand_ins import plan_for, write_files
 
 from slipway.launch import clock as module
-from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.books import EVERY, Books, earlier_ledger
 from slipway.launch.clock import YOUNG, Clock, age
 from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.bookkeeping import (
+    EVERY,
+    KEPT,
+    Books,
+    Milestones,
+    earlier_ledger,
+    last_ledger,
+    read_failures,
+    write_ledger,
+)
 from slipway.launch.run_directory.heartbeats import Beat
-from slipway.launch.run_directory.ledger_file import KEPT, last_ledger, read_failures, write_ledger
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
 from slipway.launch.verdict.verdict import Outcome

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from stand_ins import make_sources, plan_for
 
-from slipway.launch.logs import archive, bundle
-from slipway.launch.logs.bundle import bundle_run
-from slipway.launch.run_directory.plan_file import write_plan
+from slipway.inspect import bundle
+from slipway.inspect.bundle import bundle_run
+from slipway.launch.run_directory.run import write_plan
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
 
@@ -112,7 +112,7 @@ def test_half_an_archive_is_never_left(run: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("secret", ["", "-----BEGIN PRIVATE KEY-----\n" + "canary\n" * 30])
 def test_of_a_large_log_head_and_tail_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    monkeypatch.setattr(archive, "SMALLEST", 2000)
+    monkeypatch.setattr(bundle, "SMALLEST", 2000)
     monkeypatch.setattr(bundle, "SMALLEST", 2000)
     monkeypatch.setattr(bundle, "LARGEST", 2000)
     lines = [f"line {number}" for number in range(2000)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.resolve import caches
-from slipway.launch.resolve.caches import make_folders, place_home, private_folder
+from slipway.launch.resolve import host
+from slipway.launch.resolve.host import make_folders, place_home, private_folder
 
 NAMES = {"XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 CODE = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -26,7 +26,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 def forbid(monkeypatch: pytest.MonkeyPatch, *noexec: Path) -> None:
     """Take these folders for mounts from which no code may be started."""
-    monkeypatch.setattr(caches, "may_execute", lambda folder: not any(folder.is_relative_to(one) for one in noexec))
+    monkeypatch.setattr(host, "may_execute", lambda folder: not any(folder.is_relative_to(one) for one in noexec))
 
 
 def test_with_a_home_and_an_ordinary_tmp_nothing_is_changed(folders: dict[str, Path]) -> None:
@@ -61,7 +61,7 @@ def test_in_the_image_a_home_that_cannot_be_written_is_replaced_unless_it_is_the
     assert call([Path("/"), Path("/data")])["HOME"] == str(folders["scratch"])
     assert "HOME" not in call([Path("/"), home])
     assert "HOME" not in call([Path("/"), home / ".aws"])
-    monkeypatch.setattr(caches, "WORKSPACE", home)
+    monkeypatch.setattr(host, "WORKSPACE", home)
     assert call([Path("/"), home])["HOME"] == str(folders["scratch"])
 
 
@@ -79,7 +79,7 @@ def test_in_the_image_all_caches_lie_in_its_folder_for_them(folders: dict[str, P
 def test_a_data_folder_that_cannot_be_written_is_left_out(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "can_write", lambda folder: folder != folders["data"])
+    monkeypatch.setattr(host, "can_write", lambda folder: folder != folders["data"])
     mended = place_home({}, folders["scratch"], folders["data"])
     assert all(Path(value).is_relative_to(folders["scratch"]) for value in mended.values())
 

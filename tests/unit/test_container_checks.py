@@ -19,8 +19,7 @@ from slipway.launch.resolve.container_checks import (
     unmounted,
     warnings,
 )
-from slipway.launch.resolve.folders import mount_point, mounted_from, read_mounts
-from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.host import Host, mount_point, mounted_from, read_mounts
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 

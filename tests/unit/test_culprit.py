@@ -2,8 +2,8 @@
 
 import pytest
 
-from slipway.launch.watch.culprit import find_hang, stacks_of
-from slipway.launch.watch.standing import Call, Frame, Group, Standing, read_standing, runs_of
+from slipway.launch.hangs.hang import find_hang, stacks_of
+from slipway.launch.hangs.standing import Call, Frame, Group, Standing, read_standing, runs_of
 
 TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py"
 IN_LOAD = (
@@ -175,8 +175,8 @@ def test_an_answer_that_makes_no_sense_is_refused(name: str, value: object) -> N
 
 @pytest.mark.parametrize("letter", ["n", "ü"])
 def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
-    from slipway.launch.muster.client import stands_line
-    from slipway.launch.muster.codec import LINE_BYTES, decode
+    from slipway.launch.rendezvous.client import stands_line
+    from slipway.launch.rendezvous.link import LINE_BYTES, decode
 
     many = {
         "members": {str(name): [rank * rank for rank in range(name, name + 300)] for name in range(100)},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipway.launch import closing
-from slipway.launch.verdict.curve import COLUMNS, ROWS, draw_curve
+from slipway.launch.closing import COLUMNS, ROWS, draw_curve
 
 FALLS = [(50, 4.0), (100, 3.0), (500, 2.0), (1000, 1.0)]
 

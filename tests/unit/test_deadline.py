@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipway.launch.attempt.deadline import STACKS, Deadline, Due
+from slipway.launch.attempt.stops import STACKS, Deadline, Due
 
 GRACE, AFTER_FAILURE = 100.0, 5.0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.settings import read_all_values, read_env_file
+from slipway.launch.resolve.sources import read_all_values, read_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 

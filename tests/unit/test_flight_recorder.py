@@ -11,11 +11,12 @@ import pytest
 from stand_ins import make_devices, plan_for
 from waiting import wait_until
 
-from slipway.launch.attempt import flight_recorder, supervise
-from slipway.launch.attempt.flight_recorder import Pipes, record
+from slipway.launch.attempt import supervise
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.hangs import flight_recorder
+from slipway.launch.hangs.flight_recorder import Pipes, record
 from slipway.launch.run_directory.run import Run
 
 # A worker that hangs: torch's thread goes on.

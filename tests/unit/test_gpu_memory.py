@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from stand_ins import make_devices
 
-from slipway.launch.attempt import gpu_memory
-from slipway.launch.attempt.gpu_memory import PAUSE, wait_for_memory
-from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve import devices
+from slipway.launch.resolve.devices import PAUSE, Devices, wait_for_memory
 
 GIB = 1 << 30
 
@@ -57,7 +56,7 @@ def test_memory_of_the_last_attempt_is_waited_for(
     said: list[str],
 ) -> None:
     clock, lines = Clock(stop), list[str]()
-    monkeypatch.setattr(gpu_memory, "time", clock)
+    monkeypatch.setattr(devices, "time", clock)
     looks = [holding(*used) for used in then]
 
     def look() -> Devices:

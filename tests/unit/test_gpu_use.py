@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from stand_ins import FakeNvml, NvmlError
 
-from slipway.launch.attempt.gpu_use import GpuUse
-from slipway.launch.resolve.devices import Gpu
+from slipway.launch.resolve.devices import Gpu, GpuUse
 
 
 class BusyNvml(FakeNvml):

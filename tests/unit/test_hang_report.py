@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from slipway.launch.attempt.hang_report import BUSY, HangReport
-from slipway.launch.muster.messages import Moves, Stands
-from slipway.launch.muster.server import Server, State
+from slipway.launch.hangs.hang import BUSY, HangReport
+from slipway.launch.hangs.standing import Call, Frame, Standing
+from slipway.launch.rendezvous.messages import Moves, Stands
+from slipway.launch.rendezvous.server import Server, State
 from slipway.launch.verdict.verdict import Outcome, judge
-from slipway.launch.watch.standing import Call, Frame, Standing
 
 WAITS = Standing(0, 0, frames=(Frame("a.py", 1, "f"),), calls=(Call("0", 3, "all_reduce", "", 0.0, False),))
 HANG = (

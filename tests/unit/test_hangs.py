@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for
 
-from slipway.launch.attempt.hangs import HangDetector
+from slipway.launch.hangs.hang import HangDetector
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase

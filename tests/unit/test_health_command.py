@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from stand_ins import Slipway, make_devices
 
-from slipway.launch.health import examination
-from slipway.launch.health.finding import ok, sick
+from slipway.check import examination
+from slipway.check.finding import ok, sick
 
 OTHER_NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from stand_ins import make_host
 
-from slipway.launch.health import disk
-from slipway.launch.health.disk import Room, judge_error, judge_flock, judge_room, look_at_disks, places
+from slipway.check import disk
+from slipway.check.disk import Room, judge_error, judge_flock, judge_room, look_at_disks, places
 from slipway.launch.resolve.container_checks import fleeting_results
 from slipway.protocol.errors import CONFIGURATION, UNHEALTHY
 

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 from stand_ins import FakeNvml, NvmlError, make_card, make_devices
 
-from slipway.launch.health.gpus import GpuReading, judge_driver, judge_gpu, look_at_gpus
-from slipway.launch.health.kernel_log import find_xids, judge_xids, look_at_kernel_log
-from slipway.launch.muster.card import Finding
+from slipway.check.devices import (
+    GpuReading,
+    find_xids,
+    judge_driver,
+    judge_gpu,
+    judge_xids,
+    look_at_gpus,
+    look_at_kernel_log,
+)
+from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.devices import Devices
 from slipway.protocol.errors import UNHEALTHY
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.health.infiniband import look_at_infiniband
+from slipway.check.devices import look_at_infiniband
 
 PORT, FILE = "sys/class/infiniband/mlx5_0/ports/1/state", "dev/infiniband/uverbs0"
 GOOD = {PORT: "4: ACTIVE\n", FILE: "", "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n"}

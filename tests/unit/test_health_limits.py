@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand_ins import make_devices, write_files
 
-from slipway.launch.health.limits import (
+from slipway.check.machine import (
     judge_cpus,
     judge_locked,
     judge_memory,

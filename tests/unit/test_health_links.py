@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stand_ins import make_devices
 
-from slipway.launch.health.links import describe_links
+from slipway.check.devices import describe_links
 
 
 class NvmlError(Exception):

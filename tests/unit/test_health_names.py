@@ -8,10 +8,10 @@ import threading
 import pytest
 from stand_ins import resolve
 
-from slipway.launch.health.names import judge_own_name, judge_port, look_at_names
-from slipway.launch.health.names import resolve as look_up
-from slipway.launch.health.patience import within
-from slipway.launch.muster.card import Finding
+from slipway.check.finding import within
+from slipway.check.machine import judge_own_name, judge_port, look_at_names
+from slipway.check.machine import resolve as look_up
+from slipway.launch.rendezvous.messages import Finding
 from slipway.protocol.errors import CONFIGURATION
 
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"}

@@ -13,9 +13,9 @@ import pytest
 from participants import make_card
 from stand_ins import make_devices, make_host, make_sources, resolve
 
-from slipway.launch.health import nodes as meeting
-from slipway.launch.health import quick
-from slipway.launch.health.finding import (
+from slipway.check import nodes as meeting
+from slipway.check import quick
+from slipway.check.finding import (
     WIDTH,
     NodeReport,
     exit_code,
@@ -28,20 +28,17 @@ from slipway.launch.health.finding import (
     summary,
     warning,
 )
-from slipway.launch.health.nodes import InterruptedCheckError, judge_outcome, passing, start
-from slipway.launch.health.probe_process import ProbeEnding, last_json
-from slipway.launch.health.products import judge_product
-from slipway.launch.health.quick import quick_check
-from slipway.launch.health.reports import assemble
-from slipway.launch.muster.card import Finding
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, decode, encode
-from slipway.launch.muster.messages import Peer
+from slipway.check.nodes import InterruptedCheckError, assemble, judge_outcome, passing, start
+from slipway.check.products import ProbeEnding, judge_product, last_json
+from slipway.check.quick import quick_check
+from slipway.launch.rendezvous.link import LINE_BYTES, MalformedError, decode, encode
+from slipway.launch.rendezvous.messages import Finding, Peer
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
-from slipway.train.measure.straggler import Straggler
+from slipway.train.measure.bandwidth import Straggler
 
 ROWS = (
     ok("memory", "much"),

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.resolve import host
-from slipway.launch.resolve.folders import mounted_from, read_mounts
-from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.host import mounted_from, read_host, read_mounts
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 

@@ -61,4 +61,4 @@ def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None
     others = {f"slipway.cli.{name}" for name in ("check", "data", "logs", "reports", "results", "runs")} | {
         "slipway.render"
     }
-    assert not {*others, "difflib", "logging", "secrets", "slipway.launch.muster"} & loaded
+    assert not {*others, "difflib", "logging", "secrets", "slipway.launch.rendezvous"} & loaded

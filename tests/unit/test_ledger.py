@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.run_directory.ledger_file import go_on, last_ledger, write_ledger
+from slipway.launch.run_directory.bookkeeping import go_on, last_ledger, write_ledger
 from slipway.launch.verdict.ledger import (
     COSTS,
     KIND_OF,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipway.launch.watch import listener
-from slipway.launch.watch.listener import Worker
+from slipway.launch.hangs import inquiry
+from slipway.launch.hangs.inquiry import Worker
 
 STATUS = {"0": {"last_completed_collective": "4", "last_enqueued_collective": "5"}}
 ANSWER = {
@@ -55,6 +55,6 @@ def test_what_is_no_answer_is_refused(worker: Worker, text: bytes) -> None:
 
 
 def test_an_answer_without_an_end_is_refused(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LARGEST", 100)
+    monkeypatch.setattr(inquiry, "LARGEST", 100)
     with pytest.raises(ValueError, match="too long"):
         worker.take(b"x" * 101)

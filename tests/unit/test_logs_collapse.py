@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.logs import collapse as module
-from slipway.launch.logs.collapse import NEAR, Collapse, Shared, collapse
-from slipway.launch.logs.lines import PARENTS, Line
+from slipway.inspect import collapse as module
+from slipway.inspect.collapse import NEAR, Collapse, Shared, collapse
+from slipway.inspect.logs import PARENTS, Line
 
 
 def line(rank: int, text: str, time: float = 0.0, attempt: int = 1, node: int = 0) -> Line:

@@ -12,8 +12,8 @@ import pytest
 from stand_ins import Slipway
 
 from slipway.launch.attempt.worker_output import stamp
-from slipway.launch.verdict.attempts import Course, Try
 from slipway.launch.verdict.block import outcome_json
+from slipway.launch.verdict.restarts import Course, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CONFIGURATION, USAGE
 from slipway.protocol.files import write_json

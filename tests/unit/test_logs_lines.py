@@ -11,10 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.inspect import logs as module
+from slipway.inspect.logs import (
+    PARENTS,
+    Failures,
+    Line,
+    LogFile,
+    Wanted,
+    find_logs,
+    parse_numbers,
+    read_log_lines,
+    readable,
+    tell_elsewhere,
+)
 from slipway.launch.attempt.worker_output import stamp
-from slipway.launch.logs import lines as module
-from slipway.launch.logs.lines import PARENTS, Line, LogFile, find_logs, read_log_lines, readable, tell_elsewhere
-from slipway.launch.logs.wanted import Failures, Wanted, parse_numbers
 from slipway.protocol.files import write_json
 
 ABOVE = "--- attempt {}, 2026-11-21 16:00:0{} UTC ---"

@@ -8,11 +8,11 @@ import pytest
 from environments import PER_PROCESS
 from test_single_node import make_job, tried
 
-from slipway.launch.attempt.memory import Memory
+from slipway.launch.attempt.lasting import Memory
 from slipway.launch.job import announce
 from slipway.launch.node import Node
 from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
 from slipway.protocol.memory import PAGE, VARIABLE, Header, newest_in, read_header, write_header
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway import __version__
-from slipway.launch.metrics import Metrics, open_metrics
+from slipway.launch.monitoring import Metrics, open_metrics
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.attempt.milestones import Milestones
+from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.heartbeats import Beat, highest_step
 from slipway.protocol.files import STEPS
 from slipway.protocol.phases import Phase

@@ -7,8 +7,8 @@ import pytest
 from environments import CASES
 from stand_ins import Slipway
 
-from slipway.launch.resolve.misspelt import WITHIN, misspelt
 from slipway.launch.resolve.settings import NAMES
+from slipway.launch.resolve.sources import WITHIN, misspelt
 
 CODE = Path(__file__).parents[2] / "entrypoint/slipway"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from participants import make_card
 
-from slipway.launch.muster.compare import ROWS, draw_table, find_differences, fits
+from slipway.launch.rendezvous.roster import ROWS, draw_table, find_differences, fits
 
 
 def compare(*changes: dict[str, Any], offsets: dict[int, float] | None = None, allow_uneven: bool = False) -> Any:

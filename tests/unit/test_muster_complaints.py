@@ -6,8 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from slipway.launch.muster.complaints import CAUSE_SECONDS, LINE_SECONDS, Complaints
-from slipway.launch.muster.connection_errors import CAUSES, explain_service, service_name
+from slipway.launch.rendezvous.connection_errors import (
+    CAUSE_SECONDS,
+    CAUSES,
+    LINE_SECONDS,
+    Complaints,
+    explain_service,
+    service_name,
+)
 
 TEN_MINUTES = 600.0
 

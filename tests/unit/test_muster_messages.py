@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from participants import make_card, make_outcome
 
-from slipway.launch.health.finding import sick
-from slipway.launch.muster import messages as wire
-from slipway.launch.muster.card import Card
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
-from slipway.launch.verdict.attempts import Ending
+from slipway.check.finding import sick
+from slipway.launch.hangs.standing import Call, Frame, Group, Standing
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.link import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
+from slipway.launch.rendezvous.messages import Card
 from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
-from slipway.launch.watch.standing import Call, Frame, Group, Standing
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
@@ -153,7 +153,7 @@ def test_unknown_fields_of_a_known_message_are_ignored() -> None:
 
 def test_a_launcher_that_imports_the_muster_has_not_paid_for_asyncio() -> None:
     heavy = "{'asyncio', 'torch', 'numpy', 'ssl'}"
-    program = f"import sys, slipway.launch.muster; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, slipway.launch.rendezvous; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from participants import make_card
 
-from slipway.launch.muster.codec import decode, encode
-from slipway.launch.muster.messages import Hello
-from slipway.launch.muster.roster import Roster, Seat
+from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.messages import Hello
+from slipway.launch.rendezvous.roster import Roster, Seat
 
 
 def make_roster(

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.nodelist import LIMIT, expand_nodelist
-from slipway.launch.resolve.schedulers import expand_tasks_per_node
+from slipway.launch.resolve.schedulers import LIMIT, expand_nodelist, expand_tasks_per_node
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 

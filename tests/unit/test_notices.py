@@ -16,8 +16,8 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from waiting import wait_until
 
-from slipway.launch import notices
-from slipway.launch.notices import Notices, open_notices
+from slipway.launch import monitoring
+from slipway.launch.monitoring import Notices, open_notices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
@@ -75,7 +75,7 @@ def chat() -> Iterator[Chat]:
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(notices, "TRIES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(monitoring, "TRIES", (0.0, 0.01, 0.01))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_restart_says_why(chat: Chat, start: Any, run: Run, word: Word, event:
 def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
     chat: Chat, start: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "EVERY", 0.0)
+    monkeypatch.setattr(monitoring, "EVERY", 0.0)
     rows = [{"time": time.time() - 60, "step": 3, "nodes": ["node 0 (n0)"], "text": "of before"}]
     write_json(run.path / REPLICAS_FILE, {"differences": rows})
     with start(pause=0.0) as told:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from slipway.launch.watch.outside import Outside, find_program, read_dump
-from slipway.launch.watch.standing import read_standing
+from slipway.launch.hangs.inquiry import Outside, find_program, read_dump
+from slipway.launch.hangs.standing import read_standing
 
 THREADS: list[dict[str, Any]] = [
     {"thread_name": None, "os_thread_id": 8, "frames": []},
@@ -50,7 +50,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_without_py_spy_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.launch.watch.outside.find_program", lambda: None)
+    monkeypatch.setattr("slipway.launch.hangs.inquiry.find_program", lambda: None)
     outside = Outside([7])
     assert outside.over
     assert outside.answers == {}

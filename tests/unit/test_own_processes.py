@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import lives, send_signal
+from slipway.process.tree import OwnProcesses, lives, send_signal
 
 LAUNCHER, SHELL, SHIM, SERVER, AGENT, WORKER = 10, 20, 21, 22, 30, 31
 MARK = "PATH=/bin\0SLIPWAY_NODE_DIR=/runs/x/node-0\0"
@@ -164,8 +163,8 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], str(ask), str(hear)
 )
 LAUNCH = """
 import json, os, signal, subprocess, sys
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import adopt_orphans, descendants, lives
+from slipway.process.tree import OwnProcesses
+from slipway.process.tree import adopt_orphans, descendants, lives
 ask, hear = open(int(sys.argv[1]), "w"), open(int(sys.argv[2]))
 
 def start(word):
@@ -204,7 +203,7 @@ def test_the_end_of_an_attempt_leaves_what_a_container_runtime_started_before_an
 # Two daemons, each in a session of its own. The first has an empty environment.
 LEAVE = """
 import os, subprocess
-from slipway.reaper import stand_between
+from slipway.process.tree import stand_between
 stand_between(os.getppid())
 for words in (["env", "-i"], []):
     command = f"(setsid {' '.join(words)} sleep 60 > /dev/null 2>&1 & echo $!)"

@@ -8,10 +8,10 @@ from typing import Any
 # The agent is forked off here as a launcher starts one, and leaves the process behind.
 LAUNCHER = """
 import json, os, signal, sys, time
-from slipway.launch.attempt.spare import Spare
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import adopt_orphans, descendants, lives, send_signal
-from slipway.parked import leave_behind
+from slipway.launch.attempt.lasting import Spare
+from slipway.process.tree import OwnProcesses
+from slipway.process.tree import adopt_orphans, descendants, lives, send_signal
+from slipway.process.warm import leave_behind
 
 def begin(words):
     seen = {"words": words, "A": os.environ.get("SLIPWAY_A"), "B": os.environ.get("B"), "parent": os.getppid() == launcher}
@@ -40,7 +40,7 @@ with Spare(OwnProcesses(), wanted=True) as spare:
     for attempt in ("2", "3"):
         with open(os.devnull) as nothing:
             files = {0: nothing.fileno(), 1: out, 2: out, 40: out}
-            forked = spare.fork(("python", "-m", "slipway.agent", attempt), {"SLIPWAY_A": attempt}, files)
+            forked = spare.fork(("python", "-m", "slipway.process.agent", attempt), {"SLIPWAY_A": attempt}, files)
         say(code=forked.wait(10), below=len(descendants(launcher)))
     if "kill" in sys.argv:
         send_signal([spare.pid], signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_agents_are_the_launchers_own_children_with_its_words_variables_and_file
         assert agent["parent"]
         assert agent["leads"], "a session"
         assert set(agent["files"]) - {0, 1, 2, 40} <= {3}, "the listing's own"
-        assert agent["line"][:1] == ["slipway.agent"]
+        assert agent["line"][:1] == ["slipway.process.agent"]
         assert after == {"code": 7, "below": 1}, "the parked one stays"
     assert told[-1] == {"below": 0}
 

@@ -9,8 +9,7 @@ from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAIN
 from stand_ins import make_devices, make_sources, plan_for
 
 from slipway.launch.resolve.plan import interfaces, plan_json, plan_lines, resolved_values
-from slipway.launch.resolve.settings import SETTINGS
-from slipway.launch.resolve.topology import TOPOLOGICAL
+from slipway.launch.resolve.settings import SETTINGS, TOPOLOGICAL
 from slipway.protocol.redact import redact
 
 ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGQUIT"]

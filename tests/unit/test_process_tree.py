@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.process_tree import catches, descendants, has_open, ignores, send_signal, start_ticks, state_of
+from slipway.process.tree import catches, descendants, has_open, ignores, send_signal, start_ticks, state_of
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -46,8 +46,8 @@ def test_signalling_those_that_have_ended_is_no_error() -> None:
 # A launcher with a child in a session of its own, which has a child in another session that ignores what can be ignored.
 FAMILY = """
 import json, os, signal, subprocess, sys, time
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import adopt_orphans, descendants, send_signal
+from slipway.process.tree import OwnProcesses
+from slipway.process.tree import adopt_orphans, descendants, send_signal
 own = OwnProcesses()
 if "adopt" in sys.argv:
     adopt_orphans()

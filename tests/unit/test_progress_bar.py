@@ -11,7 +11,7 @@ import pytest
 from worker_output import MakeOutput, logged
 
 from slipway.launch.attempt import worker_output as module
-from slipway.launch.attempt.console import ERASE_ABOVE, ERASE_LINE
+from slipway.launch.attempt.terminal import ERASE_ABOVE, ERASE_LINE
 
 Capture = pytest.CaptureFixture[bytes]
 BAR = [b"\r 10%|#  |", b"\r 20%|## |", b"\r100%|###|\n", b"done\n"]
@@ -166,7 +166,7 @@ def test_bars_in_several_rows_are_drawn_anew_as_one(tmp_path: Path) -> None:
 PROMPT = """
 import sys
 from pathlib import Path
-from slipway.launch.attempt.console import end_line
+from slipway.launch.attempt.terminal import end_line
 from slipway.launch.attempt.worker_output import say
 from worker_output import Output
 output = Output((0,), 0, True, Path(sys.argv[1]))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.run_directory.status import Status, Worker, status_json, status_lines
-from slipway.launch.run_directory.status import _read_workers as read_workers
-from slipway.launch.watch.progress import LINE, Sight, count_done, progress
+from slipway.inspect.status import Status, Worker, status_json, status_lines
+from slipway.inspect.status import _read_workers as read_workers
+from slipway.launch.hangs.watch import LINE, Sight, count_done, progress
 
 
 def test_rates_are_those_since_the_last_look() -> None:

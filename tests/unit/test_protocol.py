@@ -15,7 +15,7 @@ from slipway.protocol.phases import BEFORE_FIRST_STEP, PHASES, Phase
 
 PACKAGE = Path(slipway.__file__).parent
 # Folders of tokens and of pictures are no run directories, though one of their files has the same name as a snapshot's.
-ELSEWHERE = {"train/text/tokens/piece.py", "options/dataset.py", "train/pictures/arrays.py"}
+ELSEWHERE = {"train/text/piece.py", "options/dataset.py", "train/pictures/arrays.py"}
 
 
 def trees(folder: str = "") -> Iterator[tuple[str, list[ast.AST]]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.rank_ranges import rank_ranges
+from slipway.protocol.printable import rank_ranges
 
 
 @pytest.mark.parametrize(

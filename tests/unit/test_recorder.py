@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.watch.recorder import COLLECTIVES, read_answer, read_numbers
+from slipway.launch.hangs.flight_recorder import COLLECTIVES, read_answer, read_numbers
 
 
 def entry(

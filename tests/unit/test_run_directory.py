@@ -18,7 +18,7 @@ from slipway.launch.node import enter, enter_alone, name_odd_runs
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, make_plan
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, newest_run, prepare_run
 from slipway.protocol.errors import CONFIGURATION, LaunchError

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
-from slipway.launch.run_directory.odd_files import odd_files, odd_records
-from slipway.launch.run_directory.run import refuse_links
+from slipway.launch.run_directory.run import odd_files, odd_records, refuse_links
 from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.durable import remove_tree

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from slipway.inspect.status import sleep
 from slipway.launch.attempt.stops import Stops, ask_to_stop
 from slipway.launch.run_directory.run_lock import (
     Holder,
@@ -22,7 +23,6 @@ from slipway.launch.run_directory.run_lock import (
     refuse_held,
     this_launcher,
 )
-from slipway.launch.run_directory.status import sleep
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, LaunchError
 
 PATIENCE = 1.5  # s; a living holder gives a sign of life every second

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tqdm import tqdm
 
-from slipway.launch.attempt.screen import MOST_ROWS, Screen
+from slipway.launch.attempt.terminal import MOST_ROWS, Screen
 
 UP = b"\x1b[A"
 # What was printed: the rows that are finished, those that are not, and whether they are a bar.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
-from slipway.agent import Terms
+from slipway.process.agent import Terms
 
 # What torchrun's parser would take for its own (it abbreviates), what our own would, and what a shell or argparse treats apart.
 WORDS = {

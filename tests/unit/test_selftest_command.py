@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway, make_devices, make_host
 
+from slipway.check import selftest
+from slipway.check.selftest import Row
+from slipway.check.selftest_trial import Ground, Result, broken, passed
 from slipway.launch.resolve import devices, host
-from slipway.launch.selftest import rows
-from slipway.launch.selftest.judge import Result, broken, passed
-from slipway.launch.selftest.rows import Row
-from slipway.launch.selftest.trial import Ground
 
 
 def good(name: str, ground: Ground) -> Iterator[Result]:
@@ -33,8 +32,8 @@ def breaks(name: str, ground: Ground) -> Iterator[Result]:
 
 @pytest.fixture(autouse=True)
 def _stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = (Row("good", "", good), Row("bad", "", bad), Row("breaks", "", breaks), Row("gpu", "", bad, rows.no_gpu))
-    monkeypatch.setattr(rows, "ROWS", made)
+    made = (Row("good", "", good), Row("bad", "", bad), Row("breaks", "", breaks), Row("gpu", "", bad, selftest.no_gpu))
+    monkeypatch.setattr(selftest, "ROWS", made)
     monkeypatch.setattr(devices, "read_devices", lambda environ: make_devices())
     monkeypatch.setattr(host, "read_host", lambda environ: make_host())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

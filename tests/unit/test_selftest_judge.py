@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from stand_ins import make_devices, make_host
 
-from slipway.launch.health.finding import misconfigured, ok, sick, warning
-from slipway.launch.health.probe_process import ProbeEnding
-from slipway.launch.resolve.devices import Devices
-from slipway.launch.selftest.judge import (
+from slipway.check.finding import misconfigured, ok, sick, warning
+from slipway.check.products import ProbeEnding
+from slipway.check.selftest_trial import (
     STACK,
+    Ended,
     Result,
     code_of_all,
+    count_processes,
+    environment_of_jobs,
     judge_bandwidth,
     judge_fault,
     judge_finding,
@@ -25,7 +27,7 @@ from slipway.launch.selftest.judge import (
     judge_stacks,
     judge_training,
 )
-from slipway.launch.selftest.trial import Ended, count_processes, environment_of_jobs
+from slipway.launch.resolve.devices import Devices
 
 RAISED = {"rank": 1, "evidence": "RuntimeError: this rank raises an exception on purpose"}
 

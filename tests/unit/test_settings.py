@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from stand_ins import make_sources
 
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Claim, Setting, Sources, parse_claim, read_env_file
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Setting
+from slipway.launch.resolve.sources import Claim, Sources, parse_claim, read_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 ROOT = Path(__file__).parents[2]

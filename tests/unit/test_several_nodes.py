@@ -14,12 +14,12 @@ from test_single_node import make_job, tried
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.closing import conclude
 from slipway.launch.job import decide_next
-from slipway.launch.muster.card import Go
 from slipway.launch.node import Node, enter
+from slipway.launch.rendezvous.messages import Go
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, last_outcome
 from slipway.launch.several_nodes import SeveralNodes, agree, make_card, may_count_processes, runs_folder
-from slipway.launch.verdict.attempts import Course, Ending, Try
+from slipway.launch.verdict.restarts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 

@@ -8,13 +8,13 @@ import pytest
 from environments import PER_PROCESS
 from stand_ins import resolve
 
+from slipway.launch.hangs.standing import Call, Frame, Group, Standing
 from slipway.launch.node import Node
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_processes import SeveralProcesses
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
-from slipway.launch.watch.standing import Call, Frame, Group, Standing
 
 Processes = list[SeveralProcesses]
 

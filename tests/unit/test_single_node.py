@@ -12,14 +12,13 @@ from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.job import announce, decide_next, give_up, stopped_here
-from slipway.launch.muster.card import Go
-from slipway.launch.node import Node
+from slipway.launch.node import Node, SingleNode, with_free_port
+from slipway.launch.rendezvous.messages import Go
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import agree
-from slipway.launch.single_node import SingleNode, with_free_port
-from slipway.launch.verdict.attempts import Course, Ending, Try
 from slipway.launch.verdict.block import block, outcome_json
+from slipway.launch.verdict.restarts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 
 

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from slipway.forked import FILES, Forked
-from slipway.launch.attempt import spare as module
-from slipway.launch.attempt.spare import Spare, lasting
-from slipway.launch.own_processes import OwnProcesses
-from slipway.parked import take_numbers
-from slipway.warm_workers import is_forkable
+from slipway.launch.attempt import lasting as module
+from slipway.launch.attempt.lasting import Spare, lasting
+from slipway.process.tree import FILES, Forked, OwnProcesses
+from slipway.process.warm import is_forkable, take_numbers
 
 ENVIRON = {"OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": "1"}
-WORDS = ("python", "-m", "slipway.agent", "1")
+WORDS = ("python", "-m", "slipway.process.agent", "1")
 
 
 @pytest.fixture
@@ -180,6 +178,6 @@ def test_a_forked_process_ends_with_a_code_or_a_signal_and_once() -> None:
 
 
 def test_ps_shows_what_a_forked_process_is() -> None:
-    code = "import slipway.forked as f; f.rename_process('slipway.parked', '1' * 999); print(open('/proc/self/cmdline').read())"
+    code = "import slipway.process.tree as f; f.rename_process('slipway.process.warm', '1' * 999); print(open('/proc/self/cmdline').read())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\0")
-    assert told[:5] == [sys.executable, "-P", "-u", "-m", "slipway.parked"]
+    assert told[:5] == [sys.executable, "-P", "-u", "-m", "slipway.process.warm"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.attempt import standard_input as module
-from slipway.launch.attempt.standard_input import StandardInput
+from slipway.launch.attempt import worker_output as module
+from slipway.launch.attempt.worker_output import StandardInput
 
 
 class Typing:

@@ -17,13 +17,13 @@ from stand_ins import Slipway
 from slipway.cli.reports import describe_ending
 from slipway.cli.runs import CLEAR, WATCH, watch_run
 from slipway.cli.runs import shown as shown_status
+from slipway.inspect import status as module
+from slipway.inspect.runs import read_row
+from slipway.inspect.status import find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.run_directory import status as module
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
-from slipway.launch.run_directory.listing import read_row
 from slipway.launch.run_directory.run import last_outcome
 from slipway.launch.run_directory.run_lock import RunLock, beside, this_launcher
-from slipway.launch.run_directory.status import find_run, read_status, status_json, status_lines
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
 

@@ -12,15 +12,13 @@ from stand_ins import plan_for, write_files
 
 from slipway.launch.attempt import supervise
 from slipway.launch.attempt.ending import Facts
-from slipway.launch.attempt.lasting import Lasting
-from slipway.launch.attempt.spare import Spare
+from slipway.launch.attempt.lasting import Lasting, Spare
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import descendants, send_signal
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
+from slipway.process.tree import OwnProcesses, descendants, send_signal
 from slipway.protocol.files import HONOURS_STOP
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
@@ -250,7 +248,7 @@ def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(
     def refuse(*_: object) -> dict[str, str]:
         raise PermissionError("no Unix sockets here")
 
-    monkeypatch.setattr("slipway.launch.watch.listener.Listener.open", refuse)
+    monkeypatch.setattr("slipway.launch.hangs.inquiry.Listener.open", refuse)
     said: list[str] = []
     with Stops() as stops:
         attempt = Attempt(plan_for(), Run(tmp_path, "none", 1), 60.0, 0.0, said.append, stops, compare=lambda one: one)

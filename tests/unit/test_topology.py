@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from stand_ins import make_devices, make_host, make_sources, resolve
 
 from slipway.launch.resolve.devices import Devices
-from slipway.launch.resolve.settings import Claim
+from slipway.launch.resolve.sources import Claim
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 

@@ -13,9 +13,9 @@ import pytest
 from chrome_traces import PID, check_format, flying, read_merged, span, write_traces
 
 from slipway.cli.trace import tell
-from slipway.launch.trace.intervals import common, length, union, without
-from slipway.launch.trace.merge import merge
-from slipway.launch.trace.summary import own_times, summarise, table
+from slipway.inspect.trace import merge
+from slipway.inspect.trace_events import common, length, union, without
+from slipway.inspect.trace_summary import own_times, summarise, table
 from slipway.protocol.errors import LaunchError
 
 

@@ -20,8 +20,7 @@ from slipway.launch.attempt import train_job_status
 from slipway.launch.attempt.attempt import progress_elsewhere
 from slipway.launch.attempt.train_job_status import TrainJobStatus, make_status, post, seconds_left
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.heartbeats import Beat
-from slipway.launch.run_directory.records import newest_numbers
+from slipway.launch.run_directory.heartbeats import Beat, newest_numbers
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, METRICS_FILE, rank_file, write_json
 from slipway.protocol.phases import Phase

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict.attempts import FUTILE, Course
 from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
+from slipway.launch.verdict.restarts import FUTILE, Course
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
 from slipway.protocol.outcomes import Word
 

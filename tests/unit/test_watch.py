@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from stand_ins import write_files
 
-from slipway.launch.attempt.hang_report import HangReport
-from slipway.launch.watch import watch
-from slipway.launch.watch.inquiry import Found
-from slipway.launch.watch.watch import Watch
+from slipway.launch.hangs import watch
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.inquiry import Found
+from slipway.launch.hangs.watch import Watch
 
 LIMIT = 6.0  # s
 WAITS = ["0", 2, "all_reduce", [[4]], ["Float"], 0.0, False]  # rank 1 since the start; rank 0 has not come

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from waiting import wait_until
 
-from slipway import watcher
-from slipway.launch.watch.stillness import Stillness
+from slipway.launch.hangs.watch import Stillness
+from slipway.process import watcher
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import termios
 
 import pytest
 
-from slipway.launch.attempt.width import USUAL, columns_of, cut, fold, fold_error, rows_taken
+from slipway.launch.attempt.terminal import USUAL, columns_of, cut, fold, fold_error, rows_taken
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 

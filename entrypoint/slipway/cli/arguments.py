@@ -17,17 +17,17 @@ from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
 from slipway.launch.resolve.devices import read_devices
-from slipway.launch.resolve.divisibility import divide_processes, require_all_sizes
 from slipway.launch.resolve.host import Host, read_host
-from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.misspelt import misspelt
+from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, Sources, split_env_file
-from slipway.launch.resolve.topology import TOPOLOGICAL, Topology, resolve_topology
-from slipway.protocol.errors import LaunchError, told_if_unreadable
+from slipway.launch.resolve.settings import BY_NAME
+from slipway.launch.resolve.sources import Sources
+from slipway.launch.resolve.topology import Topology, resolve_topology
+from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
     from slipway.options import Options
+from slipway.launch.resolve.sources import read_sources
 
 
 def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
@@ -88,35 +88,6 @@ def foresee_interfaces(job: Job) -> Plan:
         return job.plan
     name = interface_towards(topology.master_addr, one_machine=is_loopback(topology.master_addr))
     return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
-
-
-def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
-    """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
-    names = {setting.name for setting in SETTINGS}
-    given = {name: str(value) for name, value in options.items() if name in names and value is not None}
-    if empty := next((BY_NAME[name] for name, value in given.items() if not value), None):
-        raise LaunchError(
-            f"{empty.option}: the value is empty. A shell variable that is not set leaves nothing. Give a value "
-            f"({empty.metavar}), or leave the option out (default: {defaults.get(empty.name) or empty.default or 'none'})."
-        )
-    if options.get("standalone"):
-        given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    path = Path(options.get("env_file") or ".env")
-    with told_if_unreadable("Name another file with --env-file."):
-        there, is_file = path.exists(), path.is_file()
-    if options.get("env_file") and not there:  # /dev/null and pipes are files, too
-        raise LaunchError(
-            f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
-        )
-    environ = dict(os.environ)
-    env_file, others = split_env_file(path) if options.get("env_file") or is_file else ({}, {})
-    known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
-    slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
-    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
-    for setting in SETTINGS:
-        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
-            sources.parsed(setting.name)
-    return sources
 
 
 def _count_processes(sources: Sources, chosen: "Options") -> Sources:

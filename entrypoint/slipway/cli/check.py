@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.arguments import read_sources
 from slipway.cli.launching import CONTEXT, launcher_options, refuse_rendezvous
-from slipway.launch.attempt.worker_output import say
+from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.sources import read_sources
 from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher
-    from slipway.launch.health.finding import NodeReport
+    from slipway.check.finding import NodeReport
 
 MEETING_SECONDS = "60"  # that nodes wait for each other, unless the user says; nobody waits ten minutes for a check
 
@@ -32,10 +32,10 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     /dev/shm, disk). 78: wrong configuration, or the nodes cannot meet or exchange numbers. Peers of an unhealthy node show
     its rows and end with 0.
     """
-    from slipway.launch.health.examination import examine, look_at_host
-    from slipway.launch.health.finding import exit_code, findings_lines
-    from slipway.launch.health.nodes import InterruptedCheckError
-    from slipway.launch.muster.card import ERROR
+    from slipway.check.examination import examine, look_at_host
+    from slipway.check.finding import exit_code, findings_lines
+    from slipway.check.nodes import InterruptedCheckError
+    from slipway.launch.rendezvous.messages import ERROR
 
     refuse_rendezvous(options)
     environ = dict(os.environ)
@@ -55,8 +55,8 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
 
 def check_first(job: Job) -> int:
     """What `run --check` does before anything is started: the quick probes. The exit code, 0 for a node that is fit."""
-    from slipway.launch.health.finding import exit_code, findings_lines
-    from slipway.launch.health.quick import quick_check
+    from slipway.check.finding import exit_code, findings_lines
+    from slipway.check.quick import quick_check
 
     findings = quick_check(job.environ, job.host, job.devices, results_folder(job.sources), job.plan.topology)
     for line in findings_lines(findings):
@@ -70,7 +70,7 @@ def check_first(job: Job) -> int:
 
 def as_list(reports: Sequence["NodeReport"]) -> str:
     """The output of --json: a list of nodes with their findings."""
-    from slipway.launch.health.finding import findings_json
+    from slipway.check.finding import findings_json
 
     nodes = [
         {"node": report.node_rank, "host": report.host, "findings": findings_json(report.findings)}
@@ -81,9 +81,9 @@ def as_list(reports: Sequence["NodeReport"]) -> str:
 
 def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
     """The table, coloured: all rows of this node; of the others what is wrong, and what the exchange with them showed."""
-    from slipway.launch.health.finding import exit_code, findings_lines, summary, terminal_width
-    from slipway.launch.health.reports import EXCHANGE
-    from slipway.launch.muster.card import ERROR, WARNING
+    from slipway.check.finding import exit_code, findings_lines, summary, terminal_width
+    from slipway.check.nodes import EXCHANGE
+    from slipway.launch.rendezvous.messages import ERROR, WARNING
 
     lines = []
     for report in reports:

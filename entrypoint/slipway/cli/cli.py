@@ -238,7 +238,7 @@ def _fold(prefix: str, text: str) -> str:
     """An error as a terminal shows it; elsewhere it is one line, as it may be searched for."""
     if not os.isatty(2):
         return prefix + text
-    from slipway.launch.attempt.width import columns_of, fold_error
+    from slipway.launch.attempt.terminal import columns_of, fold_error
 
     return fold_error(prefix, text, columns_of(2) - 1)
 

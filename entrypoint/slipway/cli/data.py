@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from slipway.launch.resolve.caches import make_folders
-from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.host import make_folders, read_host
 from slipway.options.numbers import Real, Whole
 from slipway.protocol.errors import FAILED, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
@@ -97,8 +96,8 @@ def prepare_data(
     """
     from slipway.options.dataset import check_tokenizer
     from slipway.train.text.coverage import judge_coverage
+    from slipway.train.text.preparation import Settings, prepare
     from slipway.train.text.tokenizer import BYTES, described, open_tokenizer
-    from slipway.train.text.tokens.preparation import Settings, prepare
 
     with launch_errors(f"{out} is not finished; the same command resumes once that is fixed."):
         check_tokenizer(tokenizer)

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, mention, named_run
-from slipway.launch.attempt.worker_output import short_path
-from slipway.launch.resolve.settings import read_all_values
-from slipway.launch.run_directory.odd_files import odd_files
-from slipway.launch.run_directory.status import read_status
+from slipway.inspect.status import read_status
+from slipway.launch.attempt.terminal import short_path
+from slipway.launch.resolve.sources import read_all_values
+from slipway.launch.run_directory.run import odd_files
 from slipway.options.numbers import Whole
 
 if TYPE_CHECKING:
-    from slipway.launch.logs.collapse import Shared
-    from slipway.launch.logs.lines import Line
-    from slipway.launch.logs.wanted import Numbers, Wanted
+    from slipway.inspect.collapse import Shared
+    from slipway.inspect.logs import Line, Numbers, Wanted
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 WITHOUT_TIME = " " * 24
@@ -34,7 +33,7 @@ TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y
 
 def _read_ranges(context: click.Context, option: click.Parameter, value: str | None) -> Numbers:
     """`0,3-5` as ranges."""
-    from slipway.launch.logs.wanted import parse_numbers
+    from slipway.inspect.logs import parse_numbers
 
     try:
         return parse_numbers(value) if value is not None else ()
@@ -88,7 +87,7 @@ def logs(
 
     RUN is a path or a name in the folder of runs, by default the newest.
     """
-    from slipway.launch.logs.lines import tell_elsewhere, tell_extent
+    from slipway.inspect.logs import tell_elsewhere, tell_extent
 
     path = named_run(run, runs)
     if bundle is not None:
@@ -113,7 +112,7 @@ def logs(
 
 
 def _wanted(filters: dict[str, Any]) -> Wanted:
-    from slipway.launch.logs.wanted import Failures, Wanted
+    from slipway.inspect.logs import Failures, Wanted
 
     given = {name: value for name, value in filters.items() if value}
     for name in {"since", "until"} & given.keys():
@@ -125,9 +124,8 @@ def _wanted(filters: dict[str, Any]) -> Wanted:
 
 def _texts(run: Path, wanted: Wanted, as_json: bool, follow: bool) -> Iterator[str | None]:
     """What to print; None each time all that was there is out."""
-    from slipway.launch.logs.collapse import collapse
-    from slipway.launch.logs.endings import closing, heading
-    from slipway.launch.logs.lines import read_log_lines
+    from slipway.inspect.collapse import collapse
+    from slipway.inspect.logs import closing, heading, read_log_lines
 
     lines = read_log_lines(run, wanted.takes_file, wanted.takes, lambda: follow and read_status(run).alive)
     if as_json:
@@ -169,9 +167,8 @@ def _last(texts: Iterator[str | None], count: int) -> Iterator[str | None]:
 
 def _bundle(run: Path, name: str) -> None:
     """Make the archive, and say where it is and what is not in it."""
-    from slipway.launch.health.examination import look_at_host
-    from slipway.launch.logs.archive import NAME_ENDS
-    from slipway.launch.logs.bundle import bundle_run
+    from slipway.check.examination import look_at_host
+    from slipway.inspect.bundle import NAME_ENDS, bundle_run
     from slipway.launch.resolve.container_checks import fleeting_results
 
     if name and not name.endswith(NAME_ENDS):

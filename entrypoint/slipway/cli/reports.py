@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.launch.attempt.worker_output import short_path
+from slipway.inspect.status import Status, read_status
+from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.run_directory.status import Status, read_status
 from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 
 if TYPE_CHECKING:
-    from slipway.train.report import RunEnding, Tried
+    from slipway.inspect.report_run import RunEnding, Tried
 
 NO_DATA, NONE = "none", "–"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in
@@ -83,7 +83,8 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
     A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, and their page is
     report.html here, unless --out says otherwise.
     """
-    from slipway.train.report import NotOursError, make_page, read_run, write_page
+    from slipway.inspect.report import NotOursError, make_page, write_page
+    from slipway.inspect.report_run import read_run
 
     paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
     found = [read_run(path, describe_ending(read_status(path))) for path in paths]
@@ -102,7 +103,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
 @told_if_unreadable("Type this as its owner.")
 def _find_run(name: str, runs: str | None) -> Path:
     """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
-    from slipway.train.report import RECORDS
+    from slipway.inspect.report_run import RECORDS
 
     try:
         return named_run(name, runs)
@@ -117,7 +118,7 @@ def _find_run(name: str, runs: str | None) -> Path:
 
 def describe_ending(status: Status) -> RunEnding:
     """How a run stands or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
-    from slipway.train.report import RunEnding
+    from slipway.inspect.report_run import RunEnding
 
     outcome = status.outcome
     word, first, attempts = str(outcome.get("word")), outcome.get("first"), outcome.get("attempts")
@@ -143,7 +144,7 @@ def describe_ending(status: Status) -> RunEnding:
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:
-    from slipway.train.report import Tried
+    from slipway.inspect.report_run import Tried
 
     ended = tried.get("outcome")
     ended = ended if isinstance(ended, dict) else {}

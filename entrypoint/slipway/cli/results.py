@@ -26,7 +26,7 @@ def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature
     """Continue a text with the newest snapshot of a gpt RUN: a path or a name in the folder of runs."""
     path = named_folder(run, runs)
     with launch_errors(snapshots=True):
-        from slipway.train.text.sample import sample
+        from slipway.train.text.language import sample
 
         click.echo(sample(path, prompt, tokens, temperature, seed))
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slipway.cli.arguments import read_sources
+from slipway.inspect.runs import list_runs, table_lines
+from slipway.inspect.status import Status, find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import TICK, ask_to_stop
-from slipway.launch.attempt.width import columns_of, fold
+from slipway.launch.attempt.terminal import columns_of, fold
 from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
-from slipway.launch.run_directory.listing import list_runs, table_lines
-from slipway.launch.run_directory.odd_files import odd_files, odd_records
-from slipway.launch.run_directory.status import Status, find_run, read_status, status_json, status_lines
+from slipway.launch.resolve.sources import read_sources
+from slipway.launch.run_directory.run import odd_files, odd_records
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import RUN_FILE

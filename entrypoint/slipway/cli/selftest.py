@@ -20,10 +20,9 @@ from slipway.protocol.errors import CODE_OF
 from slipway.protocol.mistake import did_you_mean
 
 if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
-    from slipway.launch.own_processes import OwnProcesses
-    from slipway.launch.selftest.report import Timed
-    from slipway.launch.selftest.rows import Row
-    from slipway.launch.selftest.trial import Ground
+    from slipway.check.selftest import Row, Timed
+    from slipway.check.selftest_trial import Ground
+    from slipway.process.tree import OwnProcesses
 
 
 class StoppedError(BaseException):
@@ -47,15 +46,14 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     Exit code 0: all rows are ok or were skipped. 77: this node is unhealthy. 1: the image, or the checkout, is at fault. 78:
     something is configured wrongly.
     """
-    from slipway.launch.health.finding import terminal_width
-    from slipway.launch.health.links import describe_links
-    from slipway.launch.own_processes import OwnProcesses
+    from slipway.check.devices import describe_links
+    from slipway.check.finding import terminal_width
+    from slipway.check.selftest import ROWS, report_json, report_lines
+    from slipway.check.selftest_trial import Ground, count_processes, environment_of_jobs
     from slipway.launch.resolve.devices import read_devices
     from slipway.launch.resolve.host import read_host
-    from slipway.launch.resolve.versions import read_versions
-    from slipway.launch.selftest.report import report_json, report_lines
-    from slipway.launch.selftest.rows import ROWS
-    from slipway.launch.selftest.trial import Ground, count_processes, environment_of_jobs
+    from slipway.launch.resolve.packages import read_versions
+    from slipway.process.tree import OwnProcesses
 
     chosen = choose_rows(ROWS, only)
     environ = environment_of_jobs(os.environ)
@@ -91,8 +89,8 @@ def choose_rows(rows: tuple["Row", ...], only: str | None) -> tuple["Row", ...]:
 
 def try_rows(rows: tuple["Row", ...], ground: "Ground") -> list["Timed"]:
     """One row after the other, with its progress on stderr."""
-    from slipway.launch.attempt.worker_output import say
-    from slipway.launch.selftest.judge import broken, left_out
+    from slipway.check.selftest_trial import broken, left_out
+    from slipway.launch.attempt.terminal import say
 
     timed: list[Timed] = []
     for number, row in enumerate(rows, 1):
@@ -119,7 +117,7 @@ def private_folder(own: "OwnProcesses") -> Iterator[Path]:
     No process that was started in it survives, of `own`, and no folder where somebody stopped it.
     """
     from slipway.launch.attempt.stops import catch_stops, turn_deaf
-    from slipway.launch.process_tree import adopt_orphans
+    from slipway.process.tree import adopt_orphans
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         turn_deaf()  # a second one would interrupt the tidying

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
+from slipway.inspect.status import read_status
+from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.launch.run_directory.run_lock import beside, process_of
-from slipway.launch.run_directory.status import read_status
-from slipway.launch.watch.standing import Standing, read_standing
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, read_json, touch_run_file

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slipway.cli.runs import RUNS, complete_run, mention, named_run
-from slipway.launch.attempt.worker_output import short_path
+from slipway.inspect.status import Status, read_status
+from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.run_directory.status import Status, read_status
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
@@ -33,7 +33,7 @@ from slipway.protocol.files import (
 from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
-    from slipway.launch.trace.merge import Merged
+    from slipway.inspect.trace import Merged
 
 GLANCE, LOOK = 0.1, 2.0  # s between two looks at the answer, and at whether the run goes on
 SAID = {
@@ -58,7 +58,7 @@ def trace(run: str, steps: int, runs: str | None) -> None:
     with told_if_unreadable("Type this as its owner."):
         is_trace = run != "" and (Path(run) / CLOCKS_FILE).is_file()
     path = Path(run) if is_trace else recorded(named_run(run, runs), steps)
-    from slipway.launch.trace.merge import merge
+    from slipway.inspect.trace import merge
 
     for line in tell(merge(path)):
         click.echo(printable(line))
@@ -152,7 +152,7 @@ def why_gone(path: Path, attempt: int, token: str) -> str:
 
 def tell(merged: Merged) -> Iterator[str]:
     """A merged trace in words: what it holds, where the time went, and where it is."""
-    from slipway.launch.trace.summary import table
+    from slipway.inspect.trace_summary import table
 
     ranks, steps = len(merged.summaries), merged.steps
     span = f"step {merged.first + 1}" if steps == 1 else f"steps {merged.first + 1} to {merged.first + steps}"

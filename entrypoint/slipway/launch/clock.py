@@ -5,7 +5,7 @@ import time as system
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipway.launch.process_tree import stat_fields
+from slipway.process.tree import stat_fields
 
 YOUNG = 60.0  # s that a launcher may take until it asks how old it is
 

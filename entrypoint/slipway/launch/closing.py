@@ -5,22 +5,20 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.attempt.width import columns_of
-from slipway.launch.attempt.worker_output import say, short_path, write_own
+from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.folders import mount_point, mounted_from
-from slipway.launch.resolve.host import CHECKPOINTS
+from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
-from slipway.launch.verdict.attempts import Course
 from slipway.launch.verdict.block import block, outcome_json, termination_message
-from slipway.launch.verdict.curve import draw_curve
 from slipway.launch.verdict.ledger import ledger_line
+from slipway.launch.verdict.restarts import Course
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_run_text, write_json
 from slipway.protocol.outcomes import Word
@@ -30,6 +28,9 @@ from slipway.protocol.replicas import read_differences
 SHOWN = 3  # times that the replicas differed, the newest
 LACKING = "image's name"  # in the table of advice
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
+ROWS, COLUMNS = 5, 60  # of the picture, at most, without its scale
+SCALE = 9  # columns
+LEAST, LEAST_COLUMNS = 4, 30  # points, of which fewer are no curve; columns, of which fewer have no room for the steps
 
 
 def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
@@ -157,3 +158,50 @@ def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
             TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
+
+
+def draw_curve(points: Sequence[tuple[int, float]], width: int) -> list[str]:
+    """The lines, of `width` columns at most, of a picture of losses by step, each with what its row stands for.
+
+    None where there is nothing to see, or no room.
+    """
+    columns = min(COLUMNS, width - SCALE - 1)
+    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    if len(points) < LEAST or columns < LEAST_COLUMNS or max(losses) == min(losses) or steps[-1] <= steps[0]:
+        return []
+    low, high = min(losses), max(losses)
+    rows = [round((loss - low) / (high - low) * (ROWS - 1)) for loss in _spread(points, columns)]
+    picture = [[" "] * columns for _ in range(ROWS)]
+    for column, row in enumerate(rows):
+        before = rows[column - 1] if column else row
+        _join(picture, column, before, row)
+    scale = [high - (high - low) * number / (ROWS - 1) for number in range(ROWS)]
+    lines = [f"{value:7.3f} ┤{''.join(row).rstrip()}" for value, row in zip(scale, reversed(picture), strict=True)]
+    first, last = f"step {steps[0]}", f"step {steps[-1]}"
+    return [*lines, f"{'loss':>7}  {first:<{columns - len(last)}}{last}"]
+
+
+def _spread(points: Sequence[tuple[int, float]], columns: int) -> list[float]:
+    """The loss in each column: between two points the line that joins them."""
+    losses, place = [], 0
+    first, last = points[0][0], points[-1][0]
+    for column in range(columns):
+        step = first + (last - first) * column / (columns - 1)
+        while place < len(points) - 2 and points[place + 1][0] <= step:
+            place += 1
+        (left, before), (right, after) = points[place], points[place + 1]
+        share = min(1.0, (step - left) / max(right - left, 1))
+        losses.append(before + (after - before) * share)
+    return losses
+
+
+def _join(picture: list[list[str]], column: int, before: int, row: int) -> None:
+    """Lead the line from the row where it was to the row where it is."""
+    if before == row:
+        picture[row][column] = "─"
+        return
+    falls = row < before
+    picture[before][column] = "╮" if falls else "╯"
+    picture[row][column] = "╰" if falls else "╭"
+    for between in range(min(before, row) + 1, max(before, row)):
+        picture[between][column] = "│"

@@ -9,33 +9,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
-from slipway.launch.attempt.gpu_memory import wait_for_memory
-from slipway.launch.attempt.hang_report import HangReport
-from slipway.launch.attempt.lasting import Lasting
-from slipway.launch.attempt.memory import Memory
-from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.attempt.spare import Spare
+from slipway.launch.attempt.lasting import Lasting, Memory, Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
-from slipway.launch.attempt.worker_output import say
-from slipway.launch.books import Books
+from slipway.launch.attempt.terminal import say
 from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.closing import conclude
-from slipway.launch.metrics import Metrics, open_metrics
-from slipway.launch.node import Node, enter, enter_alone
-from slipway.launch.notices import Notices, open_notices
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.resolve.devices import read_devices
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.monitoring import Metrics, Notices, open_metrics, open_notices
+from slipway.launch.node import Node, SingleNode, enter, enter_alone
+from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.schedulers import SLURM
+from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
-from slipway.launch.single_node import SingleNode
-from slipway.launch.verdict.attempts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.ledger import Kind
+from slipway.launch.verdict.restarts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
 from slipway.protocol.outcomes import Word

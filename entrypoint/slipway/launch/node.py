@@ -1,25 +1,32 @@
 """What a launcher knows of its job between attempts."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.attempt.worker_output import say
-from slipway.launch.books import earlier_ledger
+from slipway.launch.attempt.terminal import say
 from slipway.launch.clock import CLOCK, Clock
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.plan import make_plan
+from slipway.launch.resolve.topology import FREE_PORT
+from slipway.launch.run_directory.bookkeeping import earlier_ledger
 from slipway.launch.run_directory.heartbeats import highest_step
-from slipway.launch.run_directory.odd_files import odd_records
-from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, odd_records, place_run, release
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
-from slipway.launch.verdict.attempts import Try
 from slipway.launch.verdict.ledger import NOTHING, Ledger
+from slipway.launch.verdict.restarts import Ending, Try
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.files import newest_step
 
 
 @dataclass(frozen=True)
@@ -96,3 +103,48 @@ def name_odd_runs(job: Job) -> None:
     if job.sources.value("SLIPWAY_RESUME") == "auto" and not named:
         for line in odd_records(Path(job.sources.value("SLIPWAY_RUNS"))):
             say(line)
+
+
+class SingleNode:
+    """What SeveralNodes is for a launcher that has no others."""
+
+    news: Outcome | None = None
+
+    def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
+        """The job and the node as the next attempt begins; None where a stop came between two of them.
+
+        Without a snapshot of its own, a run that began from another one does so again.
+        """
+        if not node.tries:
+            return job, node
+        if stopped():
+            return None
+        run = node.run
+        resume = run.resume if newest_step(run.path) is None and run.resume != "none" else "auto"
+        run = dataclasses.replace(run, attempt=run.attempt + 1, resume=resume)
+        return with_free_port(job), dataclasses.replace(node, run=run)
+
+    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+        """Where all ranks stand, once all stand still: those of this node are all."""
+        return standings
+
+    def report(
+        self,
+        outcome: Outcome,
+        rule: Callable[[Verdict, tuple[int, ...]], Ending],
+        stopped: Callable[[], bool],
+        hangs: HangReport | None = None,
+    ) -> Ending:
+        """The verdict on an attempt, and what follows by the `rule`; nobody else is there who may hang."""
+        return rule(judge((outcome,)), ())
+
+
+def with_free_port(job: Job) -> Job:
+    """The job with another port for torchrun's store where any will do: somebody may have taken the first meanwhile."""
+    topology = job.plan.topology
+    if topology.values["MASTER_PORT"].source != FREE_PORT:
+        return job
+    port = free_port(0)
+    topology = dataclasses.replace(topology, master_port=port, store_port=port)
+    plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
+    return dataclasses.replace(job, plan=plan)

@@ -10,23 +10,22 @@ from types import TracebackType
 from typing import Self
 
 from slipway import __version__
-from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.attempt.worker_output import say
+from slipway.launch.attempt.terminal import say
 from slipway.launch.clock import CLOCK, Clock
-from slipway.launch.muster.card import Card, Finding, Go
-from slipway.launch.muster.messages import Peer
-from slipway.launch.muster.muster import Muster
-from slipway.launch.muster.terms import Terms
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node
+from slipway.launch.rendezvous.messages import Card, Finding, Go, Peer
+from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.packages import installed
 from slipway.launch.resolve.plan import interfaces, make_plan
 from slipway.launch.resolve.topology import Topology
-from slipway.launch.resolve.versions import installed
 from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
-from slipway.launch.watch.standing import Standing
 from slipway.protocol.files import newest_step
 
 LOOK_SECONDS = 5.0  # between two looks at the others once this node is through

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipway.launch.attempt.hang_report import HangReport
-from slipway.launch.muster.codec import LINE_BYTES, MalformedError, decode, encode, stands_line
-from slipway.launch.muster.messages import Report, Stands
-from slipway.launch.node import Node
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.node import Node, SingleNode
+from slipway.launch.rendezvous.link import LINE_BYTES, MalformedError, decode, encode, stands_line
+from slipway.launch.rendezvous.messages import Report, Stands
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import Topology
-from slipway.launch.single_node import SingleNode
-from slipway.launch.verdict.attempts import Ending
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
-from slipway.launch.watch.standing import Standing
 from slipway.protocol.durable import write_whole
 from slipway.protocol.files import held_folder, node_folder, open_run_file, process_file
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from slipway.cli.arguments import read_sources
 from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.protocol.errors import LaunchError
 from slipway.render.words import PLACES, read_nodes
 

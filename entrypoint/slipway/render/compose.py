@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.sources import Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, Sources
+from slipway.launch.resolve.settings import BY_NAME
+from slipway.launch.resolve.sources import LIBRARIES, Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.render.command import checked, make_command, make_option, matching

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from slipway.cli.arguments import check_arguments
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.host import CHECKPOINTS
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Claim, Sources, parse_claim
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values
 from slipway.render.references import pinned

@@ -17,17 +17,17 @@ if TYPE_CHECKING:  # the same again for editors and type checkers, which do not 
     from slipway.train.loop.fit import Result as Result
     from slipway.train.loop.fit import fit as fit
     from slipway.train.loop.loader import Loader as Loader
-    from slipway.train.loop.sampler import Sampler as Sampler
-    from slipway.train.loop.task import Batch as Batch
-    from slipway.train.loop.task import Task as Task
-    from slipway.train.loop.task import Validation as Validation
-    from slipway.train.parallel.replicas import ReplicasDifferError as ReplicasDifferError
-    from slipway.train.parallel.replicas import verify_replicas as verify_replicas
-    from slipway.train.parallel.traces import trace as trace
+    from slipway.train.loop.loader import Sampler as Sampler
+    from slipway.train.observe.replicas import ReplicasDifferError as ReplicasDifferError
+    from slipway.train.observe.replicas import verify_replicas as verify_replicas
+    from slipway.train.observe.traces import trace as trace
     from slipway.train.snapshots.snapshot import Snapshot as Snapshot
     from slipway.train.snapshots.snapshot import SnapshotError as SnapshotError
     from slipway.train.snapshots.snapshot import load_newest as load_newest
     from slipway.train.snapshots.snapshot import save_snapshot as save_snapshot
+    from slipway.train.task import Batch as Batch
+    from slipway.train.task import Task as Task
+    from slipway.train.task import Validation as Validation
     from slipway.train.worker.context import Context as Context
     from slipway.train.worker.context import open_context as open_context
     from slipway.train.worker.prepared import cache_folder as cache_folder

@@ -94,7 +94,7 @@ class Harm:
 
 
 def at_beat(fault: Fault, phase: str, step: int, number: int) -> None:
-    from slipway.train.worker.heartbeat import Heartbeat
+    from slipway.train.worker.launcher import Heartbeat
 
     harm, real = Harm(fault, number), Heartbeat.beat
 

@@ -9,7 +9,7 @@ A worker leaves a file in the folder STAND_IN_STARTED, with its attempt and rank
 import os
 import sys
 
-OURS = ("slipway.agent", "slipway.warm_workers", "slipway.train")
+OURS = ("slipway.process.agent", "slipway.process.warm", "slipway.train")
 
 
 def begin() -> None:
@@ -23,7 +23,7 @@ def begin() -> None:
     from pathlib import Path
 
     tests = Path(__file__).resolve().parent.parent
-    stand_ins = {"slipway.agent": "stand_in_agent.py"}
+    stand_ins = {"slipway.process.agent": "stand_in_agent.py"}
     stand_ins |= {f"slipway.train.workloads.{name}": "stand_in_worker.py" for name in ("gpt", "linear")}
 
     class Finder:
@@ -50,7 +50,7 @@ def begin() -> None:
                     time.sleep(0.01)
 
     def follow(rules: list[dict[str, str]]) -> None:
-        from slipway.train.worker.heartbeat import Heartbeat
+        from slipway.train.worker.launcher import Heartbeat
 
         real, done = Heartbeat.beat, []
 
@@ -73,9 +73,9 @@ def begin() -> None:
 
 def replace_pauses() -> None:
     """Do so before the launcher imports them."""
-    from slipway.launch.verdict import attempts
+    from slipway.launch.verdict import restarts
 
-    attempts.PAUSES = (float(os.environ["STAND_IN_PAUSE"]),)
+    restarts.PAUSES = (float(os.environ["STAND_IN_PAUSE"]),)
 
 
 if "STAND_IN_PAUSE" in os.environ and sys.orig_argv[1:3] == ["-m", "slipway"]:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
-from slipway.launch.attempt.hang_report import HangReport
 from slipway.launch.attempt.lasting import ALONE, Lasting
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
-from slipway.launch.attempt.worker_output import say, short_path
-from slipway.launch.resolve.caches import make_folders
+from slipway.launch.attempt.terminal import say, short_path
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.resolve.host import make_folders
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.plan_file import write_plan
-from slipway.launch.run_directory.run import Run, prepare_run
-from slipway.launch.verdict.attempts import Try
+from slipway.launch.run_directory.run import Run, prepare_run, write_plan
 from slipway.launch.verdict.block import locate
+from slipway.launch.verdict.restarts import Try
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import EXITS, LaunchError, code_of
 from slipway.protocol.files import newest_step

@@ -12,17 +12,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from slipway.forked import Forked
-from slipway.launch.attempt.spare import Spare
+from slipway.launch.attempt.lasting import Spare
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.plan import Plan
+from slipway.process.tree import Forked
 from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import LOGS, OUTCOMES
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
 IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
-AGENT = (sys.executable, "-P", "-u", "-m", "slipway.agent")
+AGENT = (sys.executable, "-P", "-u", "-m", "slipway.process.agent")
 AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 
 

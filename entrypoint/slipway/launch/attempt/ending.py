@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.attempt.hang_report import ADVICE, logs_command
-from slipway.launch.process_tree import signal_name
-from slipway.launch.rank_ranges import rank_ranges
+from slipway.launch.hangs.hang import ADVICE, logs_command
+from slipway.launch.hangs.standing import other_store
 from slipway.launch.resolve.advice import advise
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
-from slipway.launch.watch.standing import other_store
+from slipway.process.tree import signal_name
 from slipway.protocol.causes import (
     DRIVER_TOO_OLD,
     NO_DEVICE,
@@ -32,7 +31,7 @@ from slipway.protocol.cgroups import cgroup_folders, read_kernel_file
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.files import OUTCOMES, error_file, rank_file, read_json
 from slipway.protocol.outcomes import GOOD, Word
-from slipway.protocol.printable import last_line
+from slipway.protocol.printable import last_line, rank_ranges
 from slipway.protocol.tracebacks import Raised, read_final_traceback, read_traceback
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))

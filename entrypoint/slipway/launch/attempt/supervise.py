@@ -13,22 +13,34 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from slipway.launch.attempt import flight_recorder
 from slipway.launch.attempt.child import Child
-from slipway.launch.attempt.console import terminal_variables
-from slipway.launch.attempt.deadline import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Due
 from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
-from slipway.launch.attempt.gpu_use import GpuUse
-from slipway.launch.attempt.hang_report import HangReport
-from slipway.launch.attempt.hangs import HangDetector
-from slipway.launch.attempt.lasting import ALONE, Lasting
-from slipway.launch.attempt.milestones import Milestones
-from slipway.launch.attempt.spare import Spare
-from slipway.launch.attempt.standard_input import StandardInput
-from slipway.launch.attempt.stops import TICK, Stop, Stops, raise_flag
-from slipway.launch.attempt.worker_output import WorkerOutput
-from slipway.launch.own_processes import OwnProcesses
-from slipway.launch.process_tree import (
+from slipway.launch.attempt.lasting import ALONE, Lasting, Spare
+from slipway.launch.attempt.stops import (
+    AFTER_FAILURE,
+    AFTER_FAILURE_OF_SCRIPT,
+    TICK,
+    Deadline,
+    Due,
+    Stop,
+    Stops,
+    raise_flag,
+)
+from slipway.launch.attempt.terminal import terminal_variables
+from slipway.launch.attempt.worker_output import StandardInput, WorkerOutput
+from slipway.launch.hangs import flight_recorder
+from slipway.launch.hangs.hang import HangDetector, HangReport
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.watch import Watch
+from slipway.launch.resolve.devices import GpuUse
+from slipway.launch.resolve.placement import place_gpus
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.bookkeeping import Milestones
+from slipway.launch.run_directory.heartbeats import read_beats
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.block import utc
+from slipway.process.tree import (
+    OwnProcesses,
     adopt_orphans,
     catches,
     has_open,
@@ -38,13 +50,6 @@ from slipway.launch.process_tree import (
     send_signal,
     state_of,
 )
-from slipway.launch.resolve.placement import place_gpus
-from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.heartbeats import read_beats
-from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.block import utc
-from slipway.launch.watch.standing import Standing
-from slipway.launch.watch.watch import Watch
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from slipway.launch.run_directory.heartbeats import Beat, read_beats
-from slipway.launch.run_directory.records import newest_numbers
+from slipway.launch.run_directory.heartbeats import Beat, newest_numbers, read_beats
 
 URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))  # the last two are paths
 EVERY = 30.0  # s between two posts; the controller asks for 5 at least

@@ -7,9 +7,13 @@ workloads are folded to its width, and those that a worker marked are in the log
 """
 
 import datetime
+import errno
 import math
 import os
+import select
 import selectors
+import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -19,12 +23,10 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.launch.attempt.console import Console, is_within_line, write_out
-from slipway.launch.attempt.screen import Row, Screen
-from slipway.launch.attempt.width import columns_of, fold
+from slipway.launch.attempt.terminal import Console, Row, Screen, columns_of, end_line, fold
 from slipway.protocol.files import append_to_run_file, rank_log
 from slipway.protocol.marks import LOG_ALONE
-from slipway.protocol.printable import last_line, printable
+from slipway.protocol.printable import last_line
 
 CHUNK = 65_536  # bytes; the capacity of a Linux pipe
 LONGEST_LINE = 1_048_576  # bytes after which a line without an end is passed on in pieces
@@ -33,6 +35,10 @@ BAR_SECONDS = 30.0  # between two states of a progress bar that are kept
 REMEMBERED = 2_000  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
 REMEMBERED_BYTES = 4_096  # of each of them
 PRINTED = 5  # lines of stdout, of which the last that is not empty tells where a rank stood
+STDIN = 0
+LINE = (
+    select.PIPE_BUF
+)  # bytes; no line that is typed is longer (termios(3)), and so much fits where a pipe can be written
 
 
 class Way(NamedTuple):
@@ -47,26 +53,6 @@ class Way(NamedTuple):
     bars: bool
     prompts: float | None
     folds: bool = False
-
-
-def say(line: str) -> None:
-    """Print a line of the launcher's own, on a terminal in as many rows as it needs."""
-    error, text = sys.stderr.fileno(), printable(line)
-    write_own(fold("slipway: ", text, columns_of(error)) if os.isatty(error) else f"slipway: {text}")
-
-
-def write_own(text: str) -> None:
-    """Write lines to stderr as they are, each to its end, from the start of a row."""
-    error = sys.stderr.fileno()
-    start = "\n" if is_within_line(error) else ""
-    write_out(f"{start}{text}\n".encode(errors="replace"), error)
-
-
-def short_path(path: Path) -> str:
-    """A path as one would type it here."""
-    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 class OutputStream:
@@ -249,3 +235,74 @@ class WorkerOutput:
         for log in self._logs:
             with suppress(OSError):
                 log.close()
+
+
+class StandardInput:
+    """`file` is for the child's stdin, as subprocess.Popen takes it; nothing to read unless it is `wanted`."""
+
+    def __init__(self, selector: selectors.BaseSelector, *, wanted: bool) -> None:
+        """Raises OSError."""
+        self._selector, self._listening = selector, False
+        self._writer: int | None = None
+        wanted = wanted and sys.stdin is not None  # started with it closed, we have some other file under this number
+        self.file = STDIN if wanted else subprocess.DEVNULL
+        if wanted and os.isatty(STDIN):
+            self.file, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+
+    def hand_on(self) -> None:
+        """Leave our copy of `file` to the child, which has been started with it."""
+        if self._writer is not None:
+            os.close(self.file)
+
+    def look(self) -> None:
+        """Listen to the terminal from here on, where we are in its foreground."""
+        if not self._listening and self._writer is not None and is_foreground():
+            self._listening = True
+            self._selector.register(STDIN, selectors.EVENT_READ, self._pump)
+
+    def _rest(self) -> None:
+        """Listen no more until the next look."""
+        if self._listening:
+            self._listening = False
+            self._selector.unregister(STDIN)
+
+    def _pump(self) -> None:
+        assert self._writer is not None
+        if not select.select([], [self._writer], [], 0)[1]:
+            self._rest()
+            return
+        # In the background a read would stop us, all of a sudden; with the signal blocked it fails (EIO).
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN})
+        try:
+            text = os.read(STDIN, LINE)
+        except OSError:
+            self._rest()
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if text.endswith(b"\n"):
+            for stream in (sys.stdout, sys.stderr):
+                if os.isatty(stream.fileno()):
+                    end_line(stream.fileno())
+        try:
+            os.write(self._writer, text)
+        except BrokenPipeError:
+            text = b""
+        if not text:  # Ctrl-D, or nobody reads any more
+            self.close()
+
+    def close(self) -> None:
+        """Pass on that no more comes."""
+        self._rest()
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
+
+
+def is_foreground() -> bool:
+    """Whether we may read from the terminal that is our stdin; of one that is not our session's anybody may."""
+    try:
+        return os.tcgetpgrp(STDIN) == os.getpgrp()
+    except OSError as error:
+        return error.errno == errno.ENOTTY

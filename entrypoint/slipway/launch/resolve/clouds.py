@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.launch.resolve.scheduler import Claims, Scheduler
-from slipway.launch.resolve.settings import Claim
+from slipway.launch.resolve.sources import Claim
 from slipway.protocol.errors import LaunchError
 
 DECIDE = "Set NNODES, NODE_RANK and MASTER_ADDR, or add --standalone for a single node."

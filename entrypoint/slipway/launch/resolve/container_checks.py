@@ -8,10 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.folders import EMPTY_DIR, can_write, is_read_only, mount_point, mounted_from, owner_of
-from slipway.launch.resolve.host import CHECKPOINTS, Host
+from slipway.launch.resolve.host import (
+    CHECKPOINTS,
+    EMPTY_DIR,
+    Host,
+    can_write,
+    is_read_only,
+    mount_point,
+    mounted_from,
+    owner_of,
+)
 from slipway.launch.resolve.next_lines import USUAL_IMAGE
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
 

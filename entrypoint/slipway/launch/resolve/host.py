@@ -2,18 +2,23 @@
 
 import os
 import pwd
+import re
 import socket
-from collections.abc import Mapping
+import stat
+import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.caches import place_home, private_folder
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.resolve.folders import may_execute, read_mounts, size_of, temporary_files
 from slipway.protocol.errors import LaunchError
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
+CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+WORKSPACE = Path("/workspace")  # the image's working directory, which is its user's home
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,147 @@ def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
         return "slurm"
     marks = (".dockerenv", "run/.containerenv")
     return "docker" if any((root / mark).exists() for mark in marks) else "host"
+
+
+def existing(path: Path) -> Path:
+    """The path itself or the nearest folder above it that exists."""
+    return next((place for place in (path, *path.parents) if os.access(place, os.F_OK)), Path("/"))
+
+
+def can_write(folder: Path) -> bool:
+    """Whether this user can write into a folder, or make it."""
+    return os.access(existing(folder), os.W_OK | os.X_OK)
+
+
+def owner_of(folder: Path) -> int:
+    """The number of the user to whom a folder belongs."""
+    return folder.stat().st_uid
+
+
+def may_execute(folder: Path) -> bool:
+    """Whether code in a folder may be started or loaded: a tmpfs of docker's is mounted noexec by default."""
+    return not os.statvfs(existing(folder)).f_flag & os.ST_NOEXEC
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder is mounted read-only."""
+    return bool(os.statvfs(existing(folder)).f_flag & os.ST_RDONLY)
+
+
+def size_of(folder: Path) -> int | None:
+    """The size in bytes of the file system that a folder is on; None where there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize
+
+
+def temporary_files() -> Path | None:
+    """The folder for temporary files; None where no such folder can be written."""
+    with suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir())
+    return None
+
+
+EMPTY_DIR = "emptyDir"
+
+
+def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
+    """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable.
+
+    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever it lies on.
+    """
+    try:
+        lines = mountinfo.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return {}
+    mounts = {}
+    for line in lines:
+        before, after = (part.split() for part in line.partition(" - ")[::2])
+        if len(before) < 5 or not after:  # of a kernel, or an emulation of one, that writes other lines
+            continue
+        temporary = "/volumes/kubernetes.io~empty-dir/" in before[3]  # the kubelet's own name for the folder
+        mounts[Path(_unescaped(before[4]))] = EMPTY_DIR if temporary else after[0]
+    return mounts
+
+
+def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """What an engine mounted at `point`: the name of a volume, empty where it has none, or a folder of the host.
+
+    The folder is an absolute path where the container shows it. mountinfo has the path within the file system only; that is the
+    path on the host if Docker's own /etc/hosts lies on the same file system below /var/lib/docker, where Docker keeps it by
+    default. Otherwise, as on Docker Desktop, only the name is known: ./NAME, and ./runs where nothing is mounted.
+    """
+    try:
+        fields = [line.split() for line in mountinfo.read_text(errors="surrogateescape").splitlines()]
+    except OSError:
+        fields = []
+    mounted = {Path(_unescaped(each[4])): (each[2], _unescaped(each[3])) for each in fields if each[4:]}
+    device, source = mounted.get(point, ("", "/"))
+    if volume := re.search(r"/volumes/([^/]+)/_data$", source):  # Docker's and Podman's
+        return "" if re.fullmatch(r"[0-9a-f]{64}", volume[1]) else volume[1]
+    known_device, known = mounted.get(Path("/etc/hosts"), ("", ""))
+    above, docker, _ = known.partition("/var/lib/docker/containers/")  # `above` is a subvolume of btrfs, or empty
+    if docker and known_device == device and source.startswith(f"{above}/"):
+        return source.removeprefix(above)
+    return f"./{Path(source).name or 'runs'}"
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:
+    """The mount point that a folder lies on."""
+    return next((place for place in (folder, *folder.parents) if place in mounts), None)
+
+
+def place_home(
+    environ: Mapping[str, str], scratch: Path, data: Path | None, mounts: Collection[Path] = ()
+) -> dict[str, str]:
+    """Return the variables for a home that cannot be written, and for caches where the usual places do not do.
+
+    `data`, the image's own folder for caches, comes first, then `scratch`, which lies among the temporary files, then
+    the home. Code is cached where it may be executed, if there is such a place. In the image a home is the user's own
+    where a volume is in it; `mounts` are the mount points.
+    """
+    home = Path(environ.get("HOME") or "/nonexistent")
+    at_home = [home / ".cache/slipway"] if os.access(home, os.W_OK | os.X_OK) else []
+    if at_home and not data and may_execute(scratch) and may_execute(home):
+        return {}
+    places = [*([data] if data and can_write(data) else []), scratch, *at_home]
+    code = next((place for place in places if may_execute(place)), places[0])
+    mended = place_caches(environ, places[0], code)
+    if at_home and places[0] == scratch:
+        mended.pop("XDG_CACHE_HOME", None)  # the usual place does for data
+    # A real home may hold what the user's programs read, and only the caches go elsewhere.
+    real = home.is_dir() and home != Path("/")
+    if data:
+        real = real and home != WORKSPACE and any(point.is_relative_to(home) for point in mounts)
+    return mended if at_home or real else {"HOME": str(scratch), **mended}
+
+
+def place_caches(environ: Mapping[str, str], data: Path, code: Path) -> dict[str, str]:
+    """Return the variables of caches for data and for compiled code that the user has not set."""
+    folders = {"XDG_CACHE_HOME": data, "TORCHINDUCTOR_CACHE_DIR": code, "TRITON_CACHE_DIR": code}
+    return {name: f"{folders[name]}/{part}" for name, part in CACHES.items() if not environ.get(name)}
+
+
+def make_folders(mended: Mapping[str, str]) -> None:
+    """Make the folders that `mended` names, for this user alone. Raises OSError."""
+    homes = [Path(mended["HOME"])] if "HOME" in mended else []
+    for folder in [*homes, *(Path(mended[name]).parent for name in CACHES if name in mended)]:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def private_folder(parent: Path) -> Path:
+    """A folder of this user's own in a place that all users of a host write to: caches hold code that is executed."""
+    folder = parent / f"slipway-{os.getuid()}"
+    try:
+        found = folder.lstat()
+    except OSError:
+        return folder  # whoever starts makes it
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        return folder
+    return parent / f"{folder.name}-{os.urandom(8).hex()}"

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from slipway.launch.resolve.connectivity import interfaces_with_address
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.sources import Sources
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 

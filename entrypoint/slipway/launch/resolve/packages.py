@@ -4,12 +4,19 @@ A wheel without extras is the launcher alone, for an environment with a PyTorch 
 that would take longer than all else before a start.
 """
 
+import os
+import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from slipway import __version__
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import Host
 from slipway.protocol.errors import LaunchError
 
 LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that agent.py stands on
@@ -69,3 +76,30 @@ def least() -> str:
 def pip_install(what: str, *options: str) -> str:
     """The command that installs something for this very Python."""
     return " ".join([sys.executable, "-m pip install", *options, f"'{what}'"])
+
+
+def read_versions(host: Host, devices: Devices) -> dict[str, Any]:
+    """Versions by name, None for what is not here; of this process's machine and image."""
+    return {
+        "slipway": __version__,
+        "image": host.image,
+        "runtime": host.runtime,
+        "python": platform.python_version(),
+        "torch": installed("torch"),
+        "cuda": installed("nvidia-cuda-runtime-cu12"),
+        "nccl": installed("nvidia-nccl-cu12"),
+        "driver": devices.driver or None,
+        "gpus": [gpu.name for gpu in devices.gpus],
+        "no_gpu_because": None if devices.gpus else devices.reason,
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": devices.cpus,
+        "uid": os.getuid(),
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, found without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

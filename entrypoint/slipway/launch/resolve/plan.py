@@ -9,13 +9,14 @@ from typing import Any
 from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.devices import Gpu
 from slipway.launch.resolve.placement import place_gpus
-from slipway.launch.resolve.settings import BY_NAME, LIBRARIES, SETTINGS, Sources
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.launch.resolve.sources import LIBRARIES, Sources
 from slipway.launch.resolve.topology import Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 from slipway.protocol.memory import VARIABLE as MEMORY
 from slipway.protocol.redact import redact, redact_words
 
-# What C++ code writes to stdout while our workloads open a group is dropped (train/worker/group.py), gloo's chatter with NCCL's
+# What C++ code writes to stdout while our workloads open a group is dropped (train/worker/place.py), gloo's chatter with NCCL's
 # words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
 NCCL_OUTPUT = MappingProxyType({"NCCL_DEBUG_FILE": "/dev/stderr"})
 # What --debug gives to torchrun and the workers, unless the user does. DETAIL instead of INFO ends DistributedDataParallel on

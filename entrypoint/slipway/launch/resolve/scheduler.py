@@ -7,7 +7,7 @@ was requeued; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from slipway.launch.resolve.settings import Claim
+from slipway.launch.resolve.sources import Claim
 
 Claims = dict[str, Claim]
 

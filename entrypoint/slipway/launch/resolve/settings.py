@@ -5,34 +5,13 @@ Command line > environment > `.env` > default. Nothing here changes the process'
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from io import StringIO
-from pathlib import Path
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from slipway.launch.resolve.foreign_values import ExplainedError, explain_value, parse_address
-from slipway.protocol.errors import LaunchError
-from slipway.protocol.mistake import did_you_mean
-from slipway.protocol.redact import redact
+from slipway.launch.resolve.foreign_values import parse_address
 
-if TYPE_CHECKING:
-    from dotenv.parser import Binding
-
-
-class Claim(NamedTuple):
-    """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
-
-    value: str
-    source: str
-
-    def about(self, name: str) -> str:
-        """How a message shows it: `RANK=3 (from the environment)`, and what was typed as it was typed: `--node-rank 3`."""
-        if typed := re.fullmatch(r"command line \((--[\w-]+)\)", self.source):
-            return f"{typed[1]} {self.value}"
-        source = self.source.removesuffix(f" ({name})")
-        return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
+TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
 
 class Setting(NamedTuple):
@@ -363,129 +342,4 @@ SETTINGS = (
 BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
 
 
-# What is read of a `.env` file beside the settings: variables of torch and its libraries, handed to the workers, and what
-# `slipway render` takes from Compose's own lines.
-LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
-_COMPOSE = ("IMAGE", "COMPOSE_FILE")
 NAMES = frozenset(name for setting in SETTINGS for name in (setting.name, *setting.aliases))
-
-
-def read_env_file(path: Path) -> dict[str, str]:
-    """What a `.env` file says to us. Raises LaunchError."""
-    return split_env_file(path)[0]
-
-
-def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
-
-    Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
-    docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
-    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
-    SLIPWAY_… that is no setting.
-    """
-    values: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for binding in _parse(path):
-        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
-        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
-        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
-        if not name or not _is_ours(name[1]):
-            others |= {name[1]: binding.value} if name and binding.value else {}
-            continue
-        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
-        if not re.fullmatch(_PORTABLE, line):
-            raise LaunchError(  # never the value: it may be a secret
-                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
-                "comment behind it; docker, compose and Slipway then read the same."
-            )
-        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
-            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
-        values[name[1]] = line.partition("=")[2]
-    return {name: value for name, value in values.items() if value}, others
-
-
-def read_all_values(path: Path) -> dict[str, str]:
-    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
-    return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
-
-
-def _parse(path: Path) -> "list[Binding]":
-    from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
-
-    try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # some editors begin a file with a mark, which docker and compose skip
-        return list(parse_stream(StringIO(text)))
-    except (OSError, UnicodeDecodeError) as error:
-        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
-        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
-
-
-def _is_ours(name: str) -> bool:
-    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
-
-
-_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The three places that values come from, the strongest first; empty variables count as unset."""
-
-    options: Mapping[str, str]  # keyed by setting name
-    environ: Mapping[str, str]
-    env_file: Mapping[str, str]
-    env_file_name: str = ".env"
-    defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
-    origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
-    slips: tuple[str, ...] = ()  # what is said of names that seem to be mistyped
-
-    def option(self, setting: Setting) -> Claim | None:
-        """What the command line says."""
-        value = self.options.get(setting.name)
-        source = self.origins.get(setting.name, f"command line ({setting.option})")
-        return None if value is None else Claim(value, source)
-
-    def from_environment(self, *names: str) -> list[Claim]:
-        """What the environment says about these variables."""
-        return [Claim(value, f"environment ({name})") for name in names if (value := self.environ.get(name))]
-
-    def from_file(self, *names: str) -> list[Claim]:
-        """What the `.env` file says about these variables."""
-        return [Claim(value, f"{self.env_file_name} ({name})") for name in names if (value := self.env_file.get(name))]
-
-    def variable(self, *names: str) -> Claim | None:
-        """What the environment says about a variable (the first that is set), else what the `.env` file says."""
-        return next(iter((*self.from_environment(*names), *self.from_file(*names))), None)
-
-    def claims(self, setting: Setting) -> list[Claim]:
-        """All values given for a setting that no scheduler has a say in, the winner first, the default last."""
-        names = (*setting.aliases, setting.name)
-        option = self.option(setting)
-        given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
-        return [*given, Claim(self.defaults.get(setting.name, setting.default), "default")]
-
-    def parsed(self, name: str) -> object:
-        """The winning value of such a setting, as its parser reads it. Raises LaunchError."""
-        return parse_claim(BY_NAME[name], self.claims(BY_NAME[name])[0])
-
-    def value(self, name: str) -> str:
-        """The winning text of such a setting, checked by its parser. Raises LaunchError."""
-        self.parsed(name)
-        return self.claims(BY_NAME[name])[0].value
-
-
-def parse_claim(setting: Setting, claim: Claim) -> object:
-    """Turn a claim's text into the setting's value. Raises LaunchError saying what was read, from where, what is allowed."""
-    try:
-        return setting.parse(claim.value)
-    except ValueError as error:
-        shown = claim._replace(value=redact(setting.name, claim.value)).about(setting.name)
-        if why := explain_value(setting.name, claim.value):
-            raise LaunchError(f"{shown}: {why}.") from None
-        if isinstance(error, ExplainedError):
-            raise LaunchError(f"{shown}: {error}.") from None
-        type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
-        raise LaunchError(text.rstrip()) from None

@@ -10,20 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from slipway.launch.rank_ranges import rank_ranges
 from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import (
+    HOOK_FORMULAS,
+    Process,
     choose_backend,
     choose_threads,
+    find_process,
     is_fair,
     place_gpus,
     place_processes,
     share_gpus,
 )
-from slipway.launch.resolve.processes import HOOK_FORMULAS, Process, find_process
 from slipway.launch.resolve.scheduler import Reading
 from slipway.launch.resolve.schedulers import (
     BEFORE_PLAIN,
@@ -37,12 +38,13 @@ from slipway.launch.resolve.schedulers import (
     warn_of_idle_nodes,
     warn_of_terminal,
 )
-from slipway.launch.resolve.settings import BY_NAME, Claim, Sources, parse_claim
+from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL
+from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.printable import rank_ranges
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
-TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
 
 class Value(NamedTuple):

@@ -5,6 +5,7 @@ at most twice a second otherwise.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,17 +13,22 @@ from typing import NamedTuple
 from slipway.launch.verdict.ledger import LARGEST, RANKS
 from slipway.protocol.files import (
     HEARTBEATS,
+    METRICS_FILE,
     NODE,
     OUTCOME_FILE,
     RANK,
     STEPS,
     newest_step,
     number_in,
+    open_run_file,
+    parse_json,
     rank_file,
     read_json,
     whole_number,
 )
 from slipway.protocol.phases import PHASES, Phase
+
+TAIL = 16_384  # bytes of it in which its newest lines stand
 
 
 class Beat(NamedTuple):
@@ -117,3 +123,20 @@ def highest_step(run: Path) -> int:
         ranks = [rank for file in folder.glob("*.json") if (rank := number_in(file.stem, RANK)) is not None]
         steps += [beat.step for beat in read_beats(folder.parent, ranks).values()]
     return min(max(steps), STEPS)
+
+
+def newest_numbers(run: Path) -> dict[str, float]:
+    """The newest value of each number by its name, as far as the newest lines tell; none where there are none."""
+    found: dict[str, float] = {}
+    with suppress(OSError), open_run_file(run / METRICS_FILE) as file:
+        file.seek(max(0, file.seek(0, 2) - TAIL))
+        for line in file.read().splitlines():
+            with suppress(ValueError, RecursionError):
+                record = parse_json(line)
+                if isinstance(record, dict):
+                    found |= {
+                        name: float(value)
+                        for name, value in record.items()
+                        if isinstance(value, int | float) and not isinstance(value, bool)
+                    }
+    return found

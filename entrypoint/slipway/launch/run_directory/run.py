@@ -4,15 +4,17 @@ import dataclasses
 import itertools
 import os
 import re
+import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.resolve.plan import Plan
-from slipway.launch.resolve.settings import Sources
+from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
+from slipway.launch.resolve.sources import Sources
 from slipway.protocol.durable import unfinished
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
@@ -21,8 +23,10 @@ from slipway.protocol.files import (
     HEARTBEATS,
     HONOURS_STOP,
     LOGS,
+    NODE,
     OUTCOME_FILE,
     OUTCOMES,
+    PLAN_FILE,
     RANKS_FILE,
     RUN_FILE,
     SNAPSHOTS,
@@ -44,13 +48,16 @@ from slipway.protocol.files import (
     rank_file,
     read_json,
     snapshot_attempt,
+    why_unreadable,
     write_json,
 )
 from slipway.protocol.mistake import did_you_mean
 from slipway.protocol.outcomes import Word
+from slipway.protocol.redact import make_redactor, redact_json, secret_values
 
 OTHER_RUN = "Choose another with --run-dir, --runs or --resume."
 OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
+MOST = 5  # lines
 
 
 @dataclass(frozen=True)
@@ -358,3 +365,45 @@ def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
     shared = [STOP_FILE, HONOURS_STOP, WAITING_FILE, TRACEABLE, TRACE_WANTED, *OF_LAUNCHER]
     shared = [] if process and process.local_rank else shared
     return [*mine, *(node / name for name in shared)]
+
+
+def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
+    """Write what `slipway plan --json` shows, and the launcher's `notes`; options.json has the workload's. Raises OSError."""
+    shown = plan_json(plan, resolved_values(plan.topology, sources), {})
+    del shown["options"]
+    clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
+    write_json(node_dir / PLAN_FILE, redact_json({**shown, "notes": list(plan.topology.notes)}, clean))
+
+
+@told_if_unreadable("Type this as its owner, or name another folder with --runs DIR.")
+def odd_records(runs: Path) -> list[str]:
+    """The runs in a folder of runs that count for none, each with the reason."""
+    return _told(_unreadable(runs.glob(f"*/{RUN_FILE}")))
+
+
+def odd_files(run: Path) -> list[str]:
+    """The files of a run that are passed over, each with the reason."""
+    nodes = (run.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
+    files = chain((run / RUN_FILE, run / OUTCOME_FILE), *nodes)
+    return _told([*_unreadable(files), *_not_regular(run.glob(f"{NODE}*/{LOGS}/*.log"))])
+
+
+def _unreadable(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for file in files:
+        if why := why_unreadable(file):
+            yield file, why
+
+
+def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for file in files:
+        try:
+            regular = stat.S_ISREG(file.lstat().st_mode)
+        except OSError:  # it is gone, or nobody may look
+            continue
+        if not regular:
+            yield file, "is not a regular file"
+
+
+def _told(odd: Iterable[tuple[Path, str]]) -> list[str]:
+    lines = sorted(f"{file} is passed over: {'it ' if why.startswith('is ') else ''}{why}" for file, why in odd)
+    return lines[:MOST] + [f"and {len(lines) - MOST} more are passed over"] * (len(lines) > MOST)

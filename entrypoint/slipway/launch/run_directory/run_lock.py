@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.launch.process_tree import start_ticks
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.launch.verdict.block import utc
+from slipway.process.tree import start_ticks
 from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError
 from slipway.protocol.files import LAUNCHER_FILE, NODE, held_folder, number_in, open_run_file, own_file, read_json
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slipway.launch.verdict.attempts import FUTILE, Course
 from slipway.launch.verdict.ledger import ledger_json
+from slipway.launch.verdict.restarts import FUTILE, Course
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.files import OUTCOME_FILE

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from slipway.train.export.card import About
 from slipway.train.export.trained import Trained, read_object
-from slipway.train.models.gpt2_names import from_gpt2, gpt2_config, to_gpt2
+from slipway.train.text.checkpoints import from_gpt2, gpt2_config, to_gpt2
 from slipway.train.text.language import described_config, kept_tokenizer
 from slipway.train.text.tokenizer import BYTES, FILE, SETTINGS, ByteTokenizer, Tokenizer
 

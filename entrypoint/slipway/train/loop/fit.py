@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from slipway.options import Common
 from slipway.protocol.files import CHARTS, METRICS_FILE
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
-from slipway.train.loop.charts import Charts
-from slipway.train.loop.evaluation import evaluate_model
-from slipway.train.loop.going_back import go_back
-from slipway.train.loop.memory import keep_in_memory
-from slipway.train.loop.metrics import MetricsFile, Progress, keep_metrics, peak_memory, read_evaluation, write_options
-from slipway.train.loop.nonfinite import NonFiniteError
-from slipway.train.loop.saving import is_save_due, resume, save, wait_for_writers
+from slipway.train.loop.arithmetic import NonFiniteError, Precision
+from slipway.train.loop.metrics import (
+    Charts,
+    MetricsFile,
+    Progress,
+    keep_metrics,
+    peak_memory,
+    read_evaluation,
+    write_options,
+)
+from slipway.train.loop.saving import go_back, is_save_due, keep_in_memory, resume, save, wait_for_writers
 from slipway.train.loop.step import take_step
-from slipway.train.loop.task import Task
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
-from slipway.train.parallel.replicas import ReplicasDifferError
-from slipway.train.snapshots.rhythm import Rhythm
+from slipway.train.observe.replicas import ReplicasDifferError
+from slipway.train.snapshots.memory_buffers import Rhythm
+from slipway.train.task import Task, Validation
 from slipway.train.worker.context import Context
 
 MOMENT = 0.5  # seconds; whoever waits longer for data says so
@@ -277,3 +282,38 @@ def note_outcome(training: Training, outcome: str) -> None:
         context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
     else:
         context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")
+
+
+@torch.no_grad()
+def evaluate_model(
+    validation: Validation,
+    model: nn.Module,
+    precision: Precision,
+    device: torch.device,
+    share: tuple[int, int] = (0, 1),
+    add: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
+    turn: Callable[[], bool] = lambda: True,
+) -> dict[str, float] | None:
+    """The named results of `model` on the validation samples. Returns None where `turn` said that it must end.
+
+    `share` is (number, shares): this process judges sample `number` and every one that is a multiple of `shares` behind
+    it. `add` returns the sums over all processes, a float64 tensor of shape (k,) on `device`. `turn` is called before
+    each batch, as often on all processes.
+    """
+    number, shares = share
+    mine = torch.arange(min(number, validation.samples), validation.samples, shares, device=device)
+    was_training = model.training
+    model.eval()
+    try:
+        parts = []
+        # As many turns on all processes, so that they agree on leaving; the last may be empty.
+        for start in range(0, math.ceil(validation.samples / shares), validation.batch_size):
+            if not turn():
+                return None
+            indices = mine[start : start + validation.batch_size]
+            with precision.autocast():
+                parts.append(validation.sums(model, validation.batch(indices)))
+    finally:
+        model.train(was_training)
+    *totals, count = add(torch.stack(parts).sum(0)).tolist()
+    return validation.results([total / count for total in totals])

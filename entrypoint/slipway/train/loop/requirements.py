@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.task import Task
-from slipway.train.snapshots.tensor_files import DTYPES
+from slipway.train.snapshots.tensors import DTYPES
+from slipway.train.task import Task
 
 
 def require_saveable(task: Task) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +14,20 @@ import torch
 from slipway.protocol.files import snapshot_name
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
-from slipway.train.loop.nonfinite import NonFiniteError, are_finite
+from slipway.protocol.replicas import ReplicaDifference, read_differences, write_differences
+from slipway.train.loop.arithmetic import NonFiniteError, are_finite
 from slipway.train.loop.step import learning_rate
 from slipway.train.loop.training import Training
+from slipway.train.observe.replicas import Difference, ReplicasDifferError
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.resume import POLL, share_snapshot
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import load_model, load_optimizer_state, random_states, set_random_states
-from slipway.train.worker.outcome import PeerError
+from slipway.train.worker.context import Context
+from slipway.train.worker.launcher import PeerError, UnhealthyError
+
+DAY = 86_400.0  # seconds within which a second wrong replica of one node is no chance any more
+UNKNOWN = "nobody knows which node"  # where no majority tells, and there are several
 
 
 def save(training: Training, live: bool = False) -> None:
@@ -170,3 +179,86 @@ def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
 def stages(training: Training) -> int:
     """Over how many processes the model is split."""
     return training.task.split.stages if training.task.split else 1
+
+
+def keep_in_memory(training: Training) -> None:
+    """Take a snapshot of this step into memory where one is due. By all ranks; none waits for a GPU.
+
+    What decides on the next one travels with what the ranks exchange for it anyway. It costs what the dearest rank's copying
+    takes, and the exchange of the rank that all others wait for there: in the next step they would have waited as long.
+    """
+    rhythm, memory = training.rhythm, training.memory
+    if training.step < rhythm.due:
+        return
+    begun = time.perf_counter()
+    memory.wait()
+    copying = rhythm.copying + memory.seconds if memory.usable else 0.0
+    numbers = copying, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
+    ranks, [copies, exchanges, paces, usable] = gather_ranks(training, *numbers)
+    training.parallel.align()
+    exchanged = time.perf_counter()
+    rhythm.exchanging = exchanged - begun
+    if memory.usable:
+        tensors, values = training.parallel.collect()
+        if memory.start(describe(training, tensors, values, ranks), are_finite):
+            rhythm.copying = time.perf_counter() - exchanged
+    cost = max(copies) + min(exchanges) if any(copies) else 0.0
+    rhythm.go_on(training.step, cost, paces[0], any(usable))
+
+
+def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gone_back: bool) -> None:
+    """Go back to the newest snapshot, on all ranks. Raises what ends the training where that does not help.
+
+    `gone_back`: whether this training went back already because of numbers that are not finite; those come again.
+    """
+    advice = ""
+    if isinstance(error, NonFiniteError):
+        if gone_back:
+            raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
+        training.context.warn(f"{error}; going back to the newest snapshot, once")
+        advice = f"; {error.advice}"
+    else:
+        note(training.context, error.difference)
+        training.verification.forget()
+        training.context.say(f"{error}; going back to the newest snapshot, in which they are equal")
+    wait_for_writers(training)
+    training.memory.forget()  # what is in it may be wrong already
+    if not resume(training, "auto"):
+        error.args = (f"{error}, and there is no snapshot to go back to{advice}",)
+        raise error from None
+
+
+def note(context: Context, difference: Difference) -> None:
+    """Write down which node's replica was wrong, by all ranks. Raises UnhealthyError on that node, and PeerError on the others,
+    where it is the second time within a day, and ReplicasDifferError where it is, and nobody knows which.
+    """
+    nodes = blamed(context, difference)
+    again: list[str] = []
+    if context.place.rank == 0:
+        now, earlier = time.time(), read_differences(context.place.run_dir)
+        recent = {node for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
+        again = [node for node in nodes if node in recent]
+        new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference))
+        write_differences(context.place.run_dir, [*earlier, new])
+    again = json.loads(context.share_text(json.dumps(again)))
+    if UNKNOWN in again:
+        text = f"{difference}, for the second time within a day; `slipway check` on each node alone may tell which"
+        raise ReplicasDifferError(text, difference)
+    if own_name(context) in again:
+        raise UnhealthyError(f"{difference}, for the second time within a day on {own_name(context)}")
+    if again:
+        raise PeerError(f"the replica of {again[0]} was wrong for the second time within a day")
+
+
+def blamed(context: Context, difference: Difference) -> list[str]:
+    """The nodes of the ranks whose replicas are wrong; by all ranks."""
+    nodes = list(dict.fromkeys(context.share_text(own_name(context), rank) for rank in difference.ranks))
+    if nodes:
+        return nodes
+    several = len(set(context.gather_number(context.place.node_rank))) > 1
+    return [UNKNOWN if several else own_name(context)]
+
+
+def own_name(context: Context) -> str:
+    """This node, as files and messages call it."""
+    return f"node {context.place.node_rank} ({socket.gethostname()})"

@@ -10,9 +10,9 @@ from torch import nn
 
 from slipway.options import Common
 from slipway.protocol.phases import Phase
-from slipway.train.loop.nonfinite import Buffers, poison
-from slipway.train.loop.task import Batch
+from slipway.train.loop.arithmetic import Buffers, poison
 from slipway.train.loop.training import Training
+from slipway.train.task import Batch
 
 
 def take_step(training: Training, phase: Phase) -> float:

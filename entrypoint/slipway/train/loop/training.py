@@ -14,23 +14,18 @@ from torch import nn
 from slipway.options import Common
 from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.compiler import decide_compile
-from slipway.train.loop.loader import Loader
-from slipway.train.loop.nonfinite import Numbers
-from slipway.train.loop.own_time import OwnTime
-from slipway.train.loop.precision import Precision, read_precision
+from slipway.train.loop.arithmetic import Numbers, Precision, decide_compile, read_precision
+from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
-from slipway.train.loop.sampler import Sampler
-from slipway.train.loop.stragglers import Stragglers
-from slipway.train.loop.task import Task
-from slipway.train.loop.tracing import Tracing
-from slipway.train.loop.verification import Verification
+from slipway.train.observe.own_time import OwnTime
+from slipway.train.observe.replicas import Verification, replicated
+from slipway.train.observe.stragglers import Stragglers
+from slipway.train.observe.tracing import Tracing
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
-from slipway.train.parallel.replicas import replicated
-from slipway.train.snapshots.memory_buffers import MemoryBuffers
-from slipway.train.snapshots.rhythm import Rhythm
+from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.writer import Writer
+from slipway.train.task import Task
 from slipway.train.worker.context import Context
 
 

@@ -8,6 +8,7 @@ an all-gather and at the beginning of a reduce-scatter.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +28,7 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
 
 COLUMNS = ("collective", "size", "latency", "min", "max", "algorithm", "bus")
 PREFIXES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+STANDS_OUT = 2.0  # times the median from which a rank is slow for certain; below that it is just the last of equals
 
 
 @dataclass(frozen=True)
@@ -145,3 +147,50 @@ def draw_by_size(
     """A value over message sizes, as an SVG element: a curve for each group, given by name, colour and rows."""
     curves = [Curve(name, tuple((row.size, value(row)) for row in rows), colour) for name, colour, rows in groups]
     return draw(title, curves, SIZE, axis, legend=True)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The slowest rank, and what shows it: `own` work or its `link`, in seconds, beside the median of all."""
+
+    rank: int
+    what: str
+    seconds: float
+    median: float
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is much slower than the others."""
+        return self.seconds >= STANDS_OUT * self.median
+
+    @property
+    def text(self) -> str:
+        """What was seen, for people."""
+        measured = {
+            "own": f"{time_text(self.seconds)} for its own work (writing and checking numbers)",
+            "link": f"{time_text(self.seconds)} for 1 MiB to and from the nearer of its neighbours",
+        }[self.what]
+        verdict = "" if self.certain else ", so no rank stands out"
+        return f"{measured}, against {time_text(self.median)} in the middle of all{verdict}"
+
+
+def find_straggler(own: Sequence[float], links: Mapping[tuple[int, int], float]) -> Straggler:
+    """The slowest rank from each rank's own seconds, and the seconds of the links between neighbours in the ring."""
+    slowest = max(range(len(own)), key=own.__getitem__)
+    by_work = Straggler(slowest, "own", own[slowest], statistics.median_low(own))
+    if by_work.certain or len(links) < 3:  # two ends of the only link
+        return by_work
+    best = {rank: min(seconds for link, seconds in links.items() if rank in link) for link in links for rank in link}
+    slowest = max(best, key=best.__getitem__)
+    by_link = Straggler(slowest, "link", best[slowest], statistics.median_low(list(best.values())))
+    return by_link if by_link.certain else by_work
+
+
+def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """The links of a ring through `members`, in rounds in which everybody is in one link at most."""
+    count = len(members)
+    if count < 2:
+        return []
+    links = [(members[i], members[(i + 1) % count]) for i in range(count if count > 2 else 1)]
+    odd = [links.pop()] if count > 2 and count % 2 else []  # it meets both the first and the last but one
+    return [part for part in (links[::2], links[1::2], odd) if part]

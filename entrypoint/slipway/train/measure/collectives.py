@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
 from slipway.protocol.outcomes import Word
-from slipway.train.measure.straggler import rounds
+from slipway.train.measure.bandwidth import rounds
 from slipway.train.worker.context import Context
-from slipway.train.worker.outcome import outcome_word
+from slipway.train.worker.launcher import outcome_word
 
 # What only travels is (place + rank) modulo a prime, which tells 251 ranks apart and is exact in every type.
 MOVED = 251

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.compiler import decide_compile
+from slipway.train.loop.arithmetic import decide_compile
 from slipway.train.models.gpt import Gpt, GptConfig
 
 NUMBERS = 100_003  # that the kernel adds; a prime, so that its last block is not full

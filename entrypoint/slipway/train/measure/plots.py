@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,3 +153,30 @@ def thin(points: Sequence[Point]) -> list[Point]:
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         kept += sorted(ends)
     return [*kept, points[-1]]
+
+
+def comparison_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a comparison with and without DDP; empty where the file makes no sense."""
+    try:
+        processes, steps, seconds = int(found["processes"]), int(found["steps"]), found["seconds"]
+        rows = [
+            [str(name), f"{one:.8f}", f"{other:.8f}", f"{abs(one - other):.1e}"]
+            for name, one, other in found["weights"]
+        ]
+        if found["others"][0]:
+            rows.append([f"… and {found['others'][0]:,} more", "", "", f"≤ {found['others'][1]:.1e}"])
+        rows.append(["largest difference", "", "", f"{found['difference']:.1e}"])
+        rows.append([f"seconds for {steps:,} steps", *(f"{value:.2f}" for value in seconds), ""])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return [], []
+    with_ddp = f"{processes} processes, DDP" if processes > 1 else "1 process"
+    return ["weight", with_ddp, "1 process, no DDP", "difference"], rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines for a terminal: the first column to the left, all others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        "  ".join([name.ljust(first), *(text.rjust(width) for text, width in zip(texts, others, strict=True))]).rstrip()
+        for name, *texts in rows
+    ]

@@ -12,13 +12,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.options import Common
-from slipway.train.snapshots.bits import plain
 from slipway.train.snapshots.state import optimizer_state, random_states, set_random_states
+from slipway.train.snapshots.tensors import plain
 from slipway.train.worker.context import Context
 
 if TYPE_CHECKING:
-    from slipway.train.loop.precision import Precision
-    from slipway.train.loop.task import Batch, Summed, Task
+    from slipway.train.loop.arithmetic import Precision
+    from slipway.train.task import Batch, Summed, Task
 
 Shards = dict[str, Mapping[str, torch.Tensor]]  # tensors by name, by stem of the snapshot's file
 

@@ -14,18 +14,28 @@ from torch import nn
 
 from slipway.options import Common
 from slipway.train.parallel.data_parallel import Shards
-from slipway.train.parallel.split import Split
-from slipway.train.parallel.stage_files import collect_shards
 from slipway.train.snapshots.state import optimizer_state
+from slipway.train.task import Split
 from slipway.train.worker.context import Context
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-    from slipway.train.loop.precision import Precision
-    from slipway.train.loop.task import Batch, Task
+    from slipway.train.loop.arithmetic import Precision
+    from slipway.train.task import Batch, Task
+
+
+import json
+from collections.abc import Sequence
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
+from slipway.train.snapshots.resume import describe_tensors, make_empty
+from slipway.train.worker.context import pieces_of
+from slipway.train.worker.place import COLLECTIVE_TIMEOUT, silent_stdout
 
 WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class StageLink(nn.Module):
@@ -175,3 +185,98 @@ class PipelineParallel:
         if split.ends is not None:
             for name in sorted(split.tied):
                 dist.all_reduce(parameters[name].grad, group=split.ends)
+
+
+def join_pipelines(context: Context, stages: int, schedule: str, width: int, tied: Sequence[str]) -> Split:
+    """The split of this process; by all ranks. Raises ConfigurationError where `stages` do not divide their number."""
+    world_size = context.place.world_size
+    if stages < 2 or world_size % stages:
+        raise ConfigurationError(f"--stages {stages} does not divide {world_size} processes into pipelines.")
+    if context.device.type == "cuda" and context.place.backend == "gloo":
+        raise ConfigurationError("Stages exchange what they compute over nccl, which needs a GPU for each process.")
+    pipeline, stage = divmod(context.place.rank, stages)
+    pipelines = world_size // stages
+    groups = [[first + number for number in range(stages)] for first in range(0, world_size, stages)]
+    rows = [open_one_of(groups, context), open_one_of([list(row) for row in zip(*groups, strict=True)], context)]
+    ends = open_one_of([[group[0], group[-1]] for group in groups], context)
+    assert rows[0] is not None
+    return Split(stages, stage, pipelines, pipeline, schedule, width, frozenset(tied), rows[0], rows[1], ends)
+
+
+def open_one_of(groups: Sequence[Sequence[int]], context: Context) -> dist.ProcessGroup | None:
+    """Make all `groups` of ranks; by all ranks. Returns the one that this rank is in, None if it is alone there."""
+    mine = None
+    for ranks in groups:
+        if len(ranks) > 1:
+            with silent_stdout():
+                group = dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT)
+            mine = group if context.place.rank in ranks else mine
+    return mine
+
+
+def collect_shards(
+    own: Tensors, values: Mapping[str, Any], split: Split, context: Context
+) -> tuple[dict[str, Mapping[str, torch.Tensor]], dict[str, Any]]:
+    """All stages' tensors as `model-1-of-2`, … and their values merged, on the ranks that keep snapshots; by all ranks.
+
+    Each stage sends to those in its own pipeline, which are on the same node where it fits there. Elsewhere nothing is
+    returned but this rank's own.
+    """
+    keepers = context.gather_number(context.place.keeps_snapshots)
+    shards = {shard_name(stem, split.stage, split): dict(tensors) for stem, tensors in own.items()}
+    merged = dict(values)
+    for keeper in (split.rank(stage) for stage in range(split.stages)):
+        if not keepers[keeper]:
+            continue
+        if keeper != context.place.rank:
+            send_shard(own, values, keeper, context)
+            continue
+        for stage in range(split.stages):
+            if stage != split.stage:
+                received, more = receive_shard(split.rank(stage), context)
+                shards |= {shard_name(stem, stage, split): tensors for stem, tensors in received.items()}
+                merged |= more
+    return dict(sorted(shards.items())), merged
+
+
+def shard_name(stem: str, stage: int, split: Split) -> str:
+    """A file's name, counted from 1; a snapshot that is read has the parts under `stem` together."""
+    return f"{stem}-{stage + 1}-of-{split.stages}"
+
+
+def send_shard(own: Tensors, values: Mapping[str, Any], target: int, context: Context) -> None:
+    """Send what `receive_shard` expects."""
+    header = {"values": values, "tensors": {stem: describe_tensors(tensors) for stem, tensors in own.items()}}
+    data = torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8)
+    send_tensor(torch.tensor([data.numel()]), target, context)
+    send_tensor(data, target, context)
+    for tensors in own.values():
+        for tensor in tensors.values():
+            send_tensor(tensor, target, context)
+
+
+def receive_shard(source: int, context: Context) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """The tensors and values of another rank, on the CPU."""
+    size = receive_tensor(torch.empty(1, dtype=torch.int64), source, context)
+    data = receive_tensor(torch.empty(int(size), dtype=torch.uint8), source, context)
+    header = json.loads(bytes(data.numpy()))
+    tensors = {
+        stem: {name: receive_tensor(make_empty(shape, dtype), source, context) for name, shape, dtype in described}
+        for stem, described in header["tensors"].items()
+    }
+    return tensors, header["values"]
+
+
+def send_tensor(tensor: torch.Tensor, target: int, context: Context) -> None:
+    """Send a tensor over the side group."""
+    for piece in pieces_of(tensor.detach().cpu().contiguous()):
+        dist.send(piece, target, group=context.side)
+        context.beat(Phase.SAVE)
+
+
+def receive_tensor(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
+    """Overwrite a contiguous CPU tensor by what `send_tensor` sends."""
+    for piece in pieces_of(tensor):
+        dist.recv(piece, source, group=context.side)
+        context.beat(Phase.SAVE)
+    return tensor

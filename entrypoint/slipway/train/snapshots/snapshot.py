@@ -37,8 +37,8 @@ from slipway.protocol.files import (
     snapshot_step,
 )
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.snapshots.tensor_files import safetensors_chunks, write_file
-from slipway.train.worker.outcome import NoProgressError, SupersededError
+from slipway.train.snapshots.tensors import safetensors_chunks, write_file
+from slipway.train.worker.launcher import NoProgressError, SupersededError
 
 FORMAT = 1
 STATE = "state.json"

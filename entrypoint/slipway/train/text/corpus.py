@@ -19,11 +19,10 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.fetch import fetch_together
 from slipway.train.text.coverage import Coverage, judge_coverage
 from slipway.train.text.files import read_stdlib
+from slipway.train.text.inputs import find_sources
+from slipway.train.text.preparation import Settings, prepare
+from slipway.train.text.token_folder import FORMAT, Stream, open_own_tokenizer, open_parts, read_folder, verify_shards
 from slipway.train.text.tokenizer import BYTES, Tokenizer, described, open_tokenizer
-from slipway.train.text.tokens.folder import FORMAT, open_own_tokenizer, read_folder
-from slipway.train.text.tokens.inputs import find_sources
-from slipway.train.text.tokens.preparation import Settings, prepare
-from slipway.train.text.tokens.streams import Stream, open_parts, verify_shards
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import act_together, cache_folder, make_together
 

@@ -6,8 +6,11 @@ A model is called as `model(inputs)` for logits (batch, tokens, vocab_size), as 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.options.gpt import GptOptions
+from slipway.options.gpt import GptOptions, TextOptions
 from slipway.protocol.files import SNAPSHOTS, list_snapshots
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.files import hash_file
-from slipway.train.loop.task import Batch, Validation
-from slipway.train.models.gpt import GptConfig
+from slipway.train.hub.fetch import hash_file
+from slipway.train.models.gpt import Gpt, GptConfig, StagedGpt
+from slipway.train.snapshots.snapshot import MODEL, load_newest
+from slipway.train.task import Batch, Validation
 from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
@@ -29,6 +33,8 @@ from slipway.train.worker.context import Context
 LANGUAGE = ("gpt", "finetune", "pipeline")
 JUDGED_TOKENS = 8192  # in one batch of an evaluation
 LARGEST = 700.0  # nats; e to the power of more is no float
+# Control characters but tab and line ends: a model that knows little writes them, and one of somebody else's may mean to.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -161,3 +167,57 @@ def kept_tokenizer(run: Path, description: Mapping[str, Any]) -> Tokenizer:
     if tokenizer.identity != identity:
         raise ConfigurationError(f"{run / FILE} is not this run's tokenizer: its sha256 is not {identity}.")
     return tokenizer
+
+
+def continue_prompt(
+    model: Gpt | StagedGpt, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int
+) -> str:
+    """`prompt` and up to `tokens` more tokens as text, to the end of the document.
+
+    What is no text becomes U+FFFD, and so does what would steer a terminal.
+
+    Temperature 0 takes the likeliest token each time. Raises ConfigurationError for an empty prompt.
+    """
+    given = tokenizer.encode(prompt)
+    if not given:
+        raise ConfigurationError('The prompt is empty; type some text, for example --prompt "def ".')
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    written = model.continue_text(
+        torch.tensor([given], device=device), tokens, temperature, torch.Generator(device).manual_seed(seed)
+    )
+    model.train(was_training)
+    return read_until_end(tokenizer, written[0].tolist(), len(given))
+
+
+def sample_writer(model: Gpt | StagedGpt, tokenizer: Tokenizer, options: TextOptions) -> Callable[[], str] | None:
+    """What writes the text that the options of a training ask for; None where they ask for none."""
+    if not options.sample_tokens:
+        return None
+    prompt, tokens = options.sample_prompt, options.sample_tokens
+    return partial(continue_prompt, model, tokenizer, prompt, tokens, options.temperature, options.seed)
+
+
+def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:
+    """The text of tokens up to the first end of a document behind the `given` ones."""
+    ends = (place for place in range(given, len(written)) if written[place] == tokenizer.end)
+    return STEERING.sub("\ufffd", tokenizer.decode(written[: next(ends, len(written))]))
+
+
+def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """`prompt` continued by the newest valid snapshot of the run in the directory `run`, in its own tokens.
+
+    Raises ConfigurationError where `run` holds none, or none that writes text.
+    """
+    found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL])
+    if found is None:
+        raise ConfigurationError(f"{run} holds no snapshot that can be loaded; train one with: slipway gpt")
+    path, snapshot = found
+    workload = snapshot.state.get("workload")
+    if workload not in LANGUAGE:
+        by = f"the workload {workload}" if workload else "a script with a loop of its own"
+        raise ConfigurationError(f"{path} was saved by {by}; only {', '.join(LANGUAGE)} write text.")
+    model = Gpt(described_config(snapshot.state["model"]))
+    model.load_state_dict(snapshot.tensors[MODEL])
+    return continue_prompt(model, kept_tokenizer(run, snapshot.state["model"]), prompt, tokens, temperature, seed)

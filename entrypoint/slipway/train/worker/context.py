@@ -26,11 +26,8 @@ from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_fil
 from slipway.protocol.mistake import ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
-from slipway.train.worker.group import leave_group, open_device, open_group
-from slipway.train.worker.heartbeat import Heartbeat
-from slipway.train.worker.outcome import WorkerOutcome, describe_failure, write_outcome
-from slipway.train.worker.place import Place, read_place
-from slipway.train.worker.stop import StopFlag
+from slipway.train.worker.launcher import Heartbeat, StopFlag, WorkerOutcome, describe_failure, write_outcome
+from slipway.train.worker.place import Place, leave_group, open_device, open_group, read_place
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PIECE = 2**26  # bytes that are sent at once

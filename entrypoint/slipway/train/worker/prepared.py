@@ -75,7 +75,7 @@ def act_together(context: Context, what: str, act: Callable[[Callable[[], None]]
         for done in work:
             done.result()
     if failed:
-        from slipway.train.worker.outcome import PeerError
+        from slipway.train.worker.launcher import PeerError
 
         raise PeerError(f"another rank could not {what}")
 

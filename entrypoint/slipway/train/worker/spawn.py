@@ -28,9 +28,9 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+from slipway.process.watcher import ADDRESS, begin
 from slipway.protocol.binding import move_to, own_cores, own_device
 from slipway.train.worker.context import open_context
-from slipway.watcher import ADDRESS, begin
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -47,7 +47,7 @@ def run_worker(rank: int, world_size: int, workload: str, args: Sequence[str]) -
     write_to_launcher(rank)
     if ADDRESS in os.environ:  # slipway.pth does it where a process finds its rank at its start
         begin()
-    # It calls init_process_group in train/worker/group.py, and when all are done destroy_process_group.
+    # It calls init_process_group in train/worker/place.py, and when all are done destroy_process_group.
     with open_context(abandon=True) as context:
         import_module(f"slipway.train.workloads.{workload}").train(context, list(args))
 

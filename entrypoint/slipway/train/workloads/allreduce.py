@@ -5,22 +5,31 @@ slipway allreduce --nproc-per-node 2 --max-bytes 4M
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
 from slipway.options import AllreduceOptions, parse
-from slipway.protocol.files import CHARTS
+from slipway.protocol.durable import replace_file
+from slipway.protocol.files import ALLREDUCE_FILE, CHARTS
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
-from slipway.train.loop.charts import Charts
+from slipway.train.loop.metrics import Charts, write_options
 from slipway.train.measure.bandwidth import (
     COLUMNS,
+    RATE,
     Measurement,
+    Straggler,
     bandwidth_summary,
+    by_collective,
     count_elements,
+    draw_by_size,
+    find_straggler,
     line,
     measure,
     message_sizes,
@@ -35,13 +44,60 @@ from slipway.train.measure.collectives import (
     time_links,
     why_lacking,
 )
-from slipway.train.measure.findings import Findings, write_findings
-from slipway.train.measure.straggler import find_straggler
+from slipway.train.measure.plots import svg_file
 from slipway.train.worker.context import Context, open_context
-from slipway.train.worker.outcome import PeerError
+from slipway.train.worker.launcher import PeerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 ALONE = "one process: nothing travels between processes. Try two: slipway allreduce --nproc-per-node 2"
+
+
+@dataclass
+class Findings:
+    """What was found so far; the same on all ranks but for `own`, the seconds that this one worked by itself."""
+
+    rows: list[Measurement] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    own: float = 0.0
+    straggler: Straggler | None = None
+    stragglers_host: str = ""
+    complete: bool = False
+
+
+def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> dict[str, Any]:
+    """The content of allreduce.json."""
+    place, cuda = context.place, context.device.type == "cuda"
+    straggler = findings.straggler
+    return {
+        "complete": findings.complete,
+        "processes": place.world_size,
+        "backend": place.backend,
+        "device": torch.cuda.get_device_name(context.device) if cuda else "cpu",
+        "torch": torch.__version__,
+        "dtype": options.dtype,
+        "iterations": options.iterations,
+        "warmup_iterations": options.warmup_iterations,
+        "results": [row.values() for row in findings.rows],
+        "skipped": findings.skipped,
+        "slowest": {
+            **asdict(straggler), "host": findings.stragglers_host, "certain": straggler.certain, "text": straggler.text,
+        } if straggler else None,
+    }  # fmt: skip
+
+
+def bandwidth_picture(rows: list[Measurement]) -> str:
+    """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
+    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
+    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
+
+
+def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
+    """Leave what was found in the run directory: for machines, for people, and with which options."""
+    folder = context.place.run_dir
+    write_options(folder, options.workload, options)
+    replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
+    if findings.rows:
+        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))
 
 
 def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Charts | None) -> str | None:

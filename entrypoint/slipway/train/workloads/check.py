@@ -13,12 +13,10 @@ from slipway.options import AllreduceOptions, parse
 from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
-from slipway.train.measure.bandwidth import count_elements, rate_text, size_text
+from slipway.train.measure.bandwidth import count_elements, find_straggler, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, first_of_nodes, make_buffers, time_links
-from slipway.train.measure.findings import Findings
-from slipway.train.measure.straggler import find_straggler
 from slipway.train.worker.context import Context, open_context
-from slipway.train.workloads.allreduce import measure_one
+from slipway.train.workloads.allreduce import Findings, measure_one
 
 BYTES = {"cuda": "256M", "cpu": "8M"}  # large enough for bandwidth to count, and not latency
 CALLS = ("--iterations", "10", "--warmup-iterations", "2")

@@ -15,9 +15,9 @@ from slipway.protocol.durable import replace_file
 from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots
 from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
-from slipway.train.loop.task import Task
 from slipway.train.loop.training import divide_batch
-from slipway.train.report.tables import aligned, comparison_rows
+from slipway.train.measure.plots import aligned, comparison_rows
+from slipway.train.task import Task
 from slipway.train.worker.context import Context
 
 ALONE = "without-ddp"  # there as well: the run of the training without DDP

@@ -20,9 +20,9 @@ from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.fit import Result
 from slipway.train.loop.metrics import read_evaluation
-from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
+from slipway.train.task import Task
 from slipway.train.text.checkpoints import (
     TINY,
     find_checkpoint,
@@ -33,8 +33,7 @@ from slipway.train.text.checkpoints import (
     require_tokens,
 )
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.language import LARGEST, cut_samples, describe_model, keep_tokenizer, loss
-from slipway.train.text.sample import sample_writer
+from slipway.train.text.language import LARGEST, cut_samples, describe_model, keep_tokenizer, loss, sample_writer
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.prepared import cache_folder, make_together

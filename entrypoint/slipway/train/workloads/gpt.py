@@ -15,13 +15,18 @@ from slipway.options import GptOptions, parse
 from slipway.options.gpt import TextOptions
 from slipway.train.export import export_result
 from slipway.train.loop.fit import Result, fit
-from slipway.train.loop.task import Task
 from slipway.train.models.flops import flops_per_token
-from slipway.train.models.gpt import Gpt, GptConfig, adamw
-from slipway.train.models.stages import StagedGpt
+from slipway.train.models.gpt import Gpt, GptConfig, StagedGpt, adamw
+from slipway.train.task import Task
 from slipway.train.text.corpus import open_corpus
-from slipway.train.text.language import choose_vocab_size, cut_samples, describe_model, keep_tokenizer, loss
-from slipway.train.text.sample import sample_writer
+from slipway.train.text.language import (
+    choose_vocab_size,
+    cut_samples,
+    describe_model,
+    keep_tokenizer,
+    loss,
+    sample_writer,
+)
 from slipway.train.text.tokenizer import Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context, open_context
 

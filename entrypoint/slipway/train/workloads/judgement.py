@@ -22,12 +22,12 @@ from slipway.protocol.files import OPTIONS_FILE, SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import read_export
 from slipway.train.export.trained import ELSEWHERE, Trained, read_trained, without_folders
-from slipway.train.loop.evaluation import evaluate_model
-from slipway.train.loop.precision import read_precision
-from slipway.train.loop.task import Validation
+from slipway.train.loop.arithmetic import read_precision
+from slipway.train.loop.fit import evaluate_model
 from slipway.train.models.gpt import Gpt
 from slipway.train.snapshots.snapshot import MODEL, Snapshot
 from slipway.train.snapshots.state import load_model
+from slipway.train.task import Validation
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.language import LANGUAGE, cut_samples, described_config, kept_tokenizer
 from slipway.train.worker.context import Context

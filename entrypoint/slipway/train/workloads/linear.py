@@ -14,8 +14,7 @@ from torch.nn import functional
 from slipway.options import LinearOptions, parse
 from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
-from slipway.train.loop.task import Batch, Task, Validation
-from slipway.train.models.linear import Linear
+from slipway.train.task import Batch, Task, Validation
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.comparison import begins_anew, compare_without_ddp, recall
 
@@ -100,3 +99,17 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class Linear(nn.Module):
+    """A single score per sample: inputs of shape (batch, input_size) become scores of shape (batch,)."""
+
+    def __init__(self, input_size: int) -> None:
+        """Make the layer with torch's own initialisation."""
+        super().__init__()
+        self.layer = nn.Linear(input_size, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scores (logits) of the positive class."""
+        scores: torch.Tensor = self.layer(inputs)
+        return scores.squeeze(1)

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from slipway.options import PipelineOptions, parse
-from slipway.train.loop.task import Batch, Task
-from slipway.train.models.gpt import Gpt
-from slipway.train.models.stages import TIED, GptStage, StagedGpt
-from slipway.train.parallel.split import join_pipelines
+from slipway.train.models.gpt import TIED, Gpt, GptStage, StagedGpt
+from slipway.train.parallel.pipeline import join_pipelines
+from slipway.train.task import Batch, Task
 from slipway.train.text.language import add_up
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads import gpt

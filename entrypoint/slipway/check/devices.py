@@ -1,0 +1,313 @@
+"""The driver and its GPUs, as NVML tells: memory errors, retired memory, clocks that the hardware holds down.
+
+https://docs.nvidia.com/deploy/nvml-api/ has the functions and constants; any of them may be unsupported on a GPU, in a
+container or with an old library, which is no error. NVML keeps no history of Xid errors: see kernel_log.py.
+"""
+
+import ctypes
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from slipway.check.finding import ok, sick, skipped, warning
+from slipway.launch.rendezvous.messages import Finding
+from slipway.launch.resolve.advice import advise, means_cpu
+from slipway.launch.resolve.devices import Devices, ask
+from slipway.protocol.causes import OLDEST_DRIVER
+from slipway.protocol.cgroups import read_kernel_file
+
+UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
+CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
+CELSIUS = 0  # NVML_TEMPERATURE_GPU
+# nvmlClocksEventReasons; idle clocks, clocks that somebody set and the power cap are as they should be.
+HELD_DOWN = MappingProxyType(
+    {
+        0x08: "hardware slowdown (heat, power or an external signal)",
+        0x20: "software thermal slowdown",
+        0x40: "hardware thermal slowdown",
+        0x80: "hardware power brake",
+    }
+)
+RESET = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot"
+KMSG = Path("/dev/kmsg")
+RECORD = 8192  # bytes; the kernel gives one record per read and refuses smaller buffers
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)(?:, (.*))?")
+# A program's own mistakes, such as an access out of bounds, or its end: 13 graphics exception, 31 MMU fault, 43 stopped
+# processing, 45 preemptive cleanup. All others speak of hardware, firmware or driver.
+PROGRAMS = frozenset({13, 31, 43, 45})
+SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: MB/s of each active NVLink in one direction
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS
+# GB/s of one lane in one direction by generation: PCI-SIG's transfer rates (2.5, 5, 8, 16, 32, 64 GT/s), times 8/10 in the
+# first two for their code, 128/130 in the next three, and 242/256 in the last for its flits.
+LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+ROW, LIBRARY = "InfiniBand", "libibverbs.so.1"
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """What NVML says of one GPU; None where it does not support the question. `gone` is why it cannot be asked at all.
+
+    `rows` are remapped ones: whether a remapping is pending, and whether one failed. `reasons` is a bit mask.
+    """
+
+    index: int
+    name: str = ""
+    gone: str = ""
+    uncorrected: int | None = None
+    retired: int | None = None
+    retiring: bool = False
+    rows: tuple[bool, bool] = (False, False)
+    reasons: int = 0
+    celsius: int | None = None
+    watts: float | None = None
+
+
+def look_at_gpus(
+    devices: Devices, environ: Mapping[str, str], nvml: Any = None, runtime: str = "host"
+) -> Iterator[Finding]:
+    """The driver's row, and the rows of each GPU that CUDA will see. `nvml` is for tests, `runtime` as in Host."""
+    yield judge_driver(devices, environ, runtime)
+    if devices.gpus:
+        indices = sorted({gpu.index for gpu in devices.gpus})  # slices of a GPU share it
+        for reading in read_gpus(nvml or importlib.import_module("pynvml"), indices):
+            yield from judge_gpu(reading)
+
+
+def judge_driver(devices: Devices, environ: Mapping[str, str], runtime: str = "host") -> Finding:
+    """Whether there is a driver that works, and what it shows."""
+    if devices.problem:
+        mend = "the driver was updated under a running kernel: reboot" if "mismatch" in devices.problem.lower() else ""
+        return sick("driver", devices.problem, mend or "look at nvidia-smi and dmesg on the node itself; reboot it")
+    if not devices.driver:
+        return skipped("driver", devices.reason)
+    if _version(devices.driver) < _version(OLDEST_DRIVER):
+        return sick(
+            "driver", f"{devices.driver} is too old", f"update it on the host and reboot: CUDA 12 needs {OLDEST_DRIVER}"
+        )
+    if not devices.gpus:
+        found = f"{devices.driver}; {devices.reason}"
+        chosen = means_cpu(environ, environ.get("NPROC_PER_NODE", ""))
+        return ok("driver", found) if chosen else warning("driver", found, advise("gpus", runtime))
+    return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def read_gpus(nvml: Any, indices: Iterable[int]) -> list[GpuReading]:
+    """Ask NVML about GPUs by their number."""
+    nvml.nvmlInit()
+    try:
+        return [_read_gpu(nvml, index) for index in indices]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_gpu(nvml: Any, index: int) -> GpuReading:
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        pages = [found for cause in CAUSES if (found := ask(nvml, "DeviceGetRetiredPages", gpu, cause)) is not None]
+        rows = ask(nvml, "DeviceGetRemappedRows", gpu)
+        reasons = ask(nvml, "DeviceGetCurrentClocksEventReasons", gpu)
+        if reasons is None:  # its name before driver 535
+            reasons = ask(nvml, "DeviceGetCurrentClocksThrottleReasons", gpu)
+        milliwatts = ask(nvml, "DeviceGetPowerUsage", gpu)
+        name = ask(nvml, "DeviceGetName", gpu)
+        return GpuReading(
+            index,
+            name.decode() if isinstance(name, bytes) else str(name),
+            uncorrected=ask(nvml, "DeviceGetTotalEccErrors", gpu, UNCORRECTED, VOLATILE),
+            retired=sum(map(len, pages)) if pages else None,
+            retiring=bool(ask(nvml, "DeviceGetRetiredPagesPendingStatus", gpu)),
+            rows=(bool(rows[2]), bool(rows[3])) if rows else (False, False),
+            reasons=reasons or 0,
+            celsius=ask(nvml, "DeviceGetTemperature", gpu, CELSIUS),
+            watts=None if milliwatts is None else milliwatts / 1e3,
+        )
+    except nvml.NVMLError as error:
+        return GpuReading(index, gone=str(error))
+
+
+def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:
+    """A row of facts, and one for each thing that is wrong."""
+    what, reset = f"GPU {gpu.index}", RESET.format(index=gpu.index)
+    if gpu.gone:
+        yield sick(what, f"NVML answers: {gpu.gone}", reset)
+        return
+    facts = (
+        (gpu.celsius, f"{gpu.celsius} °C"),
+        (gpu.watts, f"{gpu.watts or 0:.0f} W"),
+        (gpu.uncorrected, f"{gpu.uncorrected} uncorrected memory errors"),
+        (gpu.retired, f"{gpu.retired} retired pages"),
+    )
+    yield ok(what, ", ".join([gpu.name, *(text for value, text in facts if value is not None)]))
+    if gpu.uncorrected:
+        yield sick(
+            f"{what} memory",
+            f"{gpu.uncorrected} uncorrected ECC errors since the driver was loaded",
+            f"{reset}; if they come back, have the GPU replaced",
+        )
+    if gpu.rows[1]:
+        yield sick(f"{what} memory", "a damaged row could not be remapped", "have the GPU replaced")
+    if gpu.rows[0]:  # the driver keeps them out of use meanwhile (nvmlDeviceGetRemappedRows)
+        yield warning(f"{what} memory", "damaged rows wait for a reset to be remapped", f"when it suits, {reset}")
+    if gpu.retiring:
+        yield warning(f"{what} memory", "damaged pages wait for a reset to be retired", reset)
+    if held := [text for bit, text in HELD_DOWN.items() if gpu.reasons & bit]:
+        yield warning(
+            f"{what} clocks",
+            f"held down: {', '.join(held)}",
+            "look at cooling and power supply (nvidia-smi -q -d CLOCK)",
+        )
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One error: seconds since the machine started, the GPU's PCI address, its number and the driver's words."""
+
+    at: float
+    pci: str
+    number: int
+    text: str
+
+
+def look_at_kernel_log(log: Path = KMSG) -> Iterator[Finding]:
+    """The row about Xid errors."""
+    try:
+        records = read_kernel_log(log)
+    except OSError as error:
+        reason = (
+            f"{log} cannot be read ({error.strerror}), which takes privileges; on the node itself: dmesg | grep Xid"
+        )
+        yield skipped("Xid errors", reason)
+        return
+    yield judge_xids(find_xids(records), time.clock_gettime(time.CLOCK_MONOTONIC))
+
+
+def read_kernel_log(log: Path = KMSG) -> list[str]:
+    """All records that the kernel still has, without waiting for more. Raises OSError."""
+    records: list[str] = []
+    file = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                record = os.read(file, RECORD)
+            except BrokenPipeError:  # overwritten meanwhile: the next read goes on with the oldest
+                continue
+            except BlockingIOError:
+                return records
+            if not record:
+                return records
+            records.append(record.decode(errors="replace"))
+    finally:
+        os.close(file)
+
+
+def find_xids(records: Sequence[str]) -> list[Xid]:
+    """The Xid errors among records of the form `level,number,microseconds,flags;text`."""
+    found = []
+    for record in records:
+        head, _, text = record.partition(";")
+        fields = head.split(",")
+        if (match := XID.search(text)) and len(fields) > 2 and fields[2].isdigit():
+            found.append(Xid(int(fields[2]) / 1e6, match[1], int(match[2]), (match[3] or "").strip()))
+    return found
+
+
+def judge_xids(xids: Sequence[Xid], now: float) -> Finding:
+    """One row; `now` in seconds since the machine started."""
+    serious = [xid for xid in xids if xid.number not in PROGRAMS]
+    if not serious:
+        programs = f"; {len(xids)} of programs (numbers 13, 31, 43, 45)" if xids else ""
+        return ok("Xid errors", f"none of hardware or driver in the kernel's log{programs}")
+    last = serious[-1]
+    hours = max(0.0, now - last.at) / 3600
+    numbers = ", ".join(str(number) for number in sorted({xid.number for xid in serious}))
+    return warning(
+        "Xid errors",
+        f"{len(serious)} in the kernel's log (numbers {numbers}); the last {hours:.1f} hours ago: "
+        f"Xid {last.number} of {last.pci}: {last.text[:160]}",
+        "https://docs.nvidia.com/deploy/xid-errors/ says what each number asks for",
+    )
+
+
+def describe_links(devices: Devices, nvml: Any = None) -> str:
+    """The links of the first GPU in words, with GB/s in one direction; empty where NVML does not tell. `nvml` is for tests."""
+    if not devices.gpus:
+        return ""
+    nvml = nvml or importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        try:
+            gpu = nvml.nvmlDeviceGetHandleByIndex(devices.gpus[0].index)
+            return _nvlinks(nvml, gpu) or _pcie(nvml, gpu)
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return ""
+
+
+def _nvlinks(nvml: Any, gpu: Any) -> str:
+    active = 0
+    for link in range(MOST_LINKS):
+        try:
+            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
+        except nvml.NVMLError:  # this GPU has no more of them, or none
+            break
+    if not active:
+        return ""
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [SPEED])
+    told = answer.nvmlReturn == nvml.NVML_SUCCESS and answer.value.uiVal
+    return f"{active} NVLinks, {active * answer.value.uiVal / 1e3:.0f} GB/s each way" if told else f"{active} NVLinks"
+
+
+def _pcie(nvml: Any, gpu: Any) -> str:
+    generation, width = nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
+    rate = f", {LANE[generation] * width:.0f} GB/s each way" if generation in LANE else ""
+    return f"PCIe {generation}.0 x{width}{rate}"
+
+
+def look_at_infiniband(
+    runtime: str, root: Path = Path("/"), load: Callable[[str], object] = ctypes.CDLL
+) -> Iterator[Finding]:
+    """The row about adapters; none where the host has none. `runtime` as in Host; `root` and `load` are for tests."""
+    adapters = sorted((root / "sys/class/infiniband").glob("*"))
+    if not adapters:
+        return
+    names = ", ".join(adapter.name for adapter in adapters)
+    files = sorted((root / "dev/infiniband").glob("uverbs*"))
+    if not files:
+        found = f"this host has {names}, but /dev/infiniband is not here: NCCL takes TCP"
+        yield warning(ROW, found, advise("InfiniBand", runtime))
+    elif not all(os.access(file, os.R_OK | os.W_OK) for file in files):
+        found = f"{names}: user {os.getuid()} may not open {files[0].name} in /dev/infiniband: NCCL takes TCP"
+        yield warning(
+            ROW, found, "let all read and write /dev/infiniband/uverbs* on the host, as rdma-core's udev rules do"
+        )
+    elif not any(
+        "ACTIVE" in read_kernel_file(state) for adapter in adapters for state in adapter.glob("ports/*/state")
+    ):
+        yield warning(
+            ROW, f"{names}: no port is active: NCCL takes TCP", "look at ibstat, the cable and the subnet manager"
+        )
+    elif not _loads(load):
+        yield warning(
+            ROW, f"{names}, but {LIBRARY} is missing: NCCL takes TCP", "apt-get install libibverbs1 ibverbs-providers"
+        )
+    else:
+        yield ok(ROW, f"{names}: device files and library are here")
+
+
+def _loads(load: Callable[[str], object]) -> bool:
+    try:
+        load(LIBRARY)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""The part of a check for which nodes meet: the muster, in which all learn what each found, then an all-reduce.
+
+It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher brings its node's
+findings along on its card; its workers leave what the all-reduce showed in the run directory.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from slipway.check.finding import NodeReport, misconfigured, ok, sick, warning
+from slipway.launch.attempt.stops import Stops
+from slipway.launch.attempt.terminal import say
+from slipway.launch.job import make_attempts
+from slipway.launch.node import enter
+from slipway.launch.rendezvous.messages import Finding, Peer
+from slipway.launch.rendezvous.roster import draw_table, find_differences
+from slipway.launch.resolve.catalog import CHECK
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.plan import make_plan
+from slipway.launch.several_nodes import SeveralNodes
+from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
+from slipway.protocol.files import CHECK_FILE, OUTCOME_FILE, read_json
+from slipway.protocol.outcomes import Word
+
+EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
+RUN = "run"  # the run directory in the folder of temporary files
+GRACE_SECONDS = "5"  # seconds; there is nothing to save
+FIREWALL = "open all TCP ports between the nodes, and see which network interfaces they use (NCCL_DEBUG=INFO)"
+TOGETHER = "start the check on all nodes at once; they wait longer for each other with --muster-timeout S"
+OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
+
+
+class InterruptedCheckError(Exception):
+    """Somebody stopped the check; `code` is the exit code that says so."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"stopped with exit code {code}")
+        self.code = code
+
+
+def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
+    """The reports of all nodes, by node rank; this node's alone, with an error row, where they cannot meet.
+
+    Raises InterruptedCheckError for a stop.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-check-") as name:
+        folder = Path(name)
+        seconds = job.seconds("SLIPWAY_MUSTER_TIMEOUT") + EXCHANGE_SECONDS
+        peers, trouble = start(passing(job, folder), folder / RUN, seconds, own)
+        return assemble(own, peers, read_json(folder / RUN / CHECK_FILE), trouble)
+
+
+def passing(job: Job, folder: Path) -> Job:
+    """The job that nodes meet in, with all it leaves in `folder`."""
+    options = {"SLIPWAY_RUNS": folder, "SLIPWAY_RUN_DIR": folder / RUN, "SLIPWAY_RESUME": "none"}
+    quiet = {"SLIPWAY_MAX_RESTARTS": "0", "SLIPWAY_GRACE_SECONDS": GRACE_SECONDS, "SLIPWAY_CHECK": "0"}
+    given = {name: str(value) for name, value in (options | quiet).items()}
+    sources = dataclasses.replace(job.sources, options={**job.sources.options, **given})
+    topology = dataclasses.replace(job.plan.topology, notes=())
+    # Without an image nobody warns that the results, which are temporary, do not outlive the container.
+    host = dataclasses.replace(job.host, image=None)
+    return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
+
+
+def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:
+    """Run the job in its run directory to its end, at most so long; who met, and the row that says what went wrong, if anything.
+
+    Raises InterruptedCheckError for a stop.
+    """
+    peers: Sequence[Peer] = ()
+    clock = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))  # a stop, as the launcher understands it
+    clock.daemon = True
+    clock.start()
+    try:
+        with (
+            stdout_to_stderr(),
+            Stops() as stops,
+            SeveralNodes(job, stops, own.findings) as nodes,
+            ExitStack() as stack,
+        ):
+            say(job.plan.topology.arithmetic)
+            code = make_attempts(job, enter(job, stack), nodes, stops, stack)
+            peers = nodes.peers
+        late, refusal = clock.finished.is_set(), ""
+    except LaunchError as error:
+        late, code, refusal = clock.finished.is_set(), error.code, str(error)
+    finally:
+        clock.cancel()
+    if late:
+        return peers, misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
+    if code in (STOPPED, CANCELLED):
+        raise InterruptedCheckError(code)
+    if refusal:
+        row = sick if code == UNHEALTHY else misconfigured
+        return peers, row(OTHERS, refusal, TOGETHER if code == PEER else "")
+    return peers, judge_outcome(read_json(folder / OUTCOME_FILE), own.node_rank) if code else None
+
+
+def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
+    """The row for a job that started and did not end well, from its `outcome.json`. Pure."""
+    first = outcome.get("first")
+    if not isinstance(first, dict):
+        return misconfigured(OTHERS, "the job in which they meet did not end well; what it printed says why")
+    found = f"node {first.get('node_rank')} ({first.get('host')}): {first.get('evidence') or first.get('word')}"
+    ill = first.get("word") == Word.UNHEALTHY or "WrongResultError" in found
+    row = sick if ill and first.get("node_rank") == node_rank else misconfigured
+    return row(OTHERS, found, str(first.get("advice") or ""))
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """What workers and libraries print is no part of the table."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def assemble(
+    own: NodeReport, peers: Sequence[Peer], exchange: Mapping[str, Any], trouble: Finding | None
+) -> tuple[NodeReport, ...]:
+    """All nodes' reports, by node rank, with what the exchange showed; `trouble` goes to our own.
+
+    `peers` are the launchers that met, this one among them, and `exchange` is the content of `check.json`: empty where the
+    processes did not get that far.
+    """
+    reports = []
+    for index, peer in enumerate(sorted(peers, key=lambda peer: peer.card.node_rank)):
+        rows = [judge_exchange(exchange, index)] if exchange else []
+        if peer.card.node_rank != own.node_rank:
+            reports.append(NodeReport(peer.card.node_rank, peer.card.host, (*peer.card.findings, *rows)))
+        else:
+            own = dataclasses.replace(own, findings=(*own.findings, *compare_nodes(peers), *rows))
+    if trouble:
+        own = dataclasses.replace(own, findings=(*own.findings, trouble))
+    return tuple(sorted((*reports, own), key=lambda report: report.node_rank))
+
+
+def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
+    """The row of the all-reduce for one node, by its place among all."""
+    links, slow = exchange.get("links") or [], exchange.get("slow") or {}
+    link = f"; {links[index]} to and from its neighbour" if index < len(links) and links[index] else ""
+    found = f"{exchange.get('text')}{link}"
+    if slow.get("node") == index:
+        # What to look at follows from what a rank was slow at: Straggler.text in slipway.train.measure.bandwidth.
+        own_work = "for its own work" in str(slow.get("text"))
+        advice = "look at what else runs on that node, and at its clocks" if own_work else "look at its network card"
+        return warning(EXCHANGE, f"{found}\nslower than the rest: {slow.get('text')}", advice)
+    return ok(EXCHANGE, found)
+
+
+def compare_nodes(peers: Sequence[Peer]) -> Iterator[Finding]:
+    """That all are here and fit together, which the muster saw to, and in what they should be alike but are not."""
+    yield ok(OTHERS, f"all {len(peers)} are here, run the same versions, and each reaches its neighbour")
+    cards = {peer.card.node_rank: peer.card for peer in peers}
+    offsets = {peer.card.node_rank: peer.offset for peer in peers}
+    differences = find_differences(cards, offsets, allow_uneven=True)
+    if differences:
+        table = draw_table(differences, {rank: card.host for rank, card in cards.items()})
+        yield warning("differences", "\n".join(("the nodes are not alike:", *table)))

@@ -1,0 +1,37 @@
+"""All probes of this node that need no torch, in a few seconds: what `slipway run --check` does first."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.check.devices import look_at_gpus, look_at_infiniband, look_at_kernel_log
+from slipway.check.disk import look_at_disks
+from slipway.check.finding import probe
+from slipway.check.machine import SHM, look_at_cpus, look_at_limits, look_at_memory, look_at_names, look_at_shm
+from slipway.launch.rendezvous.messages import Finding
+from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.topology import Topology
+
+
+def quick_check(
+    environ: Mapping[str, str], host: Host, devices: Devices, results: Path, topology: Topology | None, nvml: Any = None
+) -> tuple[Finding, ...]:
+    """Look at this node. Raises nothing; every probe that fails says so in its own row.
+
+    `results` is the folder that a run would be written to (container_checks.results_folder). Without a `topology` the names
+    that only several nodes need are left out. `nvml` is for tests. May take up to half a minute where a name server or
+    a file server does not answer.
+    """
+    found = (
+        probe("driver", lambda: look_at_gpus(devices, environ, nvml, host.shell)),
+        probe("Xid errors", look_at_kernel_log) if devices.driver or devices.problem else (),
+        probe(str(SHM), lambda: look_at_shm(host.runtime)),
+        probe("memory", look_at_memory),
+        probe("CPUs", lambda: look_at_cpus(devices, host.runtime)),
+        probe("limits", lambda: look_at_limits(host.runtime)),
+        probe("InfiniBand", lambda: look_at_infiniband(host.runtime)),
+        probe("disks", lambda: look_at_disks(host, environ, results)),
+        probe("names", lambda: look_at_names(topology)),
+    )
+    return tuple(finding for rows in found for finding in rows)

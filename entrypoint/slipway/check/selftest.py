@@ -1,0 +1,185 @@
+"""The rows of `slipway selftest`: what each one proves, what it needs, and how it is tried."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from slipway.check.devices import describe_links
+from slipway.check.finding import table_lines
+from slipway.check.products import look_at_products
+from slipway.check.quick import quick_check
+from slipway.check.selftest_trial import (
+    BROKEN,
+    LEFT_OUT,
+    PASSED,
+    Ground,
+    Result,
+    code_of_all,
+    judge_bandwidth,
+    judge_fault,
+    judge_finding,
+    judge_node,
+    judge_probe,
+    judge_resume,
+    judge_stacks,
+    judge_training,
+)
+from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
+from slipway.protocol.files import ALLREDUCE_FILE, LOGS, MANIFEST, SNAPSHOTS, node_folder, read_json, snapshot_name
+
+KERNELS = "slipway.train.measure.kernels"
+LEARNING = "gpt --preset tiny --steps 50 --warmup 10 --log-every 25 --eval-samples 16 --sample-tokens 0".split()  # noqa: SIM905
+HALF, WHOLE = 4, 8  # steps to the snapshot that is resumed from, and in all
+# Dropout, so that the random generators count; no preset of its own, since nobody trains this.
+RESUMED = (
+    "gpt --layers 2 --heads 2 --embed 64 --context 64 --batch-size 32 --dropout 0.1 --warmup 0 --eval-samples 16 "
+    f"--sample-tokens 0 --steps {WHOLE} --save-every {HALF} --keep 2"
+).split()
+HANG_SECONDS = "30"  # of training; a start has longer
+LARGEST = {"cuda": "256M", "cpu": "4M"}  # the largest message of all-reduce
+COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
+CLOSING = MappingProxyType(
+    {
+        FINISHED: "what could be tried here works",
+        FAILED: "the image, or this checkout, is at fault: report it, with what --json prints",
+        UNHEALTHY: "this node is unhealthy: take it out of service",
+        CONFIGURATION: "wrong configuration: see the rows that failed",
+    }
+)
+Timed = tuple[Result, float]  # with the seconds that it took
+
+
+@dataclass(frozen=True)
+class Row:
+    """`proves` is said while it runs; `lacks` says what it lacks here, which may be nothing; `look` tries it."""
+
+    name: str
+    proves: str
+    look: Callable[[str, Ground], Iterator[Result]]
+    lacks: Callable[[Ground], str] = lambda ground: ""
+
+
+def no_gpu(ground: Ground) -> str:
+    """Why nothing can run on a GPU here."""
+    return "" if ground.devices.gpus else f"needs a GPU: {ground.devices.reason}"
+
+
+def nobody_else(ground: Ground) -> str:
+    """Why nothing travels between processes here."""
+    return "" if ground.processes > 1 else "one process: nothing travels between processes"
+
+
+def try_node(name: str, ground: Ground) -> Iterator[Result]:
+    """The probes of this node that need no torch."""
+    host = dataclasses.replace(ground.host, image=None)  # nobody wants to keep these results
+    yield judge_node(name, quick_check(ground.environ, host, ground.devices, ground.folder, None))
+
+
+def try_products(name: str, ground: Ground) -> Iterator[Result]:
+    """Matrix products of known result; a row for each device."""
+    for finding in look_at_products(ground.devices, {**ground.environ, **ground.host.mended}):
+        yield judge_finding(finding)
+
+
+def try_triton(name: str, ground: Ground) -> Iterator[Result]:
+    """A kernel of Triton's."""
+    yield judge_probe(name, ground.ask(KERNELS, "triton"))
+
+
+def try_compile(name: str, ground: Ground) -> Iterator[Result]:
+    """A compiled model against the same model."""
+    yield judge_probe(name, ground.ask(KERNELS, "compile"))
+
+
+def try_allreduce(name: str, ground: Ground) -> Iterator[Result]:
+    """All-reduce over all devices, with its bandwidth."""
+    words = (
+        f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[ground.device]}".split()
+    )
+    ended = ground.run(name, *words)
+    yield judge_bandwidth(name, ended, read_json(ended.run / ALLREDUCE_FILE), describe_links(ground.devices))
+
+
+def try_gpt(name: str, ground: Ground) -> Iterator[Result]:
+    """The tiny GPT on all devices, as anybody starts it."""
+    yield judge_training(name, ground.run(name, *LEARNING))
+
+
+def try_resume(name: str, ground: Ground) -> Iterator[Result]:
+    """A training, and a second one from the snapshot that the first made half-way.
+
+    That was copied aside (from a GPU into pinned memory) and written while training went on. Were a bit of it wrong, or were
+    it touched by the steps that followed, the second training would end with another snapshot.
+    """
+    whole = ground.rehearse(name, "none", *RESUMED)
+    half = whole.run / SNAPSHOTS / snapshot_name(HALF)
+    resumed = whole if whole.code else ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
+    files = [read_json(run / SNAPSHOTS / snapshot_name(WHOLE) / MANIFEST) for run in (whole.run, resumed.run)]
+    yield judge_resume(name, whole, resumed, (files[0].get("files") or {}, files[1].get("files") or {}))
+
+
+def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
+    """A job whose last rank has a fault."""
+
+    def look(name: str, ground: Ground) -> Iterator[Result]:
+        patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
+        ended = ground.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
+        row = judge_fault(name, fault, ground.device, ground.processes - 1, ended)
+        recorded = len(list((node_folder(ended.run, 0) / LOGS).glob("*nccl*")))
+        yield judge_stacks(row, ground.processes, recorded, ended) if fault == "hang" else row
+
+    return look
+
+
+ROWS = (
+    Row("node", "driver, /dev/shm, limits and disks: the quick part of `slipway check`", try_node),
+    Row("products", "each device multiplies right, in each arithmetic that it has", try_products),
+    Row("triton", "a kernel of Triton's is compiled and adds right", try_triton, no_gpu),
+    Row("compile", "a compiled model learns what the same model learns that is not compiled", try_compile),
+    Row("all-reduce", "all devices exchange numbers, and right ones", try_allreduce, nobody_else),
+    Row("gpt", "50 steps on all devices, flags and reports over gloo beside NCCL", try_gpt),
+    Row("resume", "from a snapshot that was written while training went on, bit for bit", try_resume),
+    Row("hang", "a rank hangs on purpose: it is named, with the stacks of all", try_fault("hang")),
+    Row("exception", "a rank raises on purpose", try_fault("raise")),
+    Row("kill", "a rank is killed on purpose", try_fault("kill")),
+    Row("memory", "a rank takes more memory than there is, on purpose", try_fault("memory")),
+)
+
+
+def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str) -> dict[str, Any]:
+    """The documented form of `slipway selftest --json`."""
+    return {
+        "code": code_of_all(tuple(result for result, _ in timed)),
+        "seconds": round(sum(seconds for _, seconds in timed)),
+        "machine": {**versions, "links": links or None},
+        "rows": [{**dataclasses.asdict(result), "seconds": round(seconds, 1)} for result, seconds in timed],
+    }
+
+
+def report_lines(report: Mapping[str, Any], colour: bool, width: int) -> list[str]:
+    """The table of what `report_json` says, what it adds up to, and one line about the machine."""
+    rows = [
+        (row["level"], row["what"], f"{row['found']}  ({row['seconds']:.0f} s)", row["advice"])
+        for row in report["rows"]
+    ]
+    counts = Counter(row["level"] for row in report["rows"])
+    told = ", ".join(f"{counts[level]} {level}" for level in (PASSED, BROKEN, LEFT_OUT) if counts[level])
+    return [
+        *table_lines(rows, COLOURS, colour, width),
+        f"{told}, in {report['seconds']} s",
+        machine_line(report["machine"]),
+        f"exit code {report['code']}: {CLOSING[report['code']]}",
+    ]
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """The devices and versions in a line."""
+    gpus = Counter(machine["gpus"])
+    devices = " + ".join(f"{count} × {name}" for name, count in gpus.items()) or f"no GPU ({machine['no_gpu_because']})"
+    named = [f"{name} {machine[name]}" for name in ("driver", "torch", "nccl", "slipway", "image") if machine[name]]
+    named.insert(1 if machine["driver"] else 0, f"cuda {machine['cuda']}")
+    links = [machine["links"]] if machine["links"] else []
+    return ", ".join([devices, *links, *named, f"{machine['cpus']:g} CPUs", machine["kernel"]])

@@ -1,0 +1,196 @@
+"""What stands in rows and columns, on a page or on a terminal: each run, its results, its throughput, its settings."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.inspect.report_run import Record, is_number
+from slipway.options.command import as_typed
+from slipway.options.common import DEFAULT
+from slipway.protocol.redact import redact_words
+from slipway.train.measure.bandwidth import RATE, TIME, Measurement, by_collective, draw_by_size
+
+NONE = "–"
+SPEED = "_per_second"
+# These come first, in this order; the rest follows as it was found.
+FIRST = ("loss", "val_loss", "accuracy", "bits_per_byte", "perplexity", "lr", "grad_norm")
+LAST = ("skipped", "epoch")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a cell for each run, with a note under it; `differs` where the runs are not alike."""
+
+    label: str
+    cells: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    differs: bool = False
+
+
+def metric_names(runs: Sequence[Record]) -> list[str]:
+    """Every metric that any run has, the ones that people look for in front."""
+    found = dict.fromkeys(name for run in runs for name in run.metrics.curves)
+    ordered = [name for name in FIRST if name in found]
+    ordered += [name for name in found if name not in FIRST and name not in LAST]
+    return ordered + [name for name in LAST if name in found]
+
+
+def overview(runs: Sequence[Record]) -> list[Row]:
+    """What each run is and how it ended."""
+    rows: list[tuple[str, Callable[[Record], str]]] = [
+        ("workload", lambda run: run.workload),
+        ("state", lambda run: run.ending.state),
+        *((label, pick_fact(label)) for label in dict.fromkeys(fact for run in runs for fact, _ in run.ending.facts)),
+        ("started", lambda run: clock_text(run.about.get("started"))),
+        ("topology", topology),
+        ("attempts", lambda run: scalar_text(run.about.get("attempt"))),
+        ("steps", lambda run: f"{run.metrics.steps:,}" if run.metrics.curves else NONE),
+        ("from first to last report", duration),
+        ("arguments", arguments),
+        ("slipway", lambda run: scalar_text(run.about.get("version"))),
+        ("directory", lambda run: str(run.path)),
+        ("damaged lines", lambda run: str(run.metrics.damaged or "")),
+    ]
+    made = [Row(label, tuple(tell(run) for run in runs)) for label, tell in rows]
+    return [row for row in made if set(row.cells) - {NONE, ""}]
+
+
+def pick_fact(label: str) -> Callable[[Record], str]:
+    """What the launcher says of a run under a label."""
+    return lambda run: dict(run.ending.facts).get(label, NONE)
+
+
+def topology(run: Record) -> str:
+    """Nodes and processes, as the launcher wrote them down."""
+    nodes, each = run.about.get("nodes"), run.about.get("processes_per_node")
+    if not (isinstance(nodes, int) and isinstance(each, int)):
+        processes = run.allreduce.get("processes")
+        return f"{processes} processes" if isinstance(processes, int) else NONE
+    return f"{nodes} {'node' if nodes == 1 else 'nodes'} × {each} = {nodes * each} processes"
+
+
+def arguments(run: Record) -> str:
+    """What was typed behind the workload's name."""
+    words = run.about.get("arguments")
+    return shlex.join(redact_words([*map(str, words)])) if isinstance(words, list) and words else NONE
+
+
+def duration(run: Record) -> str:
+    """The time from the first line of metrics to the last, stops between included."""
+    first, last = run.metrics.first, run.metrics.last
+    if first is None or last is None or last <= first:
+        return NONE
+    minutes, seconds = divmod(round(last - first), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def clock_text(seconds: object) -> str:
+    """A time in Unix seconds as people read it; whatever a file says."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(seconds)))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, OSError):
+        return NONE
+
+
+def last_values(runs: Sequence[Record]) -> list[Row]:
+    """The last value of each metric, with its step where that is not the run's last."""
+    rows = []
+    for name in metric_names(runs):
+        if name.endswith(SPEED):
+            continue
+        last = [run.metrics.curves[name][-1] if name in run.metrics.curves else None for run in runs]
+        notes = [
+            f"step {int(point[0]):,}" if point and point[0] != run.metrics.steps else ""
+            for point, run in zip(last, runs, strict=True)
+        ]
+        cells = tuple(f"{point[1]:.6g}" if point else NONE for point in last)
+        rows.append(Row(name, cells, tuple(notes)))
+    return rows
+
+
+def throughput(runs: Sequence[Record]) -> list[Row]:
+    """Median and best speed of each run, in each unit that occurs."""
+    rows = []
+    for name in (name for name in metric_names(runs) if name.endswith(SPEED)):
+        unit = name.removesuffix(SPEED)
+        speeds = [[speed for _, speed in run.metrics.curves.get(name, ())] for run in runs]
+        for label, pick in (("median", statistics.median), ("best", max)):
+            cells = tuple(f"{pick(values):,.0f}" if values else NONE for values in speeds)
+            rows.append(Row(f"{unit}/s, {label}", cells))
+    return rows
+
+
+def settings(runs: Sequence[Record]) -> list[Row]:
+    """Every option with its value in each run, and its source where that is not the default; differences are marked."""
+    names = dict.fromkeys(name for run in runs for name in run.options if name not in ("workload", "sources"))
+    rows = []
+    for name in names:
+        values = [run.options.get(name) for run in runs]
+        cells = tuple(NONE if value is None else as_typed(value) for value in values)
+        notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
+        rows.append(Row(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
+    return rows
+
+
+def scalar_text(value: object) -> str:
+    """What a file says, where it says a word or a number."""
+    return str(value) if isinstance(value, str | int | float) else NONE
+
+
+def measurements(run: Record) -> list[Measurement]:
+    """What a run measured; rows that make no sense are left out."""
+    rows = run.allreduce.get("results")
+    return [found for row in (rows if isinstance(rows, list) else []) if (found := read_measurement(row))]
+
+
+def read_measurement(row: Any) -> Measurement | None:
+    """A row of allreduce.json."""
+    try:
+        latency: Mapping[str, float] = row["latency_us"]
+        numbers = [row["bytes"], *(latency[name] / 1e6 for name in ("mean", "min", "max"))]
+        numbers += [row[f"{kind}_gb_per_second"] * 1e9 for kind in ("algorithm", "bus")]
+    except (KeyError, TypeError):
+        return None
+    return Measurement(str(row.get("collective")), *numbers) if all(map(is_number, numbers)) else None
+
+
+def plots(runs: Sequence[Record]) -> list[str]:
+    """Bandwidth and latency: of one run with a curve for each collective, else for each collective one for each run."""
+    found = {number: by_collective(measurements(run)) for number, run in enumerate(runs)}
+    found = {number: measured for number, measured in found.items() if measured}
+    names = list(dict.fromkeys(name for measured in found.values() for name in measured))
+    if len(found) == 1:
+        [measured] = found.values()
+        groups = {"": [(name, colour, measured[name]) for colour, name in enumerate(names)]}
+    else:
+        groups = {
+            f"{name}: ": [(runs[number].name, number, measured.get(name, [])) for number, measured in found.items()]
+            for name in names
+        }
+    pictures = []
+    for title, curves in groups.items():
+        pictures.append(draw_by_size(f"{title}bus bandwidth", curves, lambda row: row.bus, RATE))
+        pictures.append(draw_by_size(f"{title}latency", curves, lambda row: row.mean, TIME))
+    return pictures
+
+
+def remarks(run: Record) -> list[str]:
+    """What a run says beside its numbers: how it was measured, what was left out, who is slow."""
+    about = run.allreduce
+    lines = [
+        f"{about.get('processes')} processes, {about.get('backend')} on {about.get('device')}, {about.get('dtype')}, "
+        f"{about.get('iterations')} calls after {about.get('warmup_iterations')} to warm up"
+    ]
+    if about.get("complete") is False:
+        lines.append("It was stopped before everything was measured.")
+    skipped = about.get("skipped")
+    lines += [f"{name} was skipped: {why}" for name, why in skipped.items()] if isinstance(skipped, dict) else []
+    slowest = about.get("slowest")
+    if isinstance(slowest, dict):
+        lines.append(f"Slowest rank: {slowest.get('rank')} ({slowest.get('host')}): {slowest.get('text')}")
+    return lines

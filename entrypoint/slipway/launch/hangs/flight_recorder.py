@@ -1,0 +1,148 @@
+"""What torch's flight recorders tell of a rank, as a watcher hands it on (watcher.py): read, and cut to what is needed. Pure.
+
+The answer to `numbers` becomes the collectives begun and done of each process group; the answer to `all` becomes
+
+    begun      the collectives begun last, as [process group, number, name, sizes, types, since, done]; seconds UTC
+    last       {process group: number of the collective begun last}
+    members    {process group: its ranks}
+    threads    [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
+    store      address and port of a store that is not torchrun's at which the rank waits, then torchrun's; else empty
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+COLLECTIVES = 60  # at most, beside those that are not done
+COALESCED = "coalesced"  # the entry that ends a number of collectives begun as one
+DUMP_SECONDS = (
+    3.0  # that ranks have from the request to the end: torch's look (TORCH_NCCL_COORD_CHECK_MILSEC), and writing
+)
+SIZE, OLD_SIZE, BUFFERED = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"
+PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
+def read_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Of each process group how many collectives were begun and done. TypeError and its kin where that makes no sense."""
+    groups = {}
+    for place, record in enumerate(records):
+        for group, status in record.get("pg_status", {}).items():
+            begun, done = status.get("last_enqueued_collective", -1), status.get("last_completed_collective", -1)
+            groups[f"{group}/{place}"] = [int(begun), int(done)]
+    return groups
+
+
+def read_answer(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to `all`. A recorder that says it in another way, another torch's, leaves the stacks."""
+    begun: list[Any] = []
+    last: dict[str, int] = {}
+    groups = dict(content["members"])
+    try:
+        for place, record in enumerate(content["records"]):
+            for group, entries in _by_group(record, place, groups):
+                last[group] = max(map(_number, entries))
+                begun += _collectives(group, entries)
+    except (KeyError, TypeError, AttributeError, IndexError):
+        begun, last = [], {}
+    begun.sort(key=lambda call: call[5])
+    waiting = [call for call in begun[:-COLLECTIVES] if not call[-1]]
+    return {
+        "begun": waiting + begun[-COLLECTIVES:],
+        "last": last,
+        "members": groups,
+        "threads": content["threads"],
+        "store": content.get("store", []),
+    }
+
+
+def _by_group(
+    record: Mapping[str, Any], place: int, groups: dict[str, Any]
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """The entries of each process group. Of two backends in one group each counts for itself: it gets a name of its own."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in record.get("entries", []):
+        found.setdefault(entry["process_group"][0], []).append(entry)
+    for group, entries in found.items():
+        name = f"{group}/{place}" if place and group in groups else group
+        if name != group:
+            groups[name] = groups[group]
+        yield name, entries
+
+
+def _collectives(group: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """The collectives among the entries of a group.
+
+    What send and recv wait for shows in the stacks: they have a count of their own, and a number of collectives besides. Of
+    collectives that were begun as one, torch retires the entry alone that ends them.
+    """
+    ends, retired, before = set(), set(), None
+    for entry in entries:
+        if entry["profiling_name"].endswith(f":{COALESCED}") and before and _number(before) == _number(entry):
+            ends.add(id(entry))
+            if entry["retired"] and not before["is_p2p"]:
+                retired.add(_number(entry))
+        before = entry
+    for entry in entries:
+        if not entry["is_p2p"] and id(entry) not in ends:
+            name, since = entry["profiling_name"].rpartition(":")[2], entry["time_created_ns"] / 1e9
+            done = entry["retired"] or _number(entry) in retired
+            yield [group, _number(entry), name, entry["input_sizes"], entry["input_dtypes"], since, done]
+
+
+def _number(entry: Mapping[str, Any]) -> Any:
+    return entry["collective_seq_id"]
+
+
+def record(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
+
+    What the user set stands, under the names before torch 2.9 as well.
+    """
+    rows = (
+        (SIZE, OLD_SIZE, BUFFERED),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+    )
+    return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
+
+
+class Pipes:
+    """The pipes of this node's ranks. They lie in a private folder: a run directory may be on a disk that knows no pipes."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks, self._prefix = tuple(ranks), ""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make torch listen; none where no folder can be made. The user's own pipes are used."""
+        self._prefix = environ.get(PIPES, "")
+        if not self._prefix:
+            try:
+                self._folder = tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True)
+            except OSError:
+                return {}
+            self._prefix = f"{self._folder.name}/rank-"
+        # DumpPipe knows the old name of the size alone. torch says once that it is deprecated, and prefers the new one.
+        return {PIPES: self._prefix, OLD_SIZE: environ.get(SIZE) or environ.get(OLD_SIZE) or BUFFERED}
+
+    def ask(self) -> bool:
+        """Ask all ranks for their files, and wait for none. Returns whether one listens."""
+        answers = [_write(f"{self._prefix}{rank}.pipe") for rank in self._ranks if self._prefix]
+        return any(answers)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._folder:
+            self._folder.cleanup()
+
+
+def _write(pipe: str) -> bool:
+    with suppress(OSError):  # none was made, or nobody has it open for reading (ENXIO)
+        number = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            return os.write(number, b"dump") > 0
+        finally:
+            os.close(number)
+    return False

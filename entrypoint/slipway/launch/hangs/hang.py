@@ -1,0 +1,338 @@
+"""Whom a job that stands still waits for, from where its ranks stand. Pure.
+
+A process group numbers its collectives, and all its ranks begin them in the same order. So the lowest number that somebody
+waits in and others have not begun names those others; where nobody is missing, they began different things as the same number.
+What torch's flight recorder does not see (send and recv, monitored_barrier, new_group on gloo) shows in the stacks.
+"""
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.launch.hangs.standing import Call, Standing, clock
+from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.verdict.verdict import Outcome
+from slipway.process.tree import STATES
+from slipway.protocol.files import HANG_FILE, own_file, write_passing_json
+from slipway.protocol.outcomes import Word
+from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
+from slipway.protocol.printable import rank_ranges
+
+MOST = 4  # ranks that are described each by itself
+BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
+ADVICE = "look at the lines above, where it stands; for all that it printed type"
+LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What a job that stands still waits for. `ranks`: the culprits, none where all do the same; `text`: a sentence."""
+
+    ranks: tuple[int, ...]
+    text: str
+    waiting: int | None = None  # one of those that wait
+
+
+def find_hang(standings: Sequence[Standing]) -> Hang | None:
+    """Who keeps the others waiting, by where all ranks stand; None where nobody waits in a collective."""
+    by_rank = {standing.rank: standing for standing in sorted(standings, key=lambda standing: standing.rank)}
+    waits = {rank: one for rank, one in by_rank.items() if one.pending or one.waits_in}
+    if not waits:
+        return None
+    return (
+        _astray(by_rank)
+        or _missing(by_rank)
+        or _different(by_rank)
+        or _unrecorded(by_rank, waits)
+        or _all_alike(by_rank, waits)
+    )
+
+
+def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
+    """Ranks that wait for a store that is not torchrun's: nobody answers there."""
+    astray = [rank for rank, one in by_rank.items() if one.store]
+    if not astray:
+        return None
+    text = (
+        f"{_ranks(astray, by_rank)} cannot join the others: the script {by_rank[astray[0]].store}; "
+        f"{_places(astray, by_rank)}"
+    )
+    return Hang(tuple(astray), text, next((rank for rank in by_rank if rank not in astray), None))
+
+
+def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int]]]:
+    """Of each process group the first collective that somebody waits in, and who does; the oldest first."""
+    found: dict[str, Call] = {}
+    for one in by_rank.values():
+        for call in one.pending:
+            if call.group not in found or call.number < found[call.group].number:
+                found[call.group] = call
+    calls = sorted(found.values(), key=lambda call: call.since)
+    return [
+        (call, [rank for rank, one in by_rank.items() if any(_same(call, other) for other in one.pending)])
+        for call in calls
+    ]
+
+
+def _same(call: Call, other: Call) -> bool:
+    return (call.group, call.number) == (other.group, other.number)
+
+
+def _members(call: Call, by_rank: Mapping[int, Standing]) -> list[int]:
+    """The ranks of a collective's process group."""
+    known = (group for one in by_rank.values() for group in one.groups if group.name == call.group and group.runs)
+    told = next((group.ranks for group in known), None)
+    return [rank for rank in by_rank if told is None or any(rank in run for run in told)]
+
+
+def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
+    """Ranks that have not begun what others wait in. Who waits elsewhere himself is a link of the chain, not its end."""
+    chain: list[tuple[int, int, Hang]] = []
+    for call, waiting in _first_pending(by_rank):
+        missing = [rank for rank in _members(call, by_rank) if by_rank[rank].begun(call.group) < call.number]
+        if not missing:
+            continue
+        ends = [rank for rank in missing if not (by_rank[rank].pending or by_rank[rank].waits_in)]
+        ends = [rank for rank in ends if by_rank[rank].known] or ends
+        have = "has" if len(ends or missing) == 1 else "have"
+        text = (
+            f"{_ranks(ends or missing, by_rank)} {have} not come to {call}{_group(call, by_rank)}, in which "
+            f"{_count(waiting)} since {clock(call.since)}; {_places(ends or missing, by_rank)}"
+        )
+        hang = Hang(tuple(ends or missing), text, waiting[0])
+        if ends:
+            return hang
+        chain.append((len(missing), -len(waiting), hang))
+    if not chain:
+        return None
+    chain.sort(key=lambda link: link[:2])  # fewest are to blame for what most wait in
+    first, *more = (hang for _, _, hang in chain)
+    others = "; ".join(hang.text for hang in more[: MOST - 1])
+    order = "the ranks wait for each other in different collectives: "
+    return Hang(first.ranks, order + first.text + (f"; and {others}" if others else ""), first.waiting)
+
+
+def _different(by_rank: Mapping[int, Standing]) -> Hang | None:
+    """Ranks that began different collectives, or sizes, as the same number: a desynchronised job."""
+    for call, waiting in _first_pending(by_rank):
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for rank in _members(call, by_rank):
+            if entry := by_rank[rank].entry(call.group, call.number):
+                kinds.setdefault((entry.name, entry.shape if _must_agree(entry.name) else ""), []).append(rank)
+        if len(kinds) > 1:
+            ordered = sorted(kinds.items(), key=lambda item: (len(item[1]), -item[1][0]))
+            odd = ordered[0][1]
+            rows = "; ".join(
+                f"{_ranks(ranks, by_rank)} {name}{f' of {shape}' if shape else ''} ({by_rank[ranks[0]].place})"
+                for (name, shape), ranks in sorted(kinds.items(), key=lambda item: item[1][0])[:MOST]
+            )
+            text = f"the ranks do not agree on collective #{call.number}{_group(call, by_rank)}: {rows}"
+            return Hang(tuple(odd), text, next((rank for rank in waiting if rank not in odd), None))
+    return None
+
+
+def _must_agree(name: str) -> bool:
+    """Whether all ranks give a collective the same sizes."""
+    return any(word in name for word in ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce"))
+
+
+def _unrecorded(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -> Hang | None:
+    """Some wait in what is not recorded, and others do not."""
+    others = [rank for rank in by_rank if rank not in waits]
+    inside = {rank: one for rank, one in waits.items() if one.waits_in and not one.pending}
+    if not (others and inside):
+        return None
+    rank, one = next(iter(inside.items()))
+    have = "has" if len(others) == 1 else "have"
+    text = (
+        f"{_ranks(others, by_rank)} {have} not come to {one.waits_in}(), in which {_count(list(inside))}; "
+        f"{_places(others, by_rank)}"
+    )
+    return Hang(tuple(others), text, rank)
+
+
+def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -> Hang:
+    """All wait: for a process that stands still, for each other, or for the network."""
+    odd = [rank for rank, one in by_rank.items() if one.state]
+    if odd:
+        keep = "keeps" if len(odd) == 1 else "keep"
+        text = f"{_ranks(odd, by_rank)} {keep} the others waiting; {_places(odd, by_rank)}"
+        return Hang(tuple(odd), text, next(iter(waits)))
+    rank, one = next(iter(waits.items()))
+    what = str(one.pending[0]) if one.pending else f"{one.waits_in}()"
+    text = f"all ranks wait, rank {rank} in {what}, and nothing gets through: {_places(list(waits), by_rank)}"
+    return Hang((), text, rank)
+
+
+def _places(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
+    """Where some ranks stand."""
+    if len(ranks) == 1:
+        return f"it {by_rank[ranks[0]].place}"
+    more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
+    return ", ".join(f"rank {rank} {by_rank[rank].place}" for rank in ranks[:MOST]) + more
+
+
+def _ranks(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} (node {by_rank[ranks[0]].node_rank})"
+    return f"ranks {rank_ranges(ranks)}"
+
+
+def _count(waiting: Sequence[int]) -> str:
+    return f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
+
+
+def _group(call: Call, by_rank: Mapping[int, Standing]) -> str:
+    """Of which process group a collective is, where that is not the one of all ranks."""
+    members = _members(call, by_rank)
+    return "" if len(members) == len(by_rank) else f" of the process group of ranks {rank_ranges(members)}"
+
+
+def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
+    """The stacks of one rank that waits and of those that it waits for, as lines."""
+    by_rank = {one.rank: one for one in standings}
+    ranks = [*hang.ranks[:MOST], *([hang.waiting] if hang.waiting is not None else [])]
+    return [line for rank in dict.fromkeys(ranks) for line in by_rank[rank].lines()]
+
+
+def logs_command(run: Path | None, rank: int | None) -> str:
+    """What shows all that a rank printed; the newest run needs no name."""
+    named = [shlex.quote(str(run))] if run else []
+    return " ".join(["slipway logs", *named, f"--rank {rank or 0}"])
+
+
+class HangReport:
+    """Of one attempt, where it is judged for all. All moments are monotonic seconds."""
+
+    def __init__(
+        self,
+        node_dir: Path,
+        limit: float,
+        say: Callable[[str], None],
+        *,
+        end: bool,
+        hears: Callable[[str], None] = lambda hang: None,
+        process: int | None = None,
+    ) -> None:
+        """`limit`: the seconds after which what stands still is a hang; `end`: whether one is ended; `hears` is told of one;
+        `process`: the rank of the launcher's only one, where each has its own.
+        """
+        self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
+        self._hears = hears
+        self._since: float | None = None  # when all ranks were first known to stand still
+        self._told = False
+        self.stacks: tuple[str, ...] = ()  # of those that are told of
+
+    def judge(self, everywhere: Sequence[Standing] | None, now: float) -> Hang | None:
+        """Take where all ranks stand, None where some move; the hang that is told now, if any."""
+        if everywhere is None:
+            self._since = None
+            if self._told:
+                self._told = False
+                self.forget()
+                self._say("something moves again: it was no hang, or is over")
+            return None
+        self._since = now if self._since is None else self._since
+        hang = None if self._told else find_hang(everywhere)
+        if hang is None:
+            return None
+        busy = any(one.cores >= BUSY for one in everywhere if one.rank in hang.ranks)
+        if busy and now - self._since < self._limit:
+            return None
+        self._tell(hang, everywhere)
+        return hang
+
+    def _tell(self, hang: Hang, standings: Sequence[Standing]) -> None:
+        self._told, self.stacks = True, tuple(stacks_of(hang, standings))
+        self._say(f"hang: {hang.text}")
+        self._hears(f"hang: {hang.text}")
+        for line in self.stacks:
+            self._say(line)
+        self._note({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)})
+        if not self.end:
+            self._say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")
+
+    def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
+        """How the attempt ends where the hang ends it, though this node's own ranks are through."""
+        rank, evidence = next(iter(hang.ranks), None), f"hang: {hang.text}"
+        advice = f"{ADVICE} `{logs_command(self._file.parent.parent, rank)}`"
+        return Outcome(node_rank, host, Word.PEER, time.time(), rank, evidence, advice=advice, stacks=self.stacks)
+
+    def forget(self) -> None:
+        """The hang is over, or the attempt."""
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def _note(self, hang: Mapping[str, object]) -> None:
+        with suppress(OSError):  # a full disk is not the hang's to tell
+            write_passing_json(self._file, hang)
+
+
+def _stands(before: Beat, beat: Beat) -> bool:
+    """Whether nothing moved between two beats. Who waits for data says so again and again, and gets nowhere by that."""
+    waits = before.phase == beat.phase == Phase.DATA and before.step == beat.step
+    return waits or beat == before
+
+
+def _order(beat: Beat) -> tuple[int, int, bool]:
+    """What tells a rank that lags behind: who waits for data at a place makes the others there wait for it."""
+    return beat.step, beat.beats, beat.phase != Phase.DATA
+
+
+class HangDetector:
+    """How long each rank of this node has stood still. A rank without a beat stands in `setup`."""
+
+    def __init__(self, ranks: Iterable[int], limit: float, now: float, start: float | None = None) -> None:
+        """`limit`: the seconds that phase `train` may stand still, 0 for any time; `now`: monotonic seconds. `start`: what takes
+        the limit's place in phases before the first step is done, where that is another.
+        """
+        self._limit, self._start, self._looked = limit, limit if start is None else start, now
+        self._beats = {rank: Beat(rank) for rank in ranks}
+        self._still = dict.fromkeys(self._beats, 0.0)
+
+    def look(self, beats: Mapping[int, Beat], now: float) -> None:
+        """Take the newest beats, read at `now`."""
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
+        for rank, before in self._beats.items():
+            beat = beats.get(rank, before)
+            self._still[rank] = self._still[rank] + passed if _stands(before, beat) else 0.0
+            self._beats[rank] = beat
+
+    @property
+    def hangs(self) -> bool:
+        """Whether every rank has stood still for longer than its phase allows: one that works may be waited for."""
+        return all(0 < self._allowed(beat) < self._still[rank] for rank, beat in self._beats.items())
+
+    def _allowed(self, beat: Beat) -> float:
+        """Seconds that a rank may stand still there, 0 for any time."""
+        return (self._start if beat.phase in BEFORE_FIRST_STEP else self._limit) * beat.phase.patience
+
+    def started(self, step: int) -> bool:
+        """Whether a rank took a step; `step` is that of the newest snapshot, where this attempt began or a little later."""
+        beats = [beat for beat in self._beats.values() if beat.phase not in BEFORE_FIRST_STEP]
+        return any(beat.phase != Phase.DATA or beat.step > step for beat in beats)  # it waits for data before that, too
+
+    def stragglers(self, state: Callable[[int], str]) -> tuple[Beat, ...]:
+        """The ranks that the others wait for, as far as it can be told; all where none differs.
+
+        `state`: a process's state, as a letter of /proc/PID/stat.
+        """
+        beats = tuple(self._beats.values())
+        odd = tuple(beat for beat in beats if beat.pid and state(beat.pid) in STATES)
+        least = min(map(_order, beats))
+        return odd or tuple(beat for beat in beats if _order(beat) == least)
+
+    def describe(self, behind: tuple[Beat, ...], state: Callable[[int], str]) -> str:
+        """The evidence of a hang."""
+        lines = []
+        for beat in behind[:4]:
+            how = STATES.get(state(beat.pid), "") if beat.pid else ""
+            lines.append(
+                f"rank {beat.rank} ({beat.place}, for {self._still[beat.rank]:.0f} s{', ' if how else ''}{how})"
+            )
+        more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
+        who = "no rank moves any more, none lags behind" if len(behind) == len(self._beats) > 1 else "behind"
+        return f"hang: {who}: {'; '.join(lines)}{more}"

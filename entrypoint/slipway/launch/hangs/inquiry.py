@@ -1,0 +1,266 @@
+"""The launcher's side of the watchers: a socket at which the workers of this node answer questions.
+
+It has a name that is in no file system (see unix(7), "abstract"), so that nothing is left of a launcher that was killed.
+"""
+
+import json
+import os
+import secrets
+import selectors
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slipway.launch.hangs.flight_recorder import read_answer, read_numbers
+from slipway.process.tree import STATES, state_of
+from slipway.process.watcher import ADDRESS
+
+LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
+RECORDER, OLD_RECORDER, RECORDED = (
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "2000",
+)  # collectives of a rank
+ANSWER_SECONDS = 5.0  # that a watcher has for an answer
+DISK = f"is {STATES['D']}"
+OUTSIDE_SECONDS = 8.0  # that py-spy may take; milliseconds, usually
+COMMAND = ("dump", "--nonblocking", "--json", "--full-filenames", "--pid")
+
+
+class Outside:
+    """One look at some processes, each in a thread of its own: who waits for a disk may hold up whoever looks, too."""
+
+    def __init__(self, pids: Iterable[int], program: str | None = None) -> None:
+        """`program` is py-spy; by default that of our own environment, or else the one on PATH."""
+        self._program = program or find_program()
+        self.answers: dict[
+            int, Mapping[str, Any]
+        ] = {}  # by process, in the form that launch/hangs/flight_recorder.py has
+        self._threads = [threading.Thread(target=self._look, args=(pid,), daemon=True) for pid in pids if self._program]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether all is known that will be."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _look(self, pid: int) -> None:
+        try:
+            done = subprocess.run(
+                [str(self._program), *COMMAND, str(pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=OUTSIDE_SECONDS,
+                check=True,
+            )
+            self.answers[pid] = read_dump(json.loads(done.stdout), pid)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, RecursionError):
+            return  # no Python, no permission, nothing to read
+
+
+def find_program() -> str | None:
+    """Where py-spy is, None without it."""
+    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which("py-spy", path=folders)
+
+
+def read_dump(threads: Any, pid: int) -> dict[str, Any]:
+    """What py-spy says of a process, as its watcher would. KeyError or TypeError where that makes no sense."""
+    rows = [
+        [
+            thread.get("thread_name") or "",
+            thread["os_thread_id"] == pid,
+            [[frame["filename"], frame["line"], frame["name"]] for frame in thread["frames"]],
+        ]
+        for thread in threads
+    ]
+    return {"begun": [], "last": {}, "members": {}, "threads": rows}
+
+
+class Worker:
+    """A connection to a watcher. What it says is taken as somebody's program says it: bounded, and read as data."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._begun = bytearray()  # of a line, which may be a megabyte
+        self.pid, self.rank = 0, -1
+        self.numbers: Mapping[str, Sequence[int]] | None = None  # as told last
+        self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
+        self.answered = 0.0  # when that came, monotonic seconds
+
+    def take(self, chunk: bytes) -> None:
+        """Take bytes that came. ValueError where they are none of a watcher's."""
+        first, *more = chunk.split(b"\n")
+        self._begun += first
+        if len(self._begun) > LARGEST:
+            raise ValueError("too long for an answer")
+        for start in more:
+            line, self._begun = self._begun, bytearray(start)
+            content = json.loads(line)
+            if not isinstance(content, dict):
+                raise ValueError("no answer")
+            if self.rank < 0:
+                self.pid, self.rank = int(content["pid"]), int(content["rank"])
+                continue
+            self.numbers = read_numbers(content["records"])
+            if "threads" in content:
+                self.everything, self.answered = read_answer(content), time.monotonic()
+
+
+class Listener:
+    """The watchers of this node's ranks, the newest of each rank."""
+
+    def __init__(self, ranks: Iterable[int], selector: selectors.BaseSelector) -> None:
+        self._ranks, self._selector = frozenset(ranks), selector
+        self._socket: socket.socket | None = None
+        self._workers: list[Worker] = []
+
+    def open(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that workers need. Raises OSError."""
+        name = f"slipway-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(f"\0{name}")
+        self._socket.listen(len(self._ranks) + 8)
+        self._socket.setblocking(False)
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+        size = environ.get(RECORDER) or environ.get(OLD_RECORDER) or RECORDED
+        return {ADDRESS: name, RECORDER: size}
+
+    def ask(self, question: str) -> None:
+        """Ask all: `numbers` or `all`. Whoever does not read has not answered the question before."""
+        for worker in self._workers:
+            with suppress(OSError):
+                worker.link.send(f"{question}\n".encode())
+
+    @property
+    def workers(self) -> dict[int, Worker]:
+        """Those that are there, by rank; of several processes of a rank the newest."""
+        return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
+
+    def close(self) -> None:
+        """Hang up."""
+        for worker in list(self._workers):
+            self._drop(worker)
+        if self._socket:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._socket)
+            self._socket.close()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        with suppress(OSError):
+            link, _ = self._socket.accept()
+            if peer_user(link) != os.geteuid():  # such a name has no permissions
+                link.close()
+                return
+            link.setblocking(False)
+            worker = Worker(link)
+            self._workers.append(worker)
+            self._selector.register(link, selectors.EVENT_READ, lambda: self._read(worker))
+
+    def _read(self, worker: Worker) -> None:
+        try:
+            chunk = worker.link.recv(1 << 16)
+            worker.take(chunk)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            chunk = b""
+        if not chunk:
+            self._drop(worker)
+
+    def _drop(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(worker.link)
+        worker.link.close()
+
+
+def peer_user(link: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket (SO_PEERCRED: three ints of process, user, group)."""
+    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
+
+
+def activity(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[tuple[int, int], ...]:
+    """How many bytes each process has written so far, by /proc/PID/io: to files, pipes and terminals."""
+    found = []
+    for pid in pids:
+        with suppress(OSError, ValueError, StopIteration):
+            with open(f"{proc}/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
+                line = next(line for line in file if line.startswith("wchar:"))
+            found.append((pid, int(line.split()[1])))
+    return tuple(found)
+
+
+def cpu_seconds(fields: list[str]) -> float:
+    """Processor seconds of a process by the fields of /proc/PID/stat from the third on; 0 where it is gone."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+class Found(NamedTuple):
+    """What is known of a rank's process: what is odd about it, as people say it, and its answer or what py-spy saw."""
+
+    pid: int
+    state: str
+    answer: Mapping[str, Any] | None
+
+
+class Inquiry:
+    """All moments are monotonic seconds."""
+
+    def __init__(
+        self, listener: Listener, workers: Mapping[int, int], now: float, look: Callable[..., Outside] = Outside
+    ) -> None:
+        """`workers`: process ids by rank, 0 where there is none; `look` is for tests."""
+        self._listener, self._workers, self._asked, self._look = listener, workers, now, look
+        self._outside: Outside | None = None
+        self._outside_since = 0.0
+        listener.ask("all")
+
+    def over(self, now: float) -> bool:
+        """Whether all is known that will be."""
+        if self._outside is None:
+            asked = [rank for rank in self._workers if rank in self._listener.workers]
+            if now - self._asked < ANSWER_SECONDS and not all(map(self._answered, asked)):
+                return False
+            self._outside, self._outside_since = self._look(self._silent()), now
+        return self._outside.over or now - self._outside_since >= OUTSIDE_SECONDS
+
+    def found(self) -> dict[int, Found]:
+        """What is known, by rank."""
+        return {rank: self._found(rank, pid) for rank, pid in self._workers.items()}
+
+    def _found(self, rank: int, pid: int) -> Found:
+        state = self._state(rank, pid)
+        seen = self._outside.answers.get(pid) if self._outside else None
+        return Found(pid, state, seen if state else self._listener.workers[rank].everything)
+
+    def _state(self, rank: int, pid: int) -> str:
+        letter, worker = state_of(pid) if pid else "", self._listener.workers.get(rank)
+        if not letter or letter in "ZX":
+            return "has left"
+        if letter in STATES:
+            return f"is {STATES[letter]}"
+        if worker is None:
+            return "has no watcher"
+        return "" if self._answered(rank) else "does not answer"
+
+    def _answered(self, rank: int) -> bool:
+        worker: Worker = self._listener.workers[rank]
+        return worker.answered >= self._asked
+
+    def _silent(self) -> list[int]:
+        """The processes to look at from outside. One that waits for a disk would make whoever reads its memory wait, too."""
+        states = {pid: self._state(rank, pid) for rank, pid in self._workers.items()}
+        return [pid for pid, state in states.items() if state and state not in ("has left", DISK)]

@@ -1,0 +1,335 @@
+"""Messages to a chat, or whatever takes JSON by POST: SLIPWAY_NOTIFY. From the launcher that decides for all, in a thread.
+
+At most one a minute: what happens meanwhile is told with the next one, or with the last, which does not wait. Whatever fails here
+is told once, and never touches the job. The address is a secret, as those of chats are: whoever has it may write there.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from slipway import __version__
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.bookkeeping import last_ledger
+from slipway.launch.run_directory.heartbeats import newest_numbers, read_beats
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.block import block
+from slipway.launch.verdict.ledger import KINDS, WORK
+from slipway.launch.verdict.verdict import Verdict
+from slipway.protocol.files import newest_step
+from slipway.protocol.outcomes import Word
+from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
+from slipway.protocol.replicas import ReplicaDifference, read_differences
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+PAUSE = 60.0  # s between two messages
+EVERY = 5.0  # s between two looks at what the training wrote down
+TRIES = (0.0, 0.5, 2.0)  # s before each try
+TIMEOUT = 3.0  # s for each
+LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
+# Those of metrics.jsonl that have a name of their own here; the others are `slipway_metric{name=…}`.
+NAMED = {
+    "loss": "Training loss.",
+    "val_loss": "Validation loss.",
+    "lr": "Learning rate.",
+    "grad_norm": "Gradient norm.",
+}
+LEFT_OUT = ("time", "step")
+
+
+class Notices:
+    """Sends what it is told. A context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        facts: Mapping[str, Any],
+        clean: Callable[[str], str],
+        say: Callable[[str], None],
+        pause: float = PAUSE,
+    ) -> None:
+        """`facts` are told with each message, `clean` takes secrets out of a text; without a `url` nothing is sent."""
+        self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
+        self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._over, self._complained = threading.Event(), False
+        self._looked = time.monotonic()
+        self._known: set[ReplicaDifference] | None = None  # None before the first look: what is there then is no news
+        self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
+
+    def __enter__(self) -> Self:
+        """Begin; without a thread nothing is sent."""
+        if self._url:
+            with suppress(RuntimeError):
+                self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait a moment for the last message."""
+        self._over.set()
+        self._waiting.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(LAST_SECONDS)
+
+    def hang(self, run: Run, text: str) -> None:
+        """A job hangs."""
+        self._tell(run, "hang", text)
+
+    def look(self, run: Run) -> None:
+        """An attempt goes on: have its replicas been found to differ?"""
+        if self._url and (self._known is None or time.monotonic() - self._looked >= EVERY):
+            self._looked = time.monotonic()
+            self._find_drift(run)
+
+    def _find_drift(self, run: Run) -> None:
+        found = read_differences(run.path)
+        known, self._known = self._known, {*found}
+        for difference in () if known is None else (each for each in found if each not in known):
+            self._tell(run, "drift", f"the replicas differed at {difference}")
+
+    def restart(self, run: Run, verdict: Verdict) -> None:
+        """An attempt ended, and another follows."""
+        event = "lost node" if verdict.first.word == Word.LOST else "restart"
+        self._tell(
+            run, event, f"starts again, as attempt {run.attempt} ended: {block(verdict)[0]}", outcome=verdict.word
+        )
+
+    def end(self, run: Run, verdict: Verdict) -> None:
+        """The job ended."""
+        if self._url:
+            self._find_drift(run)
+        self._tell(run, "end", block(verdict)[0], outcome=verdict.word, exit_code=verdict.code(0))
+
+    def _tell(self, run: Run, event: str, text: str, **fields: Any) -> None:
+        """Send it, now or when it may be. Never waits."""
+        if not self._url:
+            return
+        fields |= {"run": str(run.path), "attempt": run.attempt, "time": time.time()}
+        with suppress(OSError):  # a disk that is away
+            fields["snapshot"] = newest_step(run.path)
+        self._waiting.put({"event": event, "text": f"{run.path.name}: {text}", **self._facts, **fields})
+
+    def _send_on(self) -> None:
+        before = -self._pause
+        while (notice := self._waiting.get()) is not None:
+            self._over.wait(max(0.0, before + self._pause - time.monotonic()))
+            texts, ended = [notice["text"]], False
+            with suppress(queue.Empty):
+                while not ended:
+                    later = self._waiting.get_nowait()
+                    ended = later is None
+                    if later is not None:
+                        notice = later
+                        texts.append(later["text"])
+            self._send({**notice, "text": "\n".join(texts)})
+            before = time.monotonic()
+            if ended:
+                return
+
+    def _send(self, notice: Mapping[str, Any]) -> None:
+        for pause in TRIES:
+            time.sleep(pause)
+            try:
+                post(self._url, redact_json(dict(notice), self._clean))
+                return
+            except Exception as error:  # whatever it is, it is no business of the job's
+                failure = f"{type(error).__name__}: {error}"
+        if not self._complained:
+            said = self._clean(failure.replace(self._url, "SLIPWAY_NOTIFY"))
+            self._say(f"warning: a message to SLIPWAY_NOTIFY could not be delivered, the job goes on: {said}")
+        self._complained = True
+
+
+def post(url: str, content: Mapping[str, Any]) -> None:
+    """Post JSON, through a proxy where the environment names one, and again where a redirect leads; not from https to http.
+
+    Raises OSError, ValueError, http.client.HTTPException.
+    """
+    import urllib.error
+    import urllib.request  # with http and ssl, which others do without
+
+    class PostAgain(urllib.request.HTTPRedirectHandler):
+        """urllib's own would follow 301 and 302 with a GET, without the message, and refuse 307 and 308."""
+
+        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+            if code not in (301, 302, 307, 308):
+                return super().redirect_request(req, fp, code, msg, headers, newurl)
+            if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+                raise urllib.error.HTTPError(req.full_url, code, "it redirects to an address without TLS", headers, fp)
+            return urllib.request.Request(newurl, req.data, req.headers, req.origin_req_host, True)  # noqa: S310
+
+    headers = {"Content-Type": "application/json", "User-Agent": "slipway"}
+    request = urllib.request.Request(url, json.dumps(content).encode(), headers)  # noqa: S310  # its setting takes http(s) alone
+    with urllib.request.build_opener(PostAgain).open(request, timeout=TIMEOUT) as answer:
+        answer.read(300)
+
+
+def open_notices(job: Job, say: Callable[[str], None]) -> Notices:
+    """Those of a job; nothing is sent where nobody asked, nor by other launchers than that of node 0, or of process 0."""
+    sources, topology = job.sources, job.plan.topology
+    url = sources.value("SLIPWAY_NOTIFY") if topology.rank == 0 and job.plan.workload.keeps else ""
+    secrets = [*secret_values(job.environ, sources.env_file).values(), *secret_arguments(job.plan.arguments), url]
+    facts = {
+        "workload": job.plan.workload.name,
+        "job": topology.job,
+        "host": socket.gethostname(),
+        "nodes": topology.nodes,
+        "processes": topology.world_size,
+    }
+    return Notices(url, facts, make_redactor(secrets), say)
+
+
+class Metrics:
+    """Answers as long as the job lasts. A context manager."""
+
+    def __init__(self, job: Job, address: str, port: int, say: Callable[[str], None]) -> None:
+        """Nothing is opened yet; nor ever where `port` is 0."""
+        self._job, self._address, self._port, self._say = job, address, port, say
+        self._run: Run | None = None
+        self._restarts = self._hangs = 0
+        self._stop: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        """Listen. What stands in the way is a warning."""
+        if not self._port:
+            return self
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server  # 60 ms that no other start pays
+
+            registry = CollectorRegistry()
+            registry.register(self)
+            server, thread = start_http_server(self._port, self._address, registry)
+        except (ImportError, OSError, OverflowError, RuntimeError) as error:
+            install = ". Type: pip install prometheus-client" if isinstance(error, ImportError) else ""
+            place = f"{self._address}:{self._port} (SLIPWAY_METRICS_PORT)"
+            self._say(f"warning: no metrics at {place}, the job goes on: {error}{install}")
+            return self
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join(1.0)
+
+        self._stop = stop
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Answer no longer."""
+        self._stop()
+
+    def attempt(self, run: Run) -> None:
+        """An attempt begins."""
+        self._run = run
+
+    def hang(self) -> None:
+        """A hang was noticed."""
+        self._hangs += 1
+
+    def restart(self) -> None:
+        """An attempt ended, and another follows."""
+        self._restarts += 1
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: with this a registry does not ask for everything at once."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, as of now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        topology, workload = self._job.plan.topology, self._job.plan.workload
+        about = {"workload": workload.name, "version": __version__, "node": str(topology.node_rank)}
+        about |= {"run": self._run.path.name} if self._run else {}
+        yield InfoMetricFamily("slipway_job", "What runs here.", value=about)
+        yield GaugeMetricFamily("slipway_processes", "Processes of the job.", value=topology.world_size)
+        yield CounterMetricFamily("slipway_restarts", "Attempts that another one followed.", value=self._restarts)
+        yield CounterMetricFamily("slipway_hangs", "Hangs that were noticed.", value=self._hangs)
+        if self._run is None:
+            return
+        yield GaugeMetricFamily("slipway_attempt", "The number of this attempt.", value=self._run.attempt)
+        yield from self._ranks(self._run.node(topology.node_rank))
+        with suppress(OSError):  # a disk that is away
+            if (saved := newest_step(self._run.path)) is not None:
+                yield GaugeMetricFamily("slipway_snapshot_step", "The step of the newest snapshot.", value=saved)
+        if 0 in topology.ranks:
+            yield from self._numbers(self._run.path)
+            yield from self._time(self._run.path, topology.node_rank)
+
+    def _ranks(self, node_dir: Path) -> Iterator[Metric]:
+        """Where each rank of this node says that it stands."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        step = GaugeMetricFamily("slipway_step", "The step at which a rank is.", labels=["rank"])
+        steps = GaugeMetricFamily("slipway_steps", "How many there will be.", labels=["rank"])
+        phase = GaugeMetricFamily("slipway_phase", "1 for the phase in which a rank is.", labels=["rank", "phase"])
+        own = GaugeMetricFamily(
+            "slipway_own_seconds", "Seconds that a rank works on a step by itself.", labels=["rank"]
+        )
+        slower = GaugeMetricFamily(
+            "slipway_slower", "By which share the rank that all wait for is slower.", labels=["rank"]
+        )
+        for rank, beat in read_beats(node_dir, self._job.plan.topology.ranks).items():
+            step.add_metric([str(rank)], beat.step)
+            phase.add_metric([str(rank), str(beat.phase)], 1)
+            if beat.steps is not None:
+                steps.add_metric([str(rank)], beat.steps)
+            if beat.own is not None:
+                own.add_metric([str(rank)], beat.own)
+            if beat.slow and not slower.samples:
+                slower.add_metric([str(beat.slow[0])], beat.slow[1])
+        yield from (step, steps, phase, own, slower)
+
+    def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
+        """What the job's time went into so far, and what of it was not lost."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        found = len(read_differences(run))
+        yield GaugeMetricFamily("slipway_replica_differences", "Times that the replicas differed.", value=found)
+        ledger = last_ledger(run, node_rank)
+        if ledger is None or not ledger.wall:
+            return
+        seconds = GaugeMetricFamily("slipway_seconds", "What the time of the job went into, by kind.", labels=["kind"])
+        for kind in KINDS:
+            seconds.add_metric([kind.value], ledger[kind])
+        yield seconds
+        share = sum(ledger[kind] for kind in WORK) / ledger.wall
+        yield GaugeMetricFamily("slipway_goodput", "Share of the job's time that was training.", value=share)
+
+    def _numbers(self, run: Path) -> Iterator[Metric]:
+        """The newest numbers of the training."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        others = GaugeMetricFamily(
+            "slipway_metric", "The newest number of metrics.jsonl, by its name.", labels=["name"]
+        )
+        for name, value in newest_numbers(run).items():
+            if name in NAMED:
+                yield GaugeMetricFamily(f"slipway_{name}", NAMED[name], value=value)
+            elif name.endswith("_per_second"):
+                yield GaugeMetricFamily(f"slipway_{name}", "Rate of all processes.", value=value)
+            elif name not in LEFT_OUT:
+                others.add_metric([name], value)
+        yield others
+
+
+def open_metrics(job: Job, say: Callable[[str], None]) -> Metrics:
+    """Those of a job; nobody is answered where no port is set, and of launchers per process that of local rank 0 answers."""
+    process = job.plan.topology.process
+    asked = job.plan.workload.keeps and (process is None or process.local_rank == 0)
+    port = int(job.sources.value("SLIPWAY_METRICS_PORT")) if asked else 0
+    return Metrics(job, job.sources.value("SLIPWAY_METRICS_ADDR"), port, say)

@@ -1,0 +1,214 @@
+"""What a failed connection means, in plain words, with what usually causes it where this launcher runs. Pure."""
+
+import errno
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
+STALLED = (
+    "packets of full size may be lost on the way, where the MTU of a link is smaller than that of the interfaces (jumbo frames, "
+    "VPN, overlay network); `ping -M do -s 1472 HOST` shows it for 1500 bytes"
+)
+# By kind and by what runs us; {service} and {get_service} are what `name_service` makes of MASTER_ADDR.
+CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "does not resolve": {
+            "docker": "containers know each other's names only on a user-defined network; between machines use "
+            "--network host and the machine's own name or address",
+            "kubernetes": "node 0's pod has no address yet (kubectl get pods), or the Service {service} is not there, not "
+            "headless, or selects other pods. Type `{get_service} --output yaml`: it needs clusterIP: None, "
+            "publishNotReadyAddresses: true and the pods' labels as its selector; DNS may lag some seconds behind",
+            "slurm": "the container does not use the node's /etc/hosts or DNS; mount /etc/hosts or give an address",
+            "host": "a typing mistake, or a name that only some of the nodes know; an IP address always works",
+        },
+        "no DNS": {
+            "docker": "the container has no network (--network none), or none that leads to a name server",
+            "kubernetes": "a NetworkPolicy of these pods lets nothing out to port 53 (UDP and TCP) of the cluster's DNS, which "
+            "must answer for the Service {service} (kubectl get networkpolicy; {get_service}), or that DNS is down",
+            "slurm": "the node has no name server that answers; a name in /etc/hosts or an IP address needs none",
+            "host": "the name server in /etc/resolv.conf cannot be reached; an IP address needs none",
+        },
+        "refused": {
+            "docker": "node 0 has not started yet, or sits in a bridge network of its own: use --network host on all",
+            "kubernetes": "node 0's pod is not running yet, or listens on another MASTER_PORT",
+            "slurm": "node 0's task has not started yet, or MASTER_PORT differs between the nodes",
+            "host": "node 0 has not started yet, has already ended, or listens on another MASTER_PORT",
+        },
+        "unreachable": {
+            "docker": "the container has no route there: --network none, or another bridge network; use --network host",
+            "kubernetes": "a NetworkPolicy or the pod network forbids it",
+            "slurm": "the nodes have no common network; take a host name of the network that they share",
+            "host": "the nodes have no common network, or MASTER_ADDR is an address of another one",
+        },
+        "timed out": {
+            "docker": f"{FIREWALL}, or MASTER_ADDR is an address inside another machine's bridge network",
+            "kubernetes": f"a NetworkPolicy drops the packets, or {FIREWALL}",
+            "slurm": FIREWALL,
+            "host": FIREWALL,
+        },
+        "hung up": dict.fromkeys(
+            ("docker", "kubernetes", "slurm", "host"),
+            "something else listens there, node 0 is just ending, or a proxy stands in between",
+        ),
+        "stalled": dict.fromkeys(("docker", "kubernetes", "slurm", "host"), STALLED),
+        "another job": dict.fromkeys(
+            ("docker", "kubernetes", "slurm", "host"),
+            "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own",
+        ),
+    }
+)
+# Kinds of failures while a node 0 that was there is being replaced: Kubernetes takes the name of a pod's that has gone away.
+COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
+RING = {
+    "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
+    "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
+    "slurm": "Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
+    "host": "Open all TCP ports between the nodes; in containers use docker run --network host on every node.",
+}
+
+
+ASTRAY = ("timed out", "stalled", "hung up", "another job")  # kinds after which a name's next address comes first
+ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
+ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"
+LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
+CAUSE_SECONDS = 180.0  # between two explanations of the same cause, of which the first one may have scrolled away
+
+
+class TryLaterError(ConnectionError):
+    """Node 0 answered, but has no seat at the moment; the text says why."""
+
+
+class OtherJobError(ConnectionError):
+    """Node 0 of another job answered."""
+
+
+class StalledError(ConnectionError):
+    """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
+
+
+class SilentError(ConnectionError):
+    """A peer gave no heartbeat for too long: it is frozen or cut off."""
+
+
+def connection_failure(error: BaseException) -> tuple[str, str]:
+    """The kind of a failed connection (a key of CAUSES) and the system's own words for it."""
+    if isinstance(error, socket.gaierror):
+        return "no DNS" if error.errno == socket.EAI_AGAIN else "does not resolve", error.strerror or "unknown name"
+    if isinstance(error, TryLaterError):
+        return "not now", str(error)
+    if isinstance(error, StalledError):
+        return "stalled", "it greets, and then no answer comes"
+    if isinstance(error, OtherJobError):
+        return "another job", str(error)
+    if isinstance(error, SilentError):
+        return "timed out", str(error)
+    if isinstance(error, ConnectionRefusedError):
+        return "refused", "connection refused"
+    number = getattr(error, "errno", None)
+    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
+        return "timed out", "no answer"
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        return "unreachable", os.strerror(number).lower()
+    return "hung up", str(error) or "the connection was closed"
+
+
+def explain_connection(
+    kind: str,
+    words: str,
+    address: str,
+    port: int,
+    runtime: str,
+    found: Sequence[str] = (),
+    *,
+    itself: bool = False,
+    met: bool = False,
+) -> str:
+    """One line about a failed connection to node 0, with the usual cause; where it was `met` before there is but one.
+
+    `found` are the addresses that the name leads to; `itself`: node 0 failed to connect to itself.
+    """
+    if kind not in CAUSES:
+        return f"node 0 at {address}:{port} says: {words}"
+    leads = f" ({', '.join(found[:4])})" if set(found) - {address} else ""
+    place = f"{address}:{port}{leads}"
+    subjects = {
+        "does not resolve": f"MASTER_ADDR={address} does not resolve ({words})",
+        "no DNS": f"MASTER_ADDR={address} does not resolve: no name server answers ({words})",
+        "refused": f"nothing listens at {place} (connection refused)",
+        "unreachable": f"{place} cannot be reached ({words})",
+        "timed out": f"{place} does not answer",
+        "stalled": f"{place} takes connections, and {words.removeprefix('it greets, and ')}",
+        "another job": f"{place} leads to {words}",
+        "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
+    }
+    if met and kind in COMES_AND_GOES:
+        return f"{subjects[kind]}; node 0 was met there before, and has not come back yet."
+    cause = ITSELF if itself and kind in ELSEWHERE else CAUSES[kind].get(runtime, CAUSES[kind]["host"])
+    return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
+
+
+def name_service(address: str) -> dict[str, str]:
+    """Which Service of Kubernetes a name goes through, and how one asks for it.
+
+    `<pod>.<service>.<namespace>.svc.<zone>` in full, `<pod>.<service>` or `<service>` within a namespace:
+    https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
+    """
+    labels = address.rstrip(".").split(".")
+    full = "svc" in labels[2:]
+    service, namespace = labels[: labels.index("svc", 2)][-2:] if full else (labels[:2][-1], "")
+    where = f" --namespace {namespace}" if namespace else ""
+    return {"service": service, "get_service": f"kubectl get service {service}{where}"}
+
+
+def service_name(address: str) -> str:
+    """The name in DNS of the Service behind a pod's name, `<pod>.<service>…`; empty where the address is no such name."""
+    labels = address.rstrip(".").split(".")
+    pods = labels.index("svc") == 3 if "svc" in labels else len(labels) == 2
+    return ".".join(labels[1:]) if pods else ""
+
+
+def explain_service(name: str, failure: tuple[str, str]) -> str:
+    """One line about the Service of node 0's pod, whose `name` does not resolve; `failure` as of `connection_failure`."""
+    kind, words = failure
+    cause = CAUSES[kind]["kubernetes"].format_map(name_service(f"pod.{name}"))
+    return (
+        f"no other pod finds this one: the name of its Service, {name}, does not resolve ({words}); usually: {cause}."
+    )
+
+
+def explain_ring(runtime: str) -> str:
+    """What to do where nodes cannot connect to each other."""
+    return (
+        "NCCL and gloo open ports of their own between all nodes, so every node must reach every other at the address "
+        f"its connection comes from. {RING.get(runtime, RING['host'])}"
+    )
+
+
+def pause_after(waited: float) -> float:
+    """The seconds until the next line, after so many seconds of waiting."""
+    return min(max(LINE_SECONDS[0], waited / 4), LINE_SECONDS[1])
+
+
+class Complaints:
+    """What one launcher said so far in a muster of why it cannot reach node 0. All moments are seconds since it began."""
+
+    def __init__(self) -> None:
+        self._explained: dict[str, float] = {}  # when the cause of each kind of failure was given
+        self._next = 0.0  # when the next line is due
+
+    def is_due(self, waited: float) -> bool:
+        """Whether it is time for a line."""
+        return waited >= self._next
+
+    def explains(self, kind: str, waited: float) -> bool:
+        """Whether the cause of this kind of failure is to be given, now for the first time or again; notes that it is."""
+        due = kind not in self._explained or waited - self._explained[kind] >= CAUSE_SECONDS
+        if due:
+            self._explained[kind] = waited
+        return due
+
+    def say(self, waited: float) -> None:
+        """Note that a line is printed."""
+        self._next = waited + pause_after(waited)

@@ -1,0 +1,341 @@
+"""Node 0's part in one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.connection_errors import (
+    CAUSE_SECONDS,
+    connection_failure,
+    explain_ring,
+    explain_service,
+    pause_after,
+    service_name,
+)
+from slipway.launch.rendezvous.link import encode, plain, send_all
+from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.ring import PROBE_SECONDS
+from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits
+from slipway.launch.rendezvous.server import Server, State
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
+from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import rank_ranges
+
+FIRST_LINE_SECONDS = 3.0
+ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
+LOOK_SECONDS = 10.0  # that a name server has to answer
+SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
+TROUBLES = 8  # unreachable neighbours that are listed
+# Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
+# NetworkPolicy. Seconds that neighbours are given until they reach each other, and between two tries.
+OPENING = {"kubernetes": 60.0}
+AGAIN_SECONDS = 3.0
+
+
+class Coordinator:
+    """One attempt, from node 0's point of view."""
+
+    def __init__(self, server: Server, card: Card) -> None:
+        """`card` is node 0's own."""
+        self._server, self._terms = server, server.terms
+        self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
+        self._roster = Roster(
+            own=card,
+            nodes=self._terms.nodes,
+            least=self._terms.enough,
+            process=self._terms.process,
+            allow_uneven=self._terms.allow_uneven,
+            doubtful=self._terms.doubtful,
+        )
+        self._state = State(self._roster)
+
+    async def run(self) -> None:
+        """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
+        server, loop = self._server, asyncio.get_running_loop()
+        self._began = loop.time()
+        self._state.deadline = self._began + self._terms.timeout
+        server.state = self._state
+        server.wake()
+        try:
+            start = None
+            while start is None:
+                await self._gather()
+                notes = self._compare()
+                if self._roster.enough:
+                    start = await self._survey(notes)
+                else:  # who did not fit has left again
+                    self._state.odd_since = math.inf
+            self._state.running, self._state.processes, self._state.nonce = True, start.processes, start.nonce
+            for place, node_rank in enumerate(self._roster.ranks):
+                self._state.links[node_rank].send(replace(start, group_rank=place))
+            if self._roster.own.findings:
+                seats = [self._roster.seats[rank] for rank in self._roster.ranks]
+                lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
+                await asyncio.gather(*(send_all(lines, link) for link in [*self._state.links.values()]))
+            await self._finish()
+        except LaunchError as error:
+            self._state.roster = None
+            server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+
+    async def _gather(self) -> None:
+        """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
+        server, loop = self._server, asyncio.get_running_loop()
+        line = self._began + FIRST_LINE_SECONDS
+        ask = doubt = self._began + ASK_SECONDS
+        while not self._settled():
+            self._heed_stops()
+            if loop.time() >= self._state.deadline:
+                await self._look_for_service()
+                gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
+                raise LaunchError(f"{gave_up} {self._roster.question}".rstrip(), PEER)
+            if loop.time() >= line:
+                server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
+                if under_way := self._roster.under_way:
+                    server.broadcast(wire.Waiting(under_way))
+                if loop.time() >= ask and (question := self._roster.question):
+                    ask = math.inf
+                    server.broadcast(wire.Waiting(question))
+                if loop.time() >= doubt:
+                    doubt = loop.time() + CAUSE_SECONDS
+                    await self._look_for_service()
+                line = loop.time() + pause_after(loop.time() - self._began)
+            settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)
+            wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))
+            await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
+        self._heed_stops()
+
+    async def _look_for_service(self) -> None:
+        """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
+        name = service_name(self._terms.address) if self._roster.own.runtime == "kubernetes" else ""
+        if not name or self._roster.seats.keys() - {0}:  # others have found it
+            return
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._terms.network.resolve(name)
+        except socket.gaierror as error:
+            self._server.broadcast(wire.Waiting(explain_service(name, connection_failure(error))))
+        except OSError:  # no answer in time tells nothing
+            return
+
+    def _heed_stops(self) -> None:
+        """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
+        for stop in self._state.stopping.values():
+            raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
+
+    def _settled(self) -> bool:
+        """Whether there is nobody left to wait for before the cards are compared."""
+        since, now = self._state.odd_since, asyncio.get_running_loop().time()
+        self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
+        if since == math.inf:
+            stayed = bool(self._server.stayed) and self._server.stayed <= self._roster.seats.keys()
+            settled = stayed and self._roster.enough
+            return self._roster.complete or settled or now >= self._enough_since + self._terms.window
+        return self._roster.everyone or now >= since + SETTLE_SECONDS
+
+    def _describe(self) -> str:
+        return self._roster.describe(asyncio.get_running_loop().time() - self._began)
+
+    def _until(self) -> str:
+        """How long the waiting may go on."""
+        if self._enough_since < math.inf:
+            left = self._enough_since + self._terms.window - asyncio.get_running_loop().time()
+            return f"enough to start, which is in {max(left, 0):.0f} s"
+        return f"for at most {self._terms.timeout:.0f} s"
+
+    def _compare(self) -> tuple[str, ...]:
+        """Warnings about what should agree; LaunchError (78) where something that must does not."""
+        if newest := self._roster.newest:
+            self._turn_away(newest.card)
+        elif misfit := self._misfit():
+            raise misfit
+        return self._notes()
+
+    def _turn_away(self, veteran: Card) -> None:
+        """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
+        odd = [rank for rank, card in self._roster.cards.items() if not fits(card, veteran, self._terms.allow_uneven)]
+        misfit = self._misfit() if odd else None
+        if misfit is None:
+            return
+        links, self._state.odd_since = self._state.links, math.inf
+        for rank in links.keys() - {0} if 0 in odd else odd:
+            link = links.pop(rank)
+            self._roster.vacate(rank)
+            if rank in odd:
+                lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
+                link.send(wire.End(misfit.code, lines))
+                self._terms.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+            else:
+                link.cut()  # it goes on looking for a node 0
+        if 0 in odd:
+            raise misfit
+
+    def _misfit(self) -> LaunchError | None:
+        """Why the nodes that are here cannot run together, with the table of what differs; None where they can."""
+        new = self._roster.newest is None
+        problems = [
+            f"node {rank} ({card.host}): {problem}"
+            for rank, card in self._roster.cards.items()
+            if (problem := card.problem or (card.occupied if new else ""))
+        ]
+        if problems:
+            return LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
+        if musts := [difference for difference in self._differences() if difference.must]:
+            names = ", ".join(difference.name for difference in musts)
+            table = draw_table(self._differences(), self._roster.hosts)
+            return LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
+        return None
+
+    def _differences(self) -> tuple[Difference, ...]:
+        offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
+        return find_differences(self._roster.cards, offsets, self._terms.allow_uneven)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Warnings about what should agree and does not."""
+        differences = self._differences()
+        table = draw_table(differences, self._roster.hosts) if differences else ()
+        return ("warning: the nodes of this job are not alike:", *table) if table else ()
+
+    async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
+        """Let every launcher visit its neighbour; LaunchError (78) where one cannot.
+
+        None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
+        one where the network may still open itself.
+        """
+        server, loop = self._server, asyncio.get_running_loop()
+        changes, ranks = server.changes, self._roster.ranks
+
+        def changed() -> bool:
+            return server.changes != changes or bool(self._state.stopping)
+
+        await self._visit(ranks, changed)
+        if not changed():
+            suspects = {rank for first in self._troubled(ranks) for rank in (first, _after(first, ranks))}
+            await asyncio.gather(*(server.unseat_silent(rank) for rank in suspects))
+        if changed():
+            return None
+        troubled = self._troubled(ranks)  # some may have answered meanwhile
+        if not troubled:
+            return self._start(notes)
+        opening = OPENING.get(self._roster.own.runtime, 0.0)
+        if (
+            loop.time() >= self._open_by
+        ):  # the second time: who was only frozen or cut off for a while has answered by then
+            raise self._cut_off(troubled, ranks)
+        self._open_by = min(self._open_by, loop.time() + opening)
+        again = f"Networks may need a while; trying for {opening:.0f} s." if opening else "Trying once more."
+        server.broadcast(wire.Waiting(f"{self._trouble(troubled[0], ranks)} {again}"))
+        await server.until(changed, loop.time() + AGAIN_SECONDS)
+        return None
+
+    async def _visit(self, ranks: tuple[int, ...], changed: Callable[[], bool]) -> None:
+        """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
+        server = self._server
+        server.round += 1
+        self._state.probed = {}
+        with self._shared_file() as name:
+            for rank in ranks:
+                there = self._roster.seats[_after(rank, ranks)]
+                self._state.links[rank].send(
+                    wire.Probe(
+                        server.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name
+                    )
+                )
+            deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
+            await server.until(lambda: len(self._state.probed) == len(ranks) or changed(), deadline)
+
+    def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
+        return [rank for rank in ranks if self._answer(rank).trouble]
+
+    def _cut_off(self, troubled: list[int], ranks: tuple[int, ...]) -> LaunchError:
+        """Which of the nodes cannot reach their neighbour, and what may be done about it."""
+        lines = [self._trouble(rank, ranks) for rank in troubled[:TROUBLES]]
+        more = [f"… and {len(troubled) - TROUBLES} more"] if len(troubled) > TROUBLES else []
+        return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
+
+    def _answer(self, node_rank: int) -> wire.Probed:
+        return self._state.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
+
+    def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
+        here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
+        address = there.address or "MASTER_ADDR"
+        return (
+            f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
+            f"at {address}, port {there.hello.port}: {self._answer(node_rank).trouble}."
+        )
+
+    def _start(self, notes: tuple[str, ...]) -> wire.Start:
+        seats, newest = self._roster.seats, (self._roster.newest or self._roster.seats[0]).card
+        seeing = [rank for rank in seats if self._answer(rank).sees]
+        if 1 < len(seeing) < len(seats):
+            notes += (
+                f"warning: only nodes {rank_ranges(seeing)} share a run directory; each keeps its own snapshots.",
+            )
+        return wire.Start(
+            attempt=max(seat.card.attempt for seat in seats.values()) + 1,
+            run=self._roster.run,
+            nodes=len(self._roster.ranks),
+            group_rank=0,
+            processes=min(seat.card.processes for seat in seats.values()),
+            port=self._terms.network.free_port(self._terms.port + 1),
+            shared=len(seeing) == len(seats),
+            one_machine=all(seat.address is None for seat in seats.values()),
+            tries=newest.tries,
+            failures=newest.failures,  # of one who was there: a newcomer has no history of its own
+            reached=newest.reached,
+            ledger=newest.ledger,
+            snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
+            notes=tuple(plain(note, 200) for note in notes),
+            nonce=self._roster.nonce or self._terms.random.randbytes(8).hex(),
+        )
+
+    @contextlib.contextmanager
+    def _shared_file(self) -> Iterator[str]:
+        """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
+        path = self._terms.folder / f".slipway-muster-{self._terms.random.randbytes(8).hex()}"
+        with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
+            self._terms.folder.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        try:
+            yield path.name
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    async def _finish(self) -> None:
+        """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
+        server = self._server
+        await server.until(lambda: self._all_told() or self._failed(), math.inf)
+        await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
+        for rank, seat in self._roster.seats.items():
+            if rank not in self._state.outcomes:
+                silence = "its launcher did not say in time how it ended"
+                self._state.outcomes[rank] = Outcome(
+                    rank, seat.card.host, Word.LOST, self._terms.clock.time(), evidence=silence
+                )
+        verdict = judge(self._state.outcomes.values())
+        leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
+        ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
+        server.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
+        self._state.roster, self._state.running = None, False
+        server.broadcast(ending)
+
+    def _all_told(self) -> bool:
+        return len(self._state.outcomes) == len(self._roster.seats)
+
+    def _failed(self) -> bool:
+        return any(not outcome.good for outcome in self._state.outcomes.values())
+
+
+def _after(node_rank: int, ranks: tuple[int, ...]) -> int:
+    """The next node in the ring of those that are here."""
+    return ranks[(ranks.index(node_rank) + 1) % len(ranks)]
+
+
+def _step(card: Card) -> int | None:
+    """The newest snapshot of this job on a node that took part in it."""
+    return card.snapshot if card.tries else None

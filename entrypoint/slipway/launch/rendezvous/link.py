@@ -1,0 +1,230 @@
+"""One connection that carries the muster's messages, and how to open it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import socket
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin
+
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.launch.rendezvous.messages import KINDS, Stands
+
+DIAL_SECONDS = 5.0  # to resolve a name, and to connect
+BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
+PROTOCOL = 2
+LINE_BYTES = 65_536
+
+
+class Link:
+    """A connection with messages instead of bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Wrap a stream pair; the reader's limit bounds the memory an unread line can take."""
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end, without the notation for IPv4 in IPv6."""
+        name = self._writer.get_extra_info("peername")
+        return str(name[0]).removeprefix("::ffff:") if name else "an unknown address"
+
+    def send(self, message: Any) -> None:
+        """Queue a message. A peer that lets a megabyte pile up unread is cut off."""
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """The same for a message that is encoded already."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(line)
+        if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
+            self.cut()
+
+    async def drain(self) -> None:
+        """Wait until the peer has read nearly all that was queued. OSError where the connection ended."""
+        await self._writer.drain()
+
+    async def receive(self, seconds: float | None = None) -> Any:
+        """The next message. OSError where the connection ended; MalformedError where it holds anything else.
+
+        SilentError where none comes for so many seconds.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._reader.readuntil(b"\n")
+            return decode(line)
+        except TimeoutError:
+            if seconds is None:
+                raise  # the system's own
+            raise SilentError(f"no heartbeat for {seconds:.0f} s") from None
+        except asyncio.IncompleteReadError as end:
+            if end.partial:
+                raise MalformedError("half a message, then the end of the connection") from None
+            raise ConnectionResetError("the connection was closed") from None
+        except asyncio.LimitOverrunError:
+            raise MalformedError(f"more than {LINE_BYTES} bytes in one line") from None
+
+    async def close(self, seconds: float = 2.0) -> None:
+        """Send what is queued, then close; after `seconds` cut it off."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._writer.wait_closed()
+        except OSError:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
+
+
+async def send_all(lines: Sequence[bytes], link: Link) -> None:
+    """Send many messages, no faster than they are read."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            link.send_line(line)
+            await link.drain()
+
+
+async def connect(addresses: Sequence[str], port: int) -> Link:
+    """Connect to the first of some addresses that takes a connection. OSError says what failed at the last one."""
+    error: OSError = OSError("no address")
+    for address in addresses[:4]:
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                return Link(*await asyncio.open_connection(address, port, limit=LINE_BYTES))
+        except OSError as failure:
+            error = failure
+    raise error
+
+
+async def resolve(address: str) -> tuple[str, ...]:
+    """The addresses that a name leads to, the system's first choice first. Raises socket.gaierror."""
+    try:
+        async with asyncio.timeout(DIAL_SECONDS):
+            found = await _ask(address)
+    except TimeoutError:  # the resolver itself says so only after all its tries, half a minute and more
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {DIAL_SECONDS:.0f} s") from None
+    return tuple(str(target[0]) for *_, target in found)
+
+
+async def _ask(address: str) -> list[Any]:
+    """getaddrinfo in a daemon thread: asyncio's own threads would keep a launcher from ending while DNS hangs."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[Any]] = loop.create_future()
+
+    def settle(found: list[Any] | OSError) -> None:
+        if answer.done():
+            return
+        if isinstance(found, OSError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def ask() -> None:
+        try:
+            found: list[Any] | OSError = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            found = error
+        except UnicodeError:
+            found = socket.gaierror(socket.EAI_NONAME, "not a valid name")
+        with contextlib.suppress(RuntimeError):  # the loop ended while DNS was thinking
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=ask, daemon=True, name="resolve").start()
+    return await answer
+
+
+class MalformedError(Exception):
+    """A line that is not a message of this protocol; the text says why."""
+
+
+class OtherProtocolError(MalformedError):
+    """A message of another version of this protocol."""
+
+
+def encode(message: Any) -> bytes:
+    """A message as one line; ValueError where it would exceed LINE_BYTES."""
+    fields = {"muster": PROTOCOL, "type": type(message).__name__.lower(), **dataclasses.asdict(message)}
+    line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    if len(line) > LINE_BYTES:
+        raise ValueError(f"a {fields['type']} message of {len(line)} bytes exceeds the limit of {LINE_BYTES}")
+    return line
+
+
+def stands_line(standing: Standing, *, first: bool) -> bytes:
+    """The message of where a rank stands, with as much of it as fits into a line."""
+    while True:
+        try:
+            return encode(Stands(standing, first))
+        except ValueError:
+            standing = standing.shorter()
+
+
+def decode(line: bytes) -> Any:
+    """The message in a line. Raises MalformedError, whatever the bytes are."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise MalformedError("not a line of JSON") from None
+    if not isinstance(fields, dict) or "muster" not in fields:
+        raise MalformedError("not a message of Slipway")
+    if fields["muster"] != PROTOCOL:
+        other = plain(str(fields["muster"]), 20)
+        raise OtherProtocolError(f"another version's launcher: protocol {other} there, {PROTOCOL} here")
+    name = fields.get("type")
+    if not isinstance(name, str) or name not in KINDS:
+        raise MalformedError("a message of an unknown type")
+    return _decode_value(KINDS[name], fields, name)
+
+
+def plain(text: str, limit: int = LINE_BYTES) -> str:
+    """Text that is safe to print: no control characters, no escape sequences, no lone surrogates, at most `limit`."""
+    return "".join(char if char.isprintable() else "?" for char in text[:limit])
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
+
+
+def _decode_value(kind: Any, value: Any, name: str) -> Any:
+    """A value of the annotated type `kind` from what JSON held; MalformedError names the field."""
+    if dataclasses.is_dataclass(kind):
+        return _decode_fields(kind, value, name)
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _decode_value(get_args(kind)[0], value, name)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise MalformedError(f"{name} is not a list")
+        return tuple(_decode_value(get_args(kind)[0], item, name) for item in value)
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        value = float(value)
+    if type(value) is not kind:
+        raise MalformedError(f"{name} is not of type {kind.__name__}")
+    if (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**53):
+        raise MalformedError(f"{name} is out of range")
+    return plain(value) if kind is str else value
+
+
+def _decode_fields(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise MalformedError(f"{name} is not an object")
+    given = {}
+    for field in _fields(kind):
+        if field.name in value:
+            given[field.name] = _decode_value(field.type, value[field.name], f"{name}.{field.name}")
+        elif field.default is dataclasses.MISSING:
+            raise MalformedError(f"{name}.{field.name} is missing")
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise MalformedError(f"{name}: {error}") from None

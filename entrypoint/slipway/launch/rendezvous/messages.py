@@ -1,0 +1,354 @@
+"""The muster's messages, each a frozen dataclass. docs/muster.md describes who sends which and when.
+
+Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what codec.py
+knows how to check.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from signal import Signals
+
+from slipway.launch.attempt.stops import STOP_WORDS
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.verdict.ledger import NOTHING, Ledger
+from slipway.launch.verdict.restarts import Ending
+from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.protocol.files import ATTEMPTS, STEPS
+
+FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
+TEXT = 250  # characters of any one text on a card
+PROBLEM = 1_000  # characters of a node's problem
+ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
+DEVICES = 128  # names of GPUs on a card
+FINDINGS = 12_000  # characters of all findings on a card
+
+OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe of `slipway check` found: `what` was looked at, `level` is ok, warning, error or skipped, `advice` says
+    what to do about it. `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
+    """
+
+    what: str
+    level: str
+    found: str
+    advice: str = ""
+    code: int = FINISHED
+
+    def __post_init__(self) -> None:
+        """ValueError for a level or a code that no probe gives: findings come from other nodes, too."""
+        if self.level not in (OK, WARNING, ERROR, SKIPPED) or self.code not in (FINISHED, UNHEALTHY, CONFIGURATION):
+            raise ValueError("impossible level or code")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a launcher says of itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
+
+    A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
+    run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which the last
+    `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or its
+    run directory has seen. `goes_on`: it is to go on with the newest run (--resume auto). `nonce` tells a job that it takes part
+    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check,
+    `ledger` is what was booked so far.
+    """
+
+    node_rank: int
+    nodes: str
+    host: str
+    workload: str
+    arguments: tuple[str, ...]
+    processes: int
+    backend: str
+    version: str
+    run: str
+    gpus: tuple[str, ...] = ()
+    driver: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    image: str | None = None
+    job: str | None = None
+    data: str | None = None
+    snapshot: int | None = None
+    attempt: int = 0
+    goes_on: bool = False
+    tries: int = 0
+    failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
+    occupied: str = ""
+    runtime: str = "host"
+    problem: str = ""
+    nonce: str = ""
+    run_dir: str = ""
+    findings: tuple[Finding, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Keep what travels, and what node 0 holds for thousands of nodes, bounded. ValueError for impossible numbers."""
+        limits = {**dict.fromkeys(("processes", "attempt", "tries", "failures"), ATTEMPTS), "reached": STEPS}
+        for name, most in limits.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"impossible {name}: {getattr(self, name)}")
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                limit = PROBLEM if name in ("problem", "occupied") else TEXT
+                object.__setattr__(self, name, value[:limit])
+        object.__setattr__(self, "gpus", tuple(name[:TEXT] for name in self.gpus[:DEVICES]))
+        if sum(len(argument) + 1 for argument in self.arguments) > ARGUMENTS:
+            digest = hashlib.sha256("\0".join(self.arguments).encode(errors="replace")).hexdigest()
+            short = f"{len(self.arguments)} arguments with sha256 {digest[:32]}"
+            object.__setattr__(self, "arguments", (short,))
+        object.__setattr__(self, "findings", _bound(self.findings))
+
+
+@dataclass(frozen=True)
+class Go:
+    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, the interface for NCCL and
+    gloo where the user names none (None: leave the choice to them), and `group_rank`, its place among the `nodes`.
+    """
+
+    attempt: int
+    run: str
+    nodes: int
+    group_rank: int
+    processes: int
+    address: str
+    port: int
+    shared: bool
+    interface: str | None
+    tries: int = 0
+    failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
+    snapshot: int | None = None
+    notes: tuple[str, ...] = ()
+    nonce: str = ""
+
+
+def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """As many findings as a card has room for, errors and warnings before others; in their order."""
+    short = [
+        replace(row, what=row.what[:TEXT], found=row.found[:PROBLEM], advice=row.advice[:PROBLEM]) for row in findings
+    ]
+    room, kept = FINDINGS, set()
+    for index in sorted(range(len(short)), key=lambda index: short[index].level not in (ERROR, WARNING)):
+        room -= (
+            len(short[index].what) + len(short[index].found) + len(short[index].advice) + 50
+        )  # names and marks of JSON
+        if room >= 0:
+            kept.add(index)
+    return tuple(row for index, row in enumerate(short) if index in kept)
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Node 0 to whoever connects: what to prove the token against (hex)."""
+
+    challenge: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's."""
+
+    proof: str
+    process: str
+    clock: float
+    port: int
+    key: str
+    card: Card
+
+    def __post_init__(self) -> None:
+        """ValueError for names that no launcher makes: they are passed on to other nodes."""
+        if len(self.process) > 64 or len(self.key) > 64 or not 0 < self.port < 65536:
+            raise ValueError("impossible process, key or port")
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Node 0, on `host`, has a seat for this launcher and goes on waiting for at most `seconds`.
+
+    Whoever is silent for `heartbeat` seconds from here on is lost, node 0 as well.
+    """
+
+    seconds: float
+    host: str
+    heartbeat: float
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Node 0 has no seat for this launcher. With `again` it may ask later.
+
+    `again` with the code CONFIGURATION: this is node 0 of another job.
+    """
+
+    code: int
+    reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How the muster stands, to be printed."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Connect to this ring neighbour and look for this file. `address` None means: where you found node 0."""
+
+    round: int
+    node_rank: int
+    address: str | None
+    port: int
+    key: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe found: `trouble` is empty where the neighbour answered; `sees` is about the file."""
+
+    round: int
+    trouble: str
+    sees: bool
+
+
+@dataclass(frozen=True)
+class Knock:
+    """First line on a connection to a ring neighbour. It fills packets of every size in use, as does the answer."""
+
+    key: str
+    fill: str = FILL
+
+
+@dataclass(frozen=True)
+class Here:
+    """The neighbour's answer."""
+
+    node_rank: int
+    fill: str = FILL
+
+
+@dataclass(frozen=True)
+class Start:
+    """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
+
+    `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
+    the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the newest step that one of
+    those who made them has. `nonce` tells this job from every other that may answer at the same address.
+    """
+
+    attempt: int
+    run: str
+    nodes: int
+    group_rank: int
+    processes: int
+    port: int
+    shared: bool
+    one_machine: bool
+    tries: int = 0
+    failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
+    snapshot: int | None = None
+    notes: tuple[str, ...] = ()
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """After Start, where launchers brought findings with them: one of the launchers of this attempt, as node 0 knows it.
+
+    `offset` is its clock in seconds ahead of node 0's.
+    """
+
+    card: Card
+    offset: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The muster failed for all: exit code and what every node prints."""
+
+    code: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the run ended on the sender's node."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class News:
+    """Another node failed or was lost while the run goes on here."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A launcher was asked to stop, by this signal. From node 0: the job stops because of what this node was asked.
+
+    `name` is what people call it. ValueError for a signal that is no request to stop.
+    """
+
+    signal: str
+    name: str
+    node_rank: int = 0
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        """Only what a launcher catches itself is passed on."""
+        if self.signal not in {number.name for number in STOP_WORDS} or len(self.name) > TEXT:
+            raise ValueError("not a signal that stops")
+
+    @property
+    def word(self) -> str:
+        """The outcome that it asks for."""
+        return STOP_WORDS[Signals[self.signal]]
+
+    @property
+    def text(self) -> str:
+        """How people read it elsewhere."""
+        return f"{self.name} on node {self.node_rank} ({self.host})"
+
+
+@dataclass(frozen=True)
+class Stands:
+    """Nothing moves on the sender's node any more; where one of its ranks stands. `first`: of those that it tells of now."""
+
+    standing: Standing
+    first: bool
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Something moves again on the sender's node."""
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Are you there? The heartbeat."""
+
+
+@dataclass(frozen=True)
+class Pong:
+    """The answer to a ping."""
+
+
+KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        *(Greeting, Hello, Welcome, Refused, Waiting, Probe, Probed, Knock, Here),
+        *(Start, Peer, End, Report, News, Stopping, Ending, Stands, Moves, Ping, Pong),
+    )
+}

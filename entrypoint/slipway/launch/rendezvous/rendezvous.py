@@ -1,0 +1,249 @@
+"""The muster: the launchers of a job find each other, compare, agree to start, and end with one verdict.
+
+A job with several nodes opens one `Muster` per launcher. It talks to the network in a thread of its own, so that the
+launcher's main thread stays free for signals and torchrun. The protocol is documented in docs/muster.md.
+"""
+
+import concurrent.futures
+import contextlib
+import math
+import resource
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
+from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
+
+if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
+    import asyncio
+
+    from slipway.launch.hangs.standing import Standing
+    from slipway.launch.rendezvous.messages import Peer, Stopping
+    from slipway.launch.rendezvous.server import Rule
+    from slipway.launch.verdict.restarts import Ending
+
+__all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
+T = TypeVar("T")
+GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
+LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
+FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
+
+
+class Muster:
+    """This launcher's part in the muster, as a context manager: `join` before each attempt, `report` after it."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Nothing is opened yet."""
+        self._terms = terms
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def __enter__(self) -> Self:
+        """Listen (on node 0) and start the thread. LaunchError: 78 where MASTER_PORT is in use, 1 where nothing can be opened."""
+        self._socket = None
+        if self._terms.node_rank == 0:
+            self._socket = self._terms.network.listen(self._terms.port, loopback=is_loopback(self._terms.address))
+            _allow_files(self._terms.nodes + FILES)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
+        self._ready.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Send what is queued and close all connections; takes at most a few seconds."""
+        with contextlib.suppress(RuntimeError):  # the thread ended before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout=5.0)
+
+    @property
+    def news(self) -> Outcome | None:
+        """The first node known to have failed or to be lost since go: this node's workers will not finish either."""
+        return self._client.news
+
+    def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+        """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
+
+        LaunchError: 76 where nodes are missing after the time-out, 78 where they do not fit together, cannot reach each
+        other, or this one is refused, 75 and 79 where a node was asked to stop. May be called again for the next
+        attempt, after `report`. Who calls `stop` first has the others told before it leaves.
+        """
+        return self._wait(self._join(card), stopped, LEAVE_SECONDS)
+
+    def stop(self, signal: str, name: str) -> None:
+        """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`."""
+        from slipway.launch.rendezvous.messages import Stopping
+
+        self._loop.call_soon_threadsafe(self._client.stop, Stopping(signal, name))
+
+    @property
+    def stops(self) -> "Sequence[Stopping]":
+        """What other launchers were asked, as far as it is meant for all, oldest first."""
+        return self._client.heard
+
+    @property
+    def peers(self) -> "Sequence[Peer]":
+        """The launchers of this attempt, this one among them, where they brought findings with them: as told so far."""
+        return self._client.peers
+
+    def compare(self, standings: "Sequence[Standing] | None") -> "Sequence[Standing] | None":
+        """Tell where the ranks of this node stand (None: they move); on node 0 where all ranks do, once none moves any more."""
+        self._loop.call_soon_threadsafe(self._client.compare, standings)
+        return self._server.standings()
+
+    @property
+    def standings(self) -> "Sequence[Standing] | None":
+        """On node 0 where all ranks stand, once none moves any more; this node's own may be through."""
+        return self._server.standings()
+
+    def correct(self, outcome: Outcome) -> None:
+        """On node 0, while it waits in `report`: how it ended is another thing after all."""
+        self._loop.call_soon_threadsafe(self._server.correct, outcome)
+
+    def report(
+        self,
+        outcome: Outcome,
+        rule: "Rule",
+        stopped: Callable[[], bool] = lambda: False,
+        glance: Callable[[], None] = lambda: None,
+    ) -> "Ending":
+        """Tell how the run ended on this node, and wait for what all nodes make of it: the verdict, and what follows.
+
+        `rule` says what follows a verdict, for those `leaving` a job that goes on: node 0's counts for all. Where node 0 is
+        lost, or `stopped` becomes true, verdict and rule are this node's own. `glance` is called again and again meanwhile.
+        """
+        from slipway.launch.verdict.restarts import Ending
+
+        self._server.rule = rule
+        told = self._wait(self._client.report(outcome), stopped, glance=glance) or judge((outcome,))
+        return told if isinstance(told, Ending) else rule(told, ())
+
+    def _wait(
+        self,
+        work: Coroutine[Any, Any, T],
+        stopped: Callable[[], bool],
+        notice: float = 0.0,
+        glance: Callable[[], None] = lambda: None,
+    ) -> T | None:
+        """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`.
+
+        Once node 0 was found it has `notice` seconds from then on.
+        """
+        future = self._begin(work)
+        until = math.inf
+        while not future.done():
+            self._rest(future)
+            glance()
+            if not future.done() and stopped():
+                until = min(until, self._terms.clock.monotonic() + (notice if self._client.welcome else 0.0))
+            if not future.done() and self._terms.clock.monotonic() >= until:
+                future.cancel()
+                return None
+            if not self._thread.is_alive():
+                break
+        if future.cancelled() or not future.done():
+            raise LaunchError("the thread that talks to the other launchers ended unexpectedly.", FAILED)
+        return future.result()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine in the muster's thread."""
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _rest(self, future: concurrent.futures.Future[Any]) -> None:
+        """Wait until the work is done, or it is time to look at something else."""
+        concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
+
+    def _run(self) -> None:
+        import asyncio
+
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except OSError as error:
+            if self._ready.done():
+                raise
+            text = f"This launcher cannot talk to the others: {error}. Is its limit of open files too low (ulimit -n)?"
+            self._ready.set_exception(LaunchError(text, FAILED))
+
+    async def _serve(self) -> None:
+        """The thread's life: the server on node 0, this launcher's own membership, until `__exit__`."""
+        import asyncio
+
+        from slipway.launch.rendezvous.client import Client
+        from slipway.launch.rendezvous.link import LINE_BYTES
+        from slipway.launch.rendezvous.server import Server
+
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._excuse)
+        self._coordinating: asyncio.Task[None] | None = None
+        self._joining: Card | None = None  # what this launcher joins with, while it does
+        self._client, self._server = Client(self._terms), Server(self._terms)
+        listening = beating = None
+        if self._socket:
+            # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
+            listening = await asyncio.start_server(
+                self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
+            )
+            beating = asyncio.create_task(self._server.beat())
+        self._ready.set_result(None)
+        await self._closing.wait()
+        if listening and beating:
+            beating.cancel()
+            listening.close()
+            await asyncio.sleep(0.01)  # connections accepted this moment reach the server, which closes them
+        await self._server.close()
+        await self._client.leave()
+
+    async def _join(self, card: Card) -> Go:
+        self._joining = card
+        try:
+            if self._terms.node_rank == 0:
+                self._coordinate()
+            return await self._client.join(card)
+        finally:
+            self._joining = None
+
+    def _coordinate(self) -> None:
+        """On node 0: lead the attempt that this launcher joins."""
+        from slipway.launch.rendezvous.coordinator import Coordinator
+
+        if self._coordinating:
+            self._coordinating.cancel()
+        if self._joining:
+            self._coordinating = self._loop.create_task(Coordinator(self._server, self._joining).run())
+            self._coordinating.add_done_callback(self._inspect)
+
+    def _inspect(self, task: "asyncio.Task[None]") -> None:
+        """A coordinator that breaks must not leave anybody waiting, nor one whose attempt began and ended while this launcher was
+        frozen: it has missed the start, and joins still.
+        """
+        if task.cancelled():
+            return
+        if error := task.exception():
+            self._terms.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
+            self._closing.set()
+        else:
+            self._coordinate()
+
+    def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
+        """What asyncio would log with a traceback, such as running out of files, as one line."""
+        self._terms.say(f"muster: {context.get('exception') or context['message']}")
+
+
+def _allow_files(needed: int) -> None:
+    """Raise the soft limit of open files where a connection per node needs it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < needed:
+        ceiling = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))

@@ -1,0 +1,100 @@
+"""Can the nodes reach each other? Each launcher listens on a port of its own and connects to its neighbour's."""
+
+import asyncio
+import hmac
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.connection_errors import STALLED, connection_failure
+from slipway.launch.rendezvous.link import Link, MalformedError, connect
+from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.resolve.connectivity import is_loopback
+
+PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
+RETRY_SECONDS = 0.5
+KNOCK_SECONDS = 5.0  # for whoever connects to say the key
+VISITORS = 16  # connections at a time; only one neighbour has any business here
+KNOCK_BYTES = 16_384
+
+
+class Ring:
+    """One launcher's listener for its neighbour, and its own visit to the next; an async context manager."""
+
+    def __init__(self, node_rank: int, terms: Terms) -> None:
+        """Nothing is opened yet."""
+        self.key = terms.random.randbytes(16).hex()
+        self.port = 0
+        self.neighbour = terms.address  # until node 0 names the neighbour's address
+        self._node_rank = node_rank
+        self._terms = terms
+        self._visitors = 0
+        self._connected = False  # to the neighbour, which has not answered so far
+
+    async def __aenter__(self) -> Self:
+        """Listen on a free port; on loopback alone where the whole job is."""
+        listener = self._terms.network.listen(0, loopback=is_loopback(self._terms.address))
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self._answer, sock=listener, limit=KNOCK_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self._server.close()
+
+    async def probe(self, probe: wire.Probe, link: Link) -> None:
+        """Visit the neighbour that node 0 names, look for its file, and tell it both."""
+        self.neighbour = probe.address or self._terms.address
+        trouble = await self._visit(probe)
+        try:
+            sees = (self._terms.folder / Path(probe.file).name).exists()
+        except OSError:
+            sees = False
+        link.send(wire.Probed(probe.round, trouble, sees))
+
+    async def _visit(self, probe: wire.Probe) -> str:
+        """What kept this node from its neighbour within PROBE_SECONDS; empty where nothing did."""
+        trouble, self._connected = "no answer", False
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                while trouble:
+                    trouble = await self._knock(probe)
+                    await asyncio.sleep(RETRY_SECONDS if trouble else 0)
+        except TimeoutError:
+            return f"it accepts the connection and does not answer: {STALLED}" if self._connected else trouble
+        return ""
+
+    async def _knock(self, probe: wire.Probe) -> str:
+        try:
+            link = await connect(await self._terms.network.resolve(self.neighbour), probe.port)
+        except OSError as error:
+            return connection_failure(error)[1]
+        self._connected = True
+        try:
+            link.send(wire.Knock(probe.key))
+            answer = await link.receive()
+        except (OSError, MalformedError) as error:
+            self._connected = False
+            return connection_failure(error)[1]
+        finally:
+            link.cut()
+        self._connected = False
+        return "" if answer == wire.Here(probe.node_rank) else "another machine answers there"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a visitor that knows the key."""
+        link = Link(reader, writer)
+        self._visitors += 1
+        try:
+            async with asyncio.timeout(KNOCK_SECONDS):
+                knock = await link.receive() if self._visitors <= VISITORS else None
+            if isinstance(knock, wire.Knock) and hmac.compare_digest(knock.key.encode(), self.key.encode()):
+                link.send(wire.Here(self._node_rank))
+        except (OSError, MalformedError):
+            pass
+        finally:
+            self._visitors -= 1
+            await link.close()

@@ -1,0 +1,329 @@
+"""Node 0's bookkeeping of a muster: who is here, who is missing, who is turned away. It knows no network."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from slipway.launch.rendezvous.messages import Card, Hello
+from slipway.protocol.printable import rank_ranges
+
+STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
+RANKS = 1_000_000  # a node rank above this is nonsense
+CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of several nodes hard to read together
+WIDTH = 72  # characters of a value in the table
+ROWS = 40  # lines of a table; a job of thousands of nodes may differ in thousands of ways
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A launcher that is here. `address` is where its connection came from, None where it is on node 0's machine.
+
+    `offset` is its clock in seconds ahead of node 0's.
+    """
+
+    hello: Hello
+    address: str | None
+    offset: float
+
+    @property
+    def card(self) -> Card:
+        """What the launcher said of itself."""
+        return self.hello.card
+
+
+class Roster:
+    """The seats of one muster, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
+
+    def __init__(
+        self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool = False
+    ) -> None:
+        """A roster with `nodes` empty seats, of which at least so many must be taken; `doubtful` as in Terms."""
+        self.own = own
+        self.nodes = nodes
+        self.least = least
+        self.seats: dict[int, Seat] = {}
+        self._here = 0  # seats taken among the expected ones; thousands of launchers ask for it
+        self._process = process
+        self._allow_uneven, self._doubtful = allow_uneven, doubtful
+
+    def objection(self, hello: Hello) -> str | None:
+        """Why this launcher can never have a seat (its fault alone: the muster goes on), or None."""
+        card, own = hello.card, self.own
+        if card.node_rank == 0 and hello.process != self._process:
+            return f"RANK=0 is taken by {own.host}, which MASTER_ADDR names; every node needs a RANK of its own."
+        if card.job is not None and own.job is not None and card.job != own.job:
+            return (
+                f"this is job {card.job}, but the launcher at this address belongs to job {own.job}. "
+                "Give each job a MASTER_PORT of its own."
+            )
+        if 0 <= card.node_rank < self.nodes:
+            return None
+        # A node that counts the nodes differently is part of the job: the table will show it.
+        strays = sum(rank >= self.nodes for rank in self.seats)
+        if card.nodes != own.nodes and 0 <= card.node_rank < RANKS and strays < STRAYS:
+            return None
+        return f"RANK={card.node_rank}, but WORLD_SIZE={self.nodes} allows 0 to {self.nodes - 1}. RANK counts nodes."
+
+    def rival(self, hello: Hello) -> Seat | None:
+        """Another launcher's seat for the same node rank; a launcher's own older connection is no rival."""
+        seat = self.seats.get(hello.card.node_rank)
+        return seat if seat and seat.hello.process != hello.process else None
+
+    def admit(self, seat: Seat) -> None:
+        """Give a launcher its seat."""
+        self.vacate(seat.card.node_rank)
+        self.seats[seat.card.node_rank] = seat
+        self._here += seat.card.node_rank < self.nodes
+
+    def vacate(self, node_rank: int) -> None:
+        """Forget who had this seat."""
+        if self.seats.pop(node_rank, None):
+            self._here -= node_rank < self.nodes
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The node ranks that nobody has claimed."""
+        return tuple(rank for rank in range(self.nodes) if rank not in self.seats)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The node ranks that are here, in order, of those that node 0 expects."""
+        return tuple(sorted(rank for rank in self.seats if rank < self.nodes))
+
+    @property
+    def complete(self) -> bool:
+        """Whether everyone that node 0 expects is here."""
+        return self._here == self.nodes
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many as must be there are here, node 0 among them."""
+        return self._here >= self.least and 0 in self.seats
+
+    @property
+    def newest(self) -> Seat | None:
+        """The launcher that made the most attempts of this job; None where none made any."""
+        seat = max(self.seats.values(), key=lambda seat: (seat.card.tries, -seat.card.node_rank), default=None)
+        return seat if seat and seat.card.tries else None
+
+    @property
+    def run(self) -> str:
+        """The name of the run: as those who made attempts of this job have it, else as node 0 does. Where that is to go on and
+        has no snapshot, as with an empty disk, it is the run with the newest snapshot that another is to go on with.
+        """
+        if self.newest:
+            return self.newest.card.run
+        if not self.own.goes_on or self.own.snapshot is not None:
+            return self.own.run
+        kept = [card for card in self.cards.values() if card.goes_on and card.snapshot is not None]
+        return max(kept, key=lambda card: (card.snapshot or 0, -card.node_rank), default=self.own).run
+
+    @property
+    def nonce(self) -> str:
+        """What tells the job from every other, as far as one of those present took part in it."""
+        return self.newest.card.nonce if self.newest else ""
+
+    @property
+    def everyone(self) -> bool:
+        """Whether everyone that any of those present expects is here."""
+        if not self.complete:
+            return False
+        texts = {seat.card.nodes for seat in self.seats.values()}
+        return len(self.seats) >= max((int(text) for text in texts if text.isdecimal() and len(text) < 8), default=0)
+
+    def fits(self, seat: Seat) -> bool:
+        """Whether a launcher agrees with node 0 in all that must agree."""
+        return fits(seat.card, self.own, self._allow_uneven)
+
+    @property
+    def cards(self) -> Mapping[int, Card]:
+        """The cards of those present, by node rank."""
+        return {rank: seat.card for rank, seat in self.seats.items()}
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host names of those present, by node rank."""
+        return {rank: seat.card.host for rank, seat in self.seats.items()}
+
+    def describe(self, seconds: float) -> str:
+        """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
+        if not self.missing:
+            return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
+        ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {rank_ranges(self.missing)}"
+        wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+        return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
+
+    @property
+    def under_way(self) -> str:
+        """What to do where the job has begun already, without nodes that it needs; else empty."""
+        if self.newest and not self.enough and self.own.runtime == "kubernetes":
+            return (
+                "the job is under way, and waits until its controller replaces the pods that ended: a Job does so 10 s after a "
+                "pod's end, later each time (kubectl get pods); an empty disk will do."
+            )
+        if self.newest and not self.enough:
+            return "the job is under way: start its command on the missing nodes again; an empty disk will do."
+        return ""
+
+    @property
+    def question(self) -> str:
+        """What to ask where WORLD_SIZE may count processes: those of the nodes that are here, or of this node alone."""
+        if not self._doubtful or self.newest or not self.missing:
+            return ""
+        here = [card.processes for rank, card in self.cards.items() if rank < self.nodes]
+        asked = f"WORLD_SIZE={self.nodes} counts nodes. Was it meant to count"
+        if len(here) > 1:
+            made = f"{len(here)} × {here[0]}" if len(set(here)) == 1 else " + ".join(map(str, here))
+            told = f"{asked} processes? The nodes that are here have {made} = {self.nodes}: then set WORLD_SIZE={len(here)}."
+            return told if sum(here) == self.nodes else ""
+        kinds = {self.own.processes: "processes", len(self.own.gpus): "GPUs"}
+        if kind := kinds.get(self.nodes):
+            return f"{asked} the {self.nodes} {kind} of this machine? Then unset WORLD_SIZE."
+        most = max(kinds)
+        if most == 1 or self.nodes % most:
+            return ""
+        return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing to compare: its name in the table, whether it must agree, how to read it from a card, what to do.
+
+    What is `optional` counts only between those that have it.
+    """
+
+    name: str
+    must: bool
+    read: Callable[[Card], str]
+    advice: str = ""
+    optional: bool = False
+
+    def agree(self, one: Card, other: Card) -> bool:
+        """Whether two cards have the same, or one of them nothing that counts."""
+        here, there = self.read(one), self.read(other)
+        return here == there or (self.optional and not (here and there))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which nodes differ: each value with the node ranks that have it, by their lowest rank."""
+
+    name: str
+    must: bool
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    advice: str = ""
+
+
+def gpu_models(card: Card) -> str:
+    """`8 × NVIDIA H100` or `no GPU`; several models are listed."""
+    kinds = sorted(set(card.gpus))
+    return ", ".join(f"{card.gpus.count(kind)} × {kind}" for kind in kinds) or "no GPU"
+
+
+def read_optional(name: str) -> Callable[[Card], str]:
+    """Read a field that may be None, which the table shows as `none`."""
+    return lambda card: "none" if (value := getattr(card, name)) is None else str(value)
+
+
+PROCESSES, SNAPSHOT = "processes per node", "newest snapshot"
+RULES = (
+    Rule("WORLD_SIZE (nodes)", True, lambda card: card.nodes, "WORLD_SIZE counts nodes and is the same on all of them"),
+    Rule("workload", True, lambda card: card.workload),
+    Rule("arguments", True, lambda card: shlex.join(card.arguments)),
+    Rule(
+        PROCESSES,
+        True,
+        lambda card: str(card.processes),
+        "give every node the same number, or --allow-uneven to run with the smallest on all",
+    ),
+    Rule("backend", True, lambda card: card.backend),
+    Rule("slipway", True, lambda card: card.version, "start the same image on all nodes"),
+    Rule("torch", True, read_optional("torch"), "start the same image on all nodes"),
+    Rule("NCCL", True, read_optional("nccl"), "start the same image on all nodes"),
+    Rule("embedded data", True, read_optional("data"), "start the same image on all nodes"),
+    Rule("image", True, read_optional("image"), "start the same image on all nodes"),
+    # Two jobs that meet by mistake; a path may be another one on each node.
+    Rule(
+        "--run-dir (a name)",
+        True,
+        lambda card: "" if card.run_dir.startswith("/") else card.run_dir,
+        "give all nodes of a job the same run directory, and each job a MASTER_ADDR of its own",
+        optional=True,
+    ),
+    Rule(
+        "--run-dir (a path)",
+        False,
+        lambda card: card.run_dir.rpartition("/")[2] if card.run_dir.startswith("/") else "",
+        optional=True,
+    ),
+    Rule("driver", False, read_optional("driver")),
+    Rule("GPUs", False, gpu_models),
+    Rule(SNAPSHOT, False, read_optional("snapshot")),
+)
+
+
+def fits(card: Card, reference: Card, allow_uneven: bool) -> bool:
+    """Whether all that must agree does, between two cards, and the node has no problem of its own."""
+    return not card.problem and all(rule.agree(card, reference) for rule in _rules(allow_uneven) if rule.must)
+
+
+def find_differences(
+    cards: Mapping[int, Card], offsets: Mapping[int, float], allow_uneven: bool
+) -> tuple[Difference, ...]:
+    """All differences between the cards (by node rank); `offsets` are clocks in seconds ahead of node 0's."""
+    found = []
+    goes_on = any(card.tries for card in cards.values())  # then a newcomer gets its snapshot from the others
+    for rule in _rules(allow_uneven):
+        if goes_on and rule.name == SNAPSHOT:
+            continue
+        nodes = defaultdict(list)
+        for node_rank in sorted(cards):
+            nodes[rule.read(cards[node_rank])].append(node_rank)
+        if len(nodes) - (rule.optional and "" in nodes) > 1:
+            values = tuple((value, tuple(ranks)) for value, ranks in nodes.items())
+            found.append(Difference(rule.name, rule.must, values, rule.advice))
+    astray = [rank for rank in sorted(offsets) if abs(offsets[rank]) > CLOCK_SECONDS]
+    strays = tuple((f"{offsets[rank]:+.1f} s", (rank,)) for rank in astray)
+    if strays:
+        found.append(Difference("clock (against node 0)", False, strays, "let NTP or chrony set the clocks"))
+    return tuple(found)
+
+
+def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> tuple[str, ...]:
+    """Lines of `what | value | nodes`, bounded in width and number."""
+    lines = [_row("what", "value", "nodes")]
+    for difference in differences:
+        name = difference.name
+        for value, ranks in zip(_shown([value for value, _ in difference.values]), difference.values, strict=True):
+            lines.append(_row(name, value, _nodes(ranks[1], hosts)))
+            name = ""
+        if difference.advice:
+            lines.append(_row("", f"({difference.advice})", ""))
+    if len(lines) > ROWS:
+        lines[ROWS:] = [f"  … and {len(lines) - ROWS} lines more"]
+    return tuple(lines)
+
+
+def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
+    return tuple(replace(rule, must=False) if rule.name == PROCESSES and allow_uneven else rule for rule in RULES)
+
+
+def _shown(values: list[str]) -> list[str]:
+    """Values short enough for the table, with what they have in common at the start cut off where they are too long."""
+    if max(len(value) for value in values) <= WIDTH:
+        return [value or "none" for value in values]
+    common = len(list(takewhile(lambda chars: len(set(chars)) == 1, zip(*values, strict=False))))
+    start = max(0, common - 12)
+    cut = [("…" if start else "") + value[start:] for value in values]
+    return [value if len(value) <= WIDTH else value[: WIDTH - 1] + "…" for value in cut]
+
+
+def _nodes(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> str:
+    names = ", ".join(hosts[rank] for rank in ranks[:3])
+    return f"{rank_ranges(ranks)} ({names}{', …' if len(ranks) > 3 else ''})"
+
+
+def _row(name: str, value: str, nodes: str) -> str:
+    return f"  {name:<22}  {value:<28}  {nodes}".rstrip()

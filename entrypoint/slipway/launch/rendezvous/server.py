@@ -1,0 +1,329 @@
+"""Node 0's server of the muster: takes connections, turns strangers away, seats launchers, hears what they say."""
+
+import asyncio
+import hmac
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from slipway.launch.hangs.standing import Standing
+from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.launch.rendezvous.link import Link, MalformedError
+from slipway.launch.rendezvous.roster import Roster, Seat
+from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.resolve.connectivity import is_loopback
+from slipway.launch.verdict.restarts import Ending
+from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
+from slipway.protocol.outcomes import Word
+
+BEATS = 6  # pings within the time that counts as silence
+HELLO_SECONDS = 10.0  # from connecting to a complete hello
+PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
+STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
+RANKS = 1024  # of a node, at most
+NOTES = 20  # different lines about strangers and newcomers
+# From a verdict, and who leaves a job that goes on, to what follows.
+Rule = Callable[[Verdict, tuple[int, ...]], Ending]
+
+
+@dataclass
+class State:
+    """What belongs to one attempt, and to the waiting before it; made anew for each.
+
+    `roster` is None between two attempts, `deadline` of the muster, by the loop's clock; `odd_since` is when the first launcher
+    came that does not fit; `stopping` has who was asked to stop since the muster began.
+    """
+
+    roster: Roster | None = None
+    running: bool = False
+    nonce: str = ""  # of the job, once it runs
+    deadline: float = math.inf
+    odd_since: float = math.inf
+    probed: dict[int, wire.Probed] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    stopping: dict[int, wire.Stopping] = field(default_factory=dict)
+    links: dict[int, Link] = field(default_factory=dict)
+    processes: int = 0  # of each node
+    standings: dict[int, tuple[Standing, ...]] = field(default_factory=dict)  # of nodes that stand still
+    telling: dict[int, tuple[Standing, ...]] = field(
+        default_factory=dict
+    )  # of nodes that have not told of all ranks yet
+
+
+class Server:
+    """What connections share. The coordinator of an attempt (coordinator.py) reads and changes its state."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.state = State()
+        self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
+        self.changes = 0  # how often launchers took a seat or left one
+        self.round = 0  # of probes
+        self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
+        self._changed = asyncio.Event()
+        self._strangers: dict[Link, None] = {}
+        self._open: set[Link] = set()
+        self._heard: dict[Link, float] = {}
+        self._noted: set[str] = set()
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from its first byte to its end. Never raises."""
+        link = Link(reader, writer)
+        self._open.add(link)
+        try:
+            seat = await self._examine(link)
+            if seat:
+                await self._serve(link, seat)
+        except MalformedError as error:
+            self._refuse(link, f"{error}.")
+        except OSError:
+            pass
+        finally:
+            self._open.discard(link)
+            self._heard.pop(link, None)
+            await link.close()
+
+    async def until(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Wait until something changed so that `done`, or until the deadline; whether it is done."""
+        while not done():
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return done()
+        return True
+
+    def wake(self) -> None:
+        """Something changed: let whoever waits look again."""
+        self._changed.set()
+
+    def broadcast(self, message: object, *, but: int | None = None) -> None:
+        """Send a message to all launchers that are here."""
+        for node_rank, link in self.state.links.items():
+            if node_rank != but:
+                link.send(message)
+
+    def take(self, outcome: Outcome) -> None:
+        """Note how the run ended on a node (the first word counts), and warn the others where it ended badly."""
+        if outcome.node_rank in self.state.outcomes:
+            return
+        self.state.outcomes[outcome.node_rank] = outcome
+        if not outcome.good:
+            self.broadcast(wire.News(outcome), but=outcome.node_rank)
+        self.wake()
+
+    def standings(self) -> tuple[Standing, ...] | None:
+        """Where all ranks stand, once those of every node stand still or are through. May be called from another thread."""
+        state = self.state
+        roster, standings, outcomes = state.roster, dict(state.standings), dict(state.outcomes)
+        if not (state.running and roster and standings) or any(not outcome.good for outcome in outcomes.values()):
+            return None
+        found: list[Standing] = []
+        for place, node_rank in enumerate(roster.ranks):
+            if node_rank in outcomes:
+                ranks = range(place * state.processes, (place + 1) * state.processes)
+                found += (Standing(rank, node_rank, "has left") for rank in ranks)
+            elif node_rank in standings:
+                found += standings[node_rank]
+            else:
+                return None
+        return tuple(found)
+
+    def correct(self, outcome: Outcome) -> None:
+        """Node 0's own outcome is another one after all: it was through, and found that the others hang."""
+        if self.state.running:
+            self.state.outcomes.pop(outcome.node_rank, None)
+            self.take(outcome)
+
+    def outlives(self, leaving: Collection[int]) -> bool:
+        """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
+        0 among them.
+        """
+        if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
+            return False  # its user stopped it for good
+        remain = (len(self.state.roster.ranks) if self.state.roster else 0) - len(leaving)
+        if self.terms.replaced:
+            return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
+        return (
+            self.terms.enough < self.terms.nodes
+            and (self.terms.enough <= remain or not self.state.running)
+            and 0 not in leaving
+        )
+
+    async def beat(self) -> None:
+        """Show everybody here that we live, and make them show it."""
+        while True:
+            self.broadcast(wire.Ping())
+            await asyncio.sleep(self.terms.heartbeat / BEATS)
+
+    async def close(self) -> None:
+        """Send what is queued, and close all connections."""
+        await asyncio.gather(*(link.close() for link in self._open))
+
+    async def _examine(self, link: Link) -> Seat | None:
+        """Greet, hear the hello, and find out whether there is a seat for it; None where it was refused."""
+        self._strangers[link] = None
+        if len(self._strangers) > self.terms.nodes + STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]  # at once: the next stranger may come before its connection notices
+            oldest.cut()
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                challenge, sent = self.terms.random.randbytes(16).hex(), self.terms.clock.time()
+                link.send(wire.Greeting(challenge))
+                hello = await link.receive()
+        except TimeoutError:
+            raise MalformedError(f"no hello within {HELLO_SECONDS:.0f} s") from None
+        finally:
+            self._strangers.pop(link, None)
+        if not isinstance(hello, wire.Hello):
+            raise MalformedError("not a hello")
+        # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
+        offset = hello.clock - (sent + self.terms.clock.time()) / 2
+        proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
+        if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
+            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello)
+            return None
+        # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
+        here = is_loopback(link.peer) or hello.process == self.terms.process
+        return await self._assess(link, Seat(hello, None if here else link.peer, offset))
+
+    async def _assess(self, link: Link, seat: Seat) -> Seat | None:
+        """Whether a launcher with the right token can have its seat."""
+        hello, now = seat.hello, asyncio.get_running_loop().time()
+        if (
+            not await self.until(
+                lambda: self.state.roster is not None, now + HELLO_SECONDS / 2
+            )  # it gives up after as many
+            or self.state.roster is None
+        ):
+            self._refuse(link, "node 0 is between two attempts.", again=True)
+            return None
+        roster, node_rank = self.state.roster, hello.card.node_rank
+        known = self.state.nonce or roster.nonce or roster.own.nonce
+        if hello.card.nonce and known and hello.card.nonce != known:
+            link.send(
+                wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.roster.own.host}", again=True)
+            )
+            self._note(f"turned away node {node_rank} ({hello.card.host}), which belongs to another job")
+            return None
+        if reason := self.state.roster.objection(hello):
+            self._refuse(link, reason, hello)
+            return None
+        rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
+        if rival and older and await self._answers(older):
+            taken = f"RANK={node_rank} is taken by {rival.card.host}"
+            if self.state.stopping:  # a scheduler may replace what it stops before that has saved
+                self._refuse(link, f"{taken}, which is stopping.", again=True)
+            else:
+                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello)
+            return None
+        if rival and older:
+            self._unseat(rival, older, "it does not answer, and another launcher came in its place")
+        if self.state.running or self.state.roster is None:
+            self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
+            self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")
+            return None
+        return seat
+
+    async def unseat_silent(self, node_rank: int) -> None:
+        """Empty a seat while nodes wait for each other, where its launcher does not answer."""
+        link, seat = self.state.links.get(node_rank), self.state.roster and self.state.roster.seats.get(node_rank)
+        if link and seat and not await self._answers(link):
+            self._unseat(seat, link, "it does not answer")
+
+    def _unseat(self, seat: Seat, link: Link, why: str) -> None:
+        """Give up a launcher that does not answer, before its connection ends by itself."""
+        if self.state.links.get(seat.card.node_rank) is link:
+            self._miss(seat, why)
+            link.cut()
+
+    async def _answers(self, link: Link) -> bool:
+        """Whether the launcher at the other end is alive."""
+        asked = asyncio.get_running_loop().time()
+        link.send(wire.Ping())
+        return await self.until(lambda: self._heard.get(link, 0.0) > asked, asked + PONG_SECONDS)
+
+    async def _serve(self, link: Link, seat: Seat) -> None:
+        """Give a launcher its seat, and hear it for as long as it stays."""
+        loop, node_rank = asyncio.get_running_loop(), seat.card.node_rank
+        if self.state.roster is None:
+            return
+        if older := self.state.links.pop(node_rank, None):
+            older.cut()
+        self.state.roster.admit(seat)
+        self.state.links[node_rank] = link
+        self.changes += 1
+        if not self.state.roster.fits(seat):
+            self.state.odd_since = min(self.state.odd_since, loop.time())
+        link.send(
+            wire.Welcome(max(0.0, self.state.deadline - loop.time()), self.state.roster.own.host, self.terms.heartbeat)
+        )
+        self.wake()
+        ended, silence = "its connection closed", 0.0
+        try:
+            while True:
+                message = await link.receive(self.terms.heartbeat)
+                self._heard[link] = loop.time()
+                if self.state.links.get(node_rank) is link:
+                    self._hear(message, seat)
+                self.wake()
+        except SilentError as error:
+            ended, silence = str(error), self.terms.heartbeat
+        finally:
+            if self.state.links.get(node_rank) is link:
+                self._miss(seat, ended, silence)
+
+    def _hear(self, message: object, seat: Seat) -> None:
+        node_rank = seat.card.node_rank
+        if isinstance(message, wire.Probed) and message.round == self.round:
+            self.state.probed[node_rank] = message
+        elif isinstance(message, wire.Report) and self.state.running:
+            own = message.outcome
+            self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
+        elif isinstance(message, wire.Stands):
+            known = () if message.first else self.state.telling.get(node_rank, ())
+            known = (*known, replace(message.standing, node_rank=node_rank))[:RANKS]
+            self.state.telling[node_rank] = known
+            if len(known) == self.state.processes:
+                self.state.standings[node_rank] = known
+        elif isinstance(message, wire.Moves):
+            self.state.standings.pop(node_rank, None)
+        elif isinstance(message, wire.Stopping):
+            self.state.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
+            if not self.outlives(self.state.stopping):
+                self.broadcast(stop, but=node_rank)
+            elif not self.state.running:
+                del self.state.stopping[node_rank]
+                self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
+                self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
+
+    def _miss(self, seat: Seat, ended: str, silence: float = 0.0) -> None:
+        """A launcher's connection ended: a lost node during the run, an empty seat before it.
+
+        It was lost `silence` seconds ago, with its last sign of life: its peers may have failed since, because of that.
+        """
+        node_rank = seat.card.node_rank
+        del self.state.links[node_rank]
+        self.changes += 1
+        if self.state.running:
+            self.take(Outcome(node_rank, seat.card.host, Word.LOST, self.terms.clock.time() - silence, evidence=ended))
+        elif self.state.roster:
+            self.state.roster.vacate(node_rank)
+        self.wake()
+
+    def _refuse(self, link: Link, reason: str, hello: wire.Hello | None = None, *, again: bool = False) -> None:
+        """Answer somebody who gets no seat, and say so here once per reason."""
+        link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
+        if not again:
+            who = f"node rank {hello.card.node_rank} ({hello.card.host}) at {link.peer}" if hello else link.peer
+            self._note(f"turned away {who}: {reason}")
+
+    def _note(self, line: str) -> None:
+        """Say something about somebody who came, but not for ever."""
+        if line not in self._noted and len(self._noted) < NOTES:
+            self._noted.add(line)
+            self.terms.say(line)

@@ -1,0 +1,48 @@
+"""The terms on which the launchers of a job meet: what each of them was told when it started."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random, SystemRandom
+
+from slipway.launch.clock import CLOCK, Clock
+from slipway.launch.rendezvous.network import NETWORK, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """`address` and `port` are MASTER_ADDR and MASTER_PORT; times are in seconds.
+
+    `timeout` is how long launchers wait for each other; `patience` how long the verdict waits for the other nodes once one
+    has failed: at least the grace for stopping workers; `heartbeat` how much silence makes a node a lost one, where this
+    is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `replaced`: somebody starts
+    another launcher for one that is told to go, so that the others need not stop for good. `folder` holds the runs; `say`
+    prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its lifetime. `doubtful`:
+    whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler says so.
+    `clock`, `network` and `random` are this machine's, except in the simulation.
+    """
+
+    node_rank: int
+    nodes: int
+    address: str
+    port: int
+    timeout: float
+    folder: Path
+    say: Callable[[str], None]
+    token: str = ""
+    allow_uneven: bool = False
+    doubtful: bool = False
+    patience: float = 150.0
+    least: int | None = None
+    replaced: bool = False
+    window: float = 0.0
+    heartbeat: float = 30.0
+    clock: Clock = CLOCK
+    network: Network = NETWORK
+    random: Random = field(default_factory=SystemRandom)
+    process: str = field(default_factory=lambda: SystemRandom().randbytes(16).hex())
+
+    @property
+    def enough(self) -> int:
+        """How many nodes the job needs at least."""
+        return self.least or self.nodes

@@ -1,0 +1,284 @@
+"""TODO."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from slipway.launch.resolve.foreign_values import ExplainedError, explain_value
+from slipway.protocol.errors import LaunchError
+from slipway.protocol.mistake import did_you_mean
+from slipway.protocol.redact import redact
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
+
+import os
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
+from slipway.protocol.errors import told_if_unreadable
+from slipway.protocol.mistake import nearest
+
+PREFIX = "SLIPWAY_"
+# Beside the settings: what the launcher tells its workers, and the image the launcher (docs/design.md); and the tests'.
+WITHIN = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "MEMORY", "NODE_DIR", "PIPES",
+        "PREVIOUS_OUTCOME", "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
+    )
+)  # fmt: skip
+TESTS = f"{PREFIX}TEST_"
+# What Kubernetes tells every pod of a Service called slipway-…
+SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+# Further from the right name than a slip of the finger, and not used by others.
+LONGER = {"MASTER_ADDRESS": "MASTER_ADDR", "NNODE": "NNODES"}
+# From how many letters on one of them may be wrong, and two; in shorter names only two that changed places.
+ONE, TWO = 8, 12
+
+
+class Claim(NamedTuple):
+    """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
+
+    value: str
+    source: str
+
+    def about(self, name: str) -> str:
+        """How a message shows it: `RANK=3 (from the environment)`, and what was typed as it was typed: `--node-rank 3`."""
+        if typed := re.fullmatch(r"command line \((--[\w-]+)\)", self.source):
+            return f"{typed[1]} {self.value}"
+        source = self.source.removesuffix(f" ({name})")
+        return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
+
+
+# What is read of a `.env` file beside the settings: variables of torch and its libraries, handed to the workers, and what
+# `slipway render` takes from Compose's own lines.
+LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
+
+
+_COMPOSE = ("IMAGE", "COMPOSE_FILE")
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """What a `.env` file says to us. Raises LaunchError."""
+    return split_env_file(path)[0]
+
+
+def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
+
+    Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
+    docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
+    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
+    SLIPWAY_… that is no setting.
+    """
+    values: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for binding in _parse(path):
+        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
+        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
+        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
+        if not name or not _is_ours(name[1]):
+            others |= {name[1]: binding.value} if name and binding.value else {}
+            continue
+        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
+        if not re.fullmatch(_PORTABLE, line):
+            raise LaunchError(  # never the value: it may be a secret
+                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
+                "comment behind it; docker, compose and Slipway then read the same."
+            )
+        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
+            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
+        values[name[1]] = line.partition("=")[2]
+    return {name: value for name, value in values.items() if value}, others
+
+
+def read_all_values(path: Path) -> dict[str, str]:
+    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
+    return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
+
+
+def _parse(path: Path) -> "list[Binding]":
+    from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
+
+    try:
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # some editors begin a file with a mark, which docker and compose skip
+        return list(parse_stream(StringIO(text)))
+    except (OSError, UnicodeDecodeError) as error:
+        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
+        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
+
+
+def _is_ours(name: str) -> bool:
+    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
+
+
+_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The three places that values come from, the strongest first; empty variables count as unset."""
+
+    options: Mapping[str, str]  # keyed by setting name
+    environ: Mapping[str, str]
+    env_file: Mapping[str, str]
+    env_file_name: str = ".env"
+    defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
+    origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
+    slips: tuple[str, ...] = ()  # what is said of names that seem to be mistyped
+
+    def option(self, setting: Setting) -> Claim | None:
+        """What the command line says."""
+        value = self.options.get(setting.name)
+        source = self.origins.get(setting.name, f"command line ({setting.option})")
+        return None if value is None else Claim(value, source)
+
+    def from_environment(self, *names: str) -> list[Claim]:
+        """What the environment says about these variables."""
+        return [Claim(value, f"environment ({name})") for name in names if (value := self.environ.get(name))]
+
+    def from_file(self, *names: str) -> list[Claim]:
+        """What the `.env` file says about these variables."""
+        return [Claim(value, f"{self.env_file_name} ({name})") for name in names if (value := self.env_file.get(name))]
+
+    def variable(self, *names: str) -> Claim | None:
+        """What the environment says about a variable (the first that is set), else what the `.env` file says."""
+        return next(iter((*self.from_environment(*names), *self.from_file(*names))), None)
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        """All values given for a setting that no scheduler has a say in, the winner first, the default last."""
+        names = (*setting.aliases, setting.name)
+        option = self.option(setting)
+        given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
+        return [*given, Claim(self.defaults.get(setting.name, setting.default), "default")]
+
+    def parsed(self, name: str) -> object:
+        """The winning value of such a setting, as its parser reads it. Raises LaunchError."""
+        return parse_claim(BY_NAME[name], self.claims(BY_NAME[name])[0])
+
+    def value(self, name: str) -> str:
+        """The winning text of such a setting, checked by its parser. Raises LaunchError."""
+        self.parsed(name)
+        return self.claims(BY_NAME[name])[0].value
+
+
+def parse_claim(setting: Setting, claim: Claim) -> object:
+    """Turn a claim's text into the setting's value. Raises LaunchError saying what was read, from where, what is allowed."""
+    try:
+        return setting.parse(claim.value)
+    except ValueError as error:
+        shown = claim._replace(value=redact(setting.name, claim.value)).about(setting.name)
+        if why := explain_value(setting.name, claim.value):
+            raise LaunchError(f"{shown}: {why}.") from None
+        if isinstance(error, ExplainedError):
+            raise LaunchError(f"{shown}: {error}.") from None
+        type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
+        text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
+        raise LaunchError(text.rstrip()) from None
+
+
+def misspelt(given: Mapping[str, str], where: str, known: Collection[str] = ()) -> Iterator[str]:
+    """A sentence for each of the variables `given` in `where` that seems to be a setting mistyped.
+
+    One whose right name is `known` to have a value was not meant to be that.
+    """
+    for name, value in given.items():
+        if not value or name in NAMES or name in WITHIN or name.startswith(TESTS) or _is_service(name, value):
+            continue
+        near = meant(name)
+        if near and near not in known:
+            yield f"{name} (from {where}) is no setting of Slipway's. Did you mean {near}?"
+        elif not near and name.startswith(PREFIX):
+            yield f"{name} (from {where}) is no setting of Slipway's; `slipway run --help` lists them."
+
+
+def meant(name: str) -> str:
+    """The setting that a name which is none was probably meant to be; empty where none comes near."""
+    if name in LONGER:
+        return LONGER[name]
+    if name.startswith(PREFIX):
+        return _meant_behind_prefix(name.removeprefix(PREFIX))
+    # Nobody slips at the first letter, and this is asked of every variable at every start.
+    return next((known for known in _beginning_with(name[:1]) if _is_slip(name, known)), "")
+
+
+@cache
+def _beginning_with(letter: str) -> tuple[str, ...]:
+    return tuple(sorted(known for known in NAMES if known.startswith(letter)))
+
+
+def _meant_behind_prefix(rest: str) -> str:
+    bare = {known.removeprefix(PREFIX): known for known in sorted(NAMES)}
+    if rest in bare:
+        return bare[rest]
+    words = rest.split("_")
+    within = [known for known in bare if set(words) <= set(known.split("_"))]  # SLIPWAY_GRACE
+    begun = [known for known in bare if known.split("_")[0] == words[0]]  # SLIPWAY_CPU
+    only = next((names[0] for names in (within, begun) if len(names) == 1), "")
+    return bare.get(only or nearest(rest, bare), "")
+
+
+def _is_service(name: str, value: str) -> bool:
+    return SERVICE.search(name) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
+def _is_slip(name: str, known: str) -> bool:
+    typed, right = name.replace("_", ""), known.replace("_", "")
+    if typed == f"{known}S":  # WORKLOADS: a word of its own
+        return False
+    if len(right) < ONE:
+        return typed != right and sorted(typed) == sorted(right) and _distance(typed, right) == 1
+    allowed = 2 if len(right) >= TWO else 1
+    return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
+
+
+def _distance(one: str, other: str) -> int:
+    """How many letters were left out, added, changed, or changed places (optimal string alignment)."""
+
+    @cache
+    def between(i: int, j: int) -> int:
+        if min(i, j) == 0:
+            return max(i, j)
+        ways = [between(i - 1, j) + 1, between(i, j - 1) + 1, between(i - 1, j - 1) + (one[i - 1] != other[j - 1])]
+        if min(i, j) > 1 and one[i - 1] == other[j - 2] and one[i - 2] == other[j - 1]:
+            ways.append(between(i - 2, j - 2) + 1)
+        return min(ways)
+
+    return between(len(one), len(other))
+
+
+def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
+    """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
+    names = {setting.name for setting in SETTINGS}
+    given = {name: str(value) for name, value in options.items() if name in names and value is not None}
+    if empty := next((BY_NAME[name] for name, value in given.items() if not value), None):
+        raise LaunchError(
+            f"{empty.option}: the value is empty. A shell variable that is not set leaves nothing. Give a value "
+            f"({empty.metavar}), or leave the option out (default: {defaults.get(empty.name) or empty.default or 'none'})."
+        )
+    if options.get("standalone"):
+        given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    path = Path(options.get("env_file") or ".env")
+    with told_if_unreadable("Name another file with --env-file."):
+        there, is_file = path.exists(), path.is_file()
+    if options.get("env_file") and not there:  # /dev/null and pipes are files, too
+        raise LaunchError(
+            f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
+        )
+    environ = dict(os.environ)
+    env_file, others = split_env_file(path) if options.get("env_file") or is_file else ({}, {})
+    known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
+    slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
+    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
+    for setting in SETTINGS:
+        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
+            sources.parsed(setting.name)
+    return sources

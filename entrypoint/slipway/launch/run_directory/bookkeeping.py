@@ -1,0 +1,166 @@
+"""The ledger of a job while its launcher runs: what passes is booked as it does, and written down every few seconds."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipway.launch.clock import CLOCK, Clock
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.run import Run, is_newest, last_outcome
+from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json, ledger_of
+from slipway.launch.verdict.verdict import Outcome
+from slipway.protocol.files import LEDGER_FILE, OUTCOME_FILE, STEPS, node_folder, read_json, write_json
+from slipway.protocol.outcomes import Word
+
+EVERY = 10.0  # s between two times that it is written down while an attempt runs
+KEPT = 100  # failures
+
+
+class Milestones:
+    """Moments of one attempt, in monotonic seconds: its beginning, when its workers ran, when its end was noticed."""
+
+    def __init__(self, now: float, before: int) -> None:
+        """`before`: the highest step of all attempts before this one."""
+        self.begun, self.before, self.reached = now, before, 0
+        self.started: float | None = None
+        self.noticed: float | None = None
+        self._new: tuple[float, float] | None = None  # when the first and the newest step beyond those before were seen
+        self._moved = now  # when something moved last, of a script
+        self._beat: Beat | None = None  # the newest of the first rank
+
+    def look(self, now: float, *, started: bool, ending: bool, still: float = 0.0) -> None:
+        """Take what there is to see: whether the workers run, whether they are to end, and for how long nothing moved."""
+        if started and self.started is None:
+            self.started = now
+        if not (ending or self.noticed):
+            self._moved = max(self._moved, now - still)
+        elif self.noticed is None:
+            self.noticed = now
+
+    def take(self, beats: Mapping[int, Beat], now: float) -> None:
+        """Take the newest beats of the ranks."""
+        step = min(max((beat.step for beat in beats.values()), default=0), STEPS)
+        if step > max(self.before, self.reached):
+            self._new = (self._new[0] if self._new else now, now)
+        self.reached = max(self.reached, step)
+        self._beat = beats[min(beats)] if beats else self._beat
+
+    @property
+    def trained(self) -> float:
+        """Seconds of training beyond the highest step of all attempts before. Who stands still there does not train."""
+        return self._new[1] - self._new[0] if self._new else 0.0
+
+    @property
+    def ran(self) -> float:
+        """Seconds that a script ran until it stood still, or its end was noticed."""
+        return max(0.0, self._moved - self.started) if self.started is not None else 0.0
+
+    def seen(self, now: float, *, own: bool) -> Seen:
+        """What the ledger needs of it by now; `own`: it is a workload of ours, whose ranks tell what they do."""
+        seen = Seen(self.begun, now, own, self.started, self.noticed)
+        if not (own and self._beat):
+            return seen
+        said = replace(seen, spoke=self._beat.monotonic, spent=self._beat.spent, first=self._beat.first)
+        said = replace(said, again=self._beat.again, waited=self._beat.waited)
+        return replace(said, reached=self.reached, before=self.before)
+
+
+def earlier_ledger(run: Path, node_rank: int, clock: Clock = CLOCK) -> Ledger:
+    """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
+
+    A run that was finished, or that its user stopped, was in no queue meanwhile.
+    """
+    found = last_ledger(run, node_rank) or NOTHING
+    wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
+    return go_on(found, Kind.QUEUED, clock.time() - clock.age()) if found.until and wanted else found
+
+
+class Books:
+    """The ledger, and up to which moment it is kept. It is written where this launcher speaks for its node."""
+
+    def __init__(self, ledger: Ledger, plan: Plan, clock: Clock = CLOCK) -> None:
+        """Go on with a `ledger`, from the start of this process."""
+        self._clock = clock
+        process = plan.topology.process
+        self.ledger, self._own, self._node_rank = ledger, plan.workload.own, plan.topology.node_rank
+        self._writes = process is None or process.local_rank == 0
+        self._kept, self._written = clock.monotonic() - clock.age(), 0.0
+        self._milestones: Milestones | None = None
+        self._run: Run | None = None
+        self._failures: list[dict[str, Any]] = []
+        self.book(Kind.RESTARTING if ledger.attempts else Kind.STARTING)
+
+    def book(self, kind: Kind) -> None:
+        """What passed since the last booking was of this kind."""
+        now = self._clock.monotonic()
+        self.ledger = dataclasses.replace(self.ledger.book({kind: now - self._kept}), until=self._clock.time())
+        self._kept = now
+
+    def meet(self, run: Run, ledger: Ledger, *, again: bool) -> None:
+        """All nodes are here, and an attempt on this run begins, `again` after others. The ledger is the one to go on with: this
+        launcher's, or that of those who were there before it.
+        """
+        kind = Kind.REJOINING if again else Kind.WAITING
+        if ledger == self.ledger:
+            self.book(kind)
+        else:
+            self.ledger, self._kept = go_on(ledger, kind, self._clock.time()), self._clock.monotonic()
+        self._failures = self._failures or read_failures(run.node(self._node_rank))
+        self._run, self._milestones = run, None
+
+    def look(self, milestones: Milestones) -> None:
+        """An attempt goes on."""
+        self._milestones = milestones
+        if self._clock.monotonic() - self._written >= EVERY:
+            self._write(self._with_attempt(good=False))
+
+    def end_attempt(self, outcome: Outcome) -> None:
+        """An attempt is over, and this is the first cause."""
+        self.ledger, self._kept = self._with_attempt(good=outcome.good), self._clock.monotonic()
+        if self._run and not outcome.good:
+            told = {name: getattr(outcome, name) for name in ("time", "node_rank", "host", "rank", "word", "evidence")}
+            self._failures.append({"attempt": self._run.attempt, **told})
+        self._write(self.ledger)
+
+    def _with_attempt(self, *, good: bool) -> Ledger:
+        """The ledger with the attempt as far as it got."""
+        now = self._clock.monotonic()
+        seen = self._milestones.seen(now, own=self._own) if self._milestones else Seen(self._kept, now)
+        parts = book_attempt(
+            dataclasses.replace(seen, begun=self._kept, ended=now), good=good, again=self.ledger.attempts > 0
+        )
+        ledger = self.ledger.book(parts).wait_for(seen.waited)
+        return dataclasses.replace(ledger, attempts=ledger.attempts + 1, until=self._clock.time())
+
+    def _write(self, ledger: Ledger) -> None:
+        self._written = self._clock.monotonic()
+        if self._run and self._writes and is_newest(self._run.path, self._run.attempt):
+            write_ledger(self._run.node(self._node_rank), ledger, self._failures)
+
+
+def write_ledger(node_dir: Path, ledger: Ledger, failures: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Keep a node's ledger, with what failed. A disk that is full or away does not end a job that runs."""
+    with suppress(OSError):
+        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), "failures": list(failures)[-KEPT:]})
+
+
+def read_failures(node_dir: Path) -> list[dict[str, Any]]:
+    """The attempts that failed, as a node kept them beside its ledger, oldest first; what makes no sense is left out."""
+    rows = read_json(node_dir / LEDGER_FILE).get("failures")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def last_ledger(run: Path, node_rank: int = 0) -> Ledger | None:
+    """The newest ledger of a run, of a node or beside the verdict; None without one."""
+    records = (read_json(node_folder(run, node_rank) / LEDGER_FILE), read_json(run / OUTCOME_FILE).get("ledger"))
+    found = [ledger for record in records if (ledger := ledger_of(record))]
+    return max(found, key=lambda ledger: ledger.until, default=None)
+
+
+def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
+    """A ledger that somebody else wrote, with what has passed since, up to `now` (Unix seconds), booked as this `kind`."""
+    return ledger.book({kind: now - ledger.until})

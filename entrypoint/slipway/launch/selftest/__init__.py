@@ -1,1 +1,0 @@
-"""`slipway selftest`: proves this image, or this checkout, on the devices that are here."""

@@ -1,0 +1,1 @@
+"""What is seen of a training run from outside of its steps: time, stragglers, traces, replicas."""

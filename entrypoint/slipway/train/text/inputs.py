@@ -1,0 +1,421 @@
+"""The files that `slipway data prepare` reads, and how their work is divided into pieces.
+
+What falls where depends on the files alone, never on the number of processes: a piece is about PIECE bytes of input.
+Neither torch nor numpy is needed for this, pyarrow only for parquet files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import NoReturn
+
+from slipway.options.dataset import nearest_path, seen_from
+from slipway.protocol.mistake import ConfigurationError, listed
+from slipway.train.placeholders import is_companion, require_content
+from slipway.train.text.encodings import explain_nul, explain_table, guess_wide, is_table, require_text
+from slipway.train.text.files import is_validation
+
+PIECE = 2**24  # bytes of input that are worked on, and begun again after an interruption, at once
+SHOWN = 12  # names in a message
+TRAIN, VALIDATION, NEITHER = "train", "validation", "neither"
+TEXT, LINES, PARQUET = "text", "JSON lines", "parquet"
+PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"})
+# How data sets name the files of their parts: train-00000-of-00001.parquet, data/validation/0.jsonl, stories-valid.txt.
+PARTS = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "dev", "eval"),
+    NEITHER: ("test",),
+}
+WORDS = re.compile(r"[a-z]+")
+# Programs are called train.py and test_loop.py: such names say nothing of parts, folders of them do.
+PROGRAMS = frozenset(
+    {".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".jl", ".lua", ".m", ".py", ".r", ".rb"}
+)
+PROGRAMS |= {".ipynb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".yaml", ".yml"}
+SHARDS = frozenset({"of", "part", "shard", "chunk", "split"})  # words that follow the part's in a shard's name
+CHUNK = 2**20  # bytes of a text file that are one text to the tokenizer
+ROWS = 1024  # of parquet that are in memory at once
+SIGHT = 2**16  # bytes that are searched for the end of a line
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read. `name` says nothing about where it lies; `part` is the one that all of it belongs to, if any."""
+
+    path: str
+    name: str
+    kind: str
+    size: int
+    changed: int  # nanoseconds
+    part: str | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a source: bytes, or row groups of parquet, of `size` bytes. `ends` a text file's part, or not."""
+
+    source: int
+    start: int
+    stop: int
+    size: int
+    part: str | None = None
+    ends: bool = False
+
+
+def find_sources(inputs: Sequence[Path], several: bool = False) -> list[Source]:
+    """The files that `inputs`, files and folders, mean: in a folder all of one kind, parquet before lines before text.
+
+    Raises ConfigurationError for what is not there, holds nothing, is no text, or holds `several` data sets unless that is
+    meant: where each has its own parts, what one trains on may be what another is judged by.
+    """
+    sources: list[Source] = []
+    for given in inputs:
+        try:
+            sources += sources_in(given, several)
+        except PermissionError as error:
+            raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    return sources
+
+
+def sources_in(given: Path, several: bool) -> list[Source]:
+    """The files that one input means. Raises ConfigurationError, and PermissionError for what this user may not read."""
+    if not given.exists():
+        raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest_path(str(given))}")
+    kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
+    if not paths:
+        raise ConfigurationError(f"{given} is empty; there is no text in it.")
+    if kind == TEXT and all(map(is_table, paths)):
+        raise ConfigurationError(explain_table(paths[0]))
+    if not several:
+        require_one_data_set(given, paths)
+    sources = []
+    for path in paths:
+        if path.suffix.lower() in PACKED:
+            raise ConfigurationError(f"{path} is packed; unpack it first.")
+        if kind == PARQUET:
+            require_content(path)
+        else:
+            require_text(path)
+        state, name = path.stat(), path.relative_to(given.parent).as_posix()
+        sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
+    return sources
+
+
+def files_below(path: Path) -> list[Path]:
+    """The file itself, or all in the folder and below, sorted, without those that are hidden or a system's own.
+
+    Raises OSError for a folder that cannot be read.
+    """
+    if path.is_file():
+        return [path]
+    found: list[Path] = []
+    for folder, inside, names in os.walk(path, onerror=raise_it):
+        inside[:] = [name for name in inside if not is_companion(name)]
+        found += [file for name in names if not is_companion(name) and (file := Path(folder, name)).is_file()]
+    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
+
+
+def raise_it(error: OSError) -> NoReturn:
+    """Raise an error that `os.walk` would pass over."""
+    raise error
+
+
+def count_files(inputs: Sequence[Path]) -> int:
+    """The files that `inputs` are or hold, whether they are read or not."""
+    return sum(path.is_file() for given in inputs for path in (given.rglob("*") if given.is_dir() else (given,)))
+
+
+def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
+    """What of these files is read, and as what. A `.json` beside other files is some program's, and no data."""
+    for kind, suffixes in ((PARQUET, {".parquet"}), (LINES, {".jsonl", ".ndjson"})):
+        if chosen := [path for path in paths if path.suffix.lower() in suffixes]:
+            return kind, chosen
+    return LINES if all(path.suffix.lower() == ".json" for path in paths) else TEXT, list(paths)
+
+
+def read_parts(sources: Sequence[Source]) -> list[Source]:
+    """The sources with the parts that their names say, where some say training and some something else.
+
+    Without files for validation those for tests serve; with both, tests are left out.
+    """
+    said = [part_in(source.name) for source in sources]
+    if TRAIN not in said or not {VALIDATION, NEITHER} & set(said):
+        return list(sources)
+    if VALIDATION not in said:
+        said = [VALIDATION if part == NEITHER else part for part in said]
+    return [replace(source, part=part or TRAIN) for source, part in zip(sources, said, strict=True)]
+
+
+def part_in(name: str) -> str | None:
+    """The part that a path says: a folder or the file's name begins or ends with the word. Titles may have it inside."""
+    *folders, file = name.lower().split("/")
+    names = [] if Path(file).suffix in PROGRAMS else [file.partition(".")[0], file.rpartition(".")[0]]
+    ends: set[str] = set()
+    for text in (*folders, *names):
+        words = WORDS.findall(text)
+        while len(words) > 1 and words[-1] in SHARDS:
+            words.pop()
+        ends |= {*words[:1], *words[-1:]}
+    return next((part for part, known in PARTS.items() if not ends.isdisjoint(known)), None)
+
+
+def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
+    """Raise ConfigurationError where several folders in `given` have files for training and for something else each."""
+    parts: dict[str, set[str]] = {}
+    for path in paths:
+        *folders, file = path.relative_to(given).parts if path != given else (path.name,)
+        part = part_in("/".join([*folders, file]))
+        own = list(
+            takewhile(lambda folder: part_in(f"{folder}/") is None, folders)
+        )  # train/en, test/en are one data set
+        if part:
+            parts.setdefault("/".join(own) or ".", set()).add(part)
+    found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{given} holds {len(found)} data sets, each with its own parts: {listed(found, SHOWN)}. One may train on what "
+            f"another is judged by. Type one of them, such as file:{given / found[0]} (of the Hub hub:OWNER/NAME/{found[0]}), "
+            "or name all that you mean: slipway data prepare "
+            f"{' '.join(shlex.quote(str(given / name)) for name in found[:2])} … --out DIR"
+        )
+
+
+def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[list[Span]]:
+    """All spans, in order, grouped into pieces. `share` of the text is for validation where names do not say.
+
+    Raises ConfigurationError for a parquet file without `column`.
+    """
+    pieces: list[list[Span]] = []
+    room = 0
+    for span in all_spans(sources, column, share):
+        if room <= 0:
+            pieces.append([])
+            room = PIECE
+        pieces[-1].append(span)
+        room -= span.size
+    return pieces
+
+
+def all_spans(sources: Sequence[Source], column: str, share: float) -> Iterator[Span]:
+    """Each span; those of text files come last, in the order of `plan_texts`."""
+    texts = []
+    for number, source in enumerate(sources):
+        if source.part == NEITHER:
+            continue
+        if source.kind == TEXT:
+            texts.append(number)
+        elif source.kind == LINES:
+            for start in range(0, source.size, PIECE):
+                stop = min(start + PIECE, source.size)
+                yield Span(number, start, stop, stop - start, source.part)
+        else:
+            for group, size in enumerate(row_groups(source, column)):
+                yield Span(number, group, group + 1, size, source.part)
+    yield from plan_texts(sources, texts, share)
+
+
+def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) -> Iterator[Span]:
+    """Spans of text files. The files stand in the order of their names' hashes, and what comes last is for validation.
+
+    So one file gives its end, many files give a random few as a whole, and the share is met with any number of them.
+    """
+    undecided = [number for number in texts if sources[number].part is None]
+    train = round(sum(sources[number].size for number in undecided) * (1 - share))
+    for number in sorted(texts, key=lambda number: hashlib.sha256(os.fsencode(sources[number].name)).digest()):
+        source = sources[number]
+        if source.part is not None:
+            yield from cut_spans(number, 0, source.size, source.part)
+            continue
+        middle = border(Path(source.path), max(0, min(train, source.size)), source.size)
+        train -= source.size
+        yield from cut_spans(number, 0, middle, TRAIN)
+        yield from cut_spans(number, middle, source.size, VALIDATION)
+
+
+def cut_spans(source: int, start: int, stop: int, part: str) -> Iterator[Span]:
+    """A stretch of text as spans of at most PIECE bytes, the last of which ends the document."""
+    for begin in range(start, stop, PIECE):
+        end = min(begin + PIECE, stop)
+        yield Span(source, begin, end, end - begin, part, ends=end == stop)
+
+
+def row_groups(source: Source, column: str) -> list[int]:
+    """The size in bytes of `column` in each row group of a parquet file. Raises ConfigurationError."""
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet, types
+
+    try:
+        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
+            schema, metadata = file.schema_arrow, file.metadata
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigurationError(f"{source.path} is no parquet file that can be read: {error}") from None
+    if column not in schema.names:
+        raise ConfigurationError(unknown_column(source.path, column, schema.names))
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view)):
+        raise ConfigurationError(f"{source.path}: column {column!r} holds {kind}, not text; type another --column.")
+    place = next(place for place in range(metadata.num_columns) if metadata.schema.column(place).path == column)
+    return [metadata.row_group(group).column(place).total_uncompressed_size for group in range(metadata.num_row_groups)]
+
+
+def unknown_column(place: str, column: str, existing: Sequence[str]) -> str:
+    """The message for a column that is not there."""
+    return f"{place} has no {column!r}; it has {listed(existing, SHOWN) or 'nothing'}. Type --column NAME."
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Text for one part; `ends` where a document ends with it."""
+
+    text: str
+    part: str
+    ends: bool = True
+
+
+def read_chunks(
+    sources: Sequence[Source], span: Span, column: str, share: float, zero_ends: bool = False
+) -> Iterator[Chunk]:
+    """The text of a span, in order, without documents that are empty. `zero_ends`: the tokenizer ends documents by byte 0.
+
+    Raises ConfigurationError naming the place of what is no text, OSError where the file cannot be read.
+    """
+    source = sources[span.source]
+    if source.kind == TEXT:
+        yield from read_text_file(source, span)
+        return
+    read = read_json_lines if source.kind == LINES else read_rows
+    for text in read(source, span, column):
+        if text:
+            if "\0" in text and (zero_ends or guess_wide(text.encode())):
+                raise ConfigurationError(explain_zero(source, column))
+            yield Chunk(text, span.part or (VALIDATION if is_validation(text, share) else TRAIN))
+
+
+def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
+    """A text file's bytes between two borders, in chunks that end at borders. The last one ends the document."""
+    path, size = Path(source.path), source.size
+    places = [*range(span.start, span.stop, CHUNK), span.stop]
+    with path.open("rb") as file:
+        for start, stop in pairwise(places):
+            begin, end = border(path, start, size), border(path, stop, size)
+            file.seek(begin)
+            content = file.read(end - begin)
+            try:
+                text = content.decode()
+            except UnicodeDecodeError as error:
+                raise not_utf8(f"{path} byte {begin + error.start}", content[error.start], path) from None
+            if "\0" in text:
+                raise ConfigurationError(explain_nul(path, content))
+            if begin == 0:
+                text = text.removeprefix("\ufeff")  # with which Windows' editors begin a file
+            if text or (span.ends and stop == span.stop):
+                yield Chunk(text, str(span.part), span.ends and stop == span.stop)
+
+
+def read_json_lines(source: Source, span: Span, column: str) -> Iterator[str | None]:
+    """The texts of the JSON lines that begin in a stretch of a file."""
+    path = Path(source.path)
+    with path.open("rb") as file:
+        if span.start:
+            file.seek(span.start - 1)
+            file.readline()  # whose line this is part of reads it
+        while (place := file.tell()) < span.stop and (line := file.readline()):
+            if line.strip():
+                try:
+                    yield text_in_line(line, column)
+                except ValueError as error:
+                    raise ConfigurationError(f"{path}:{number_of(path, place)} {error}") from None
+
+
+def text_in_line(line: bytes, column: str) -> str | None:
+    """The text in a JSON line. Raises ValueError with what is wrong with it."""
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: byte {error.object[error.start]:#04x}.") from None
+    except ValueError as error:
+        raise ValueError(f"is no JSON: {error}. JSON lines have one object in each line.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"holds no object, such as {{{json.dumps(column)}: …}}.")
+    if column not in value:
+        raise ValueError(unknown_column("", column, list(value)).strip())
+    text = value[column]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{column!r} is {json.dumps(text)[:40]}, not text; type another --column.")
+    # JSON can spell half a character, which no text in UTF-8 holds.
+    return text.encode(errors="replace").decode() if text else text
+
+
+def explain_zero(source: Source, column: str) -> str:
+    """What is wrong with a document of JSON lines or parquet that holds the character 0, and what to do."""
+    path = Path(source.path)
+    if source.kind == LINES:
+        command = f"sed 's/\\\\u0000//g' {shlex.quote(path.name)} > NEW{path.suffix}"
+    else:
+        name = json.dumps(column)
+        command = (
+            "python -c 'import pyarrow.compute as c, pyarrow.parquet as p; "
+            f"d = p.read_table({json.dumps(path.name)}); p.write_table(d.set_column(d.column_names.index({name}), {name}, "
+            f'c.replace_substring(d[{name}], "\\0", "")), "NEW.parquet")\''
+        )
+    return (
+        f"{path}: {column!r} holds the character 0, which texts do not hold; in tokens that are bytes it ends a document. Take "
+        f"it out: {command}"
+    )
+
+
+def number_of(path: Path, place: int) -> int:
+    """The number of the line that begins at a byte."""
+    with path.open("rb") as file:
+        return 1 + sum(file.read(min(CHUNK, place - start)).count(b"\n") for start in range(0, place, CHUNK))
+
+
+def read_rows(source: Source, span: Span, column: str) -> Iterator[str | None]:
+    """The texts in row groups of a parquet file, a few rows at a time."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
+            for rows in file.iter_batches(
+                ROWS, row_groups=range(span.start, span.stop), columns=[column], use_threads=False
+            ):
+                yield from rows.column(0).to_pylist()
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{source.path} is damaged: {error}") from None
+
+
+def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
+    """The error for bytes that are no text."""
+    return ConfigurationError(
+        f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
+        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW; if it is none, name the files that you mean."
+    )
+
+
+def border(path: Path, offset: int, size: int) -> int:
+    """The first place from `offset` on where the file, of `size` bytes, may be cut; its end where there is none.
+
+    A line ends after its newline. A word ends before the space that follows, since tokens begin with spaces.
+    """
+    if offset <= 0 or offset >= size:
+        return max(0, min(offset, size))
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        seen = file.read(SIGHT)
+    if (newline := seen.find(b"\n")) >= 0:
+        return offset + newline
+    if (space := seen.find(b" ", 1)) >= 0:
+        return offset - 1 + space
+    # A byte 10xxxxxx goes on with the character before it.
+    start = next((place for place, byte in enumerate(seen[1:5]) if byte & 0xC0 != 0x80), 0)
+    return min(offset + start, size)
