@@ -1,7 +1,7 @@
-"""The driver and its GPUs, as NVML tells: memory errors, retired memory, clocks that the hardware holds down.
+"""The driver, the GPUs, their links and the InfiniBand adapters, as NVML, the kernel's log and /sys report them.
 
-https://docs.nvidia.com/deploy/nvml-api/ has the functions and constants; any of them may be unsupported on a GPU, in a
-container or with an old library, which is no error. NVML keeps no history of Xid errors: see kernel_log.py.
+https://docs.nvidia.com/deploy/nvml-api/ has NVML's functions and constants. A GPU, a container or an old library may not support
+any of them, which is no error. NVML keeps no history of Xid errors; the kernel's log has them.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from slipway.protocol.cgroups import read_kernel_file
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
 CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
 CELSIUS = 0  # NVML_TEMPERATURE_GPU
-# nvmlClocksEventReasons; idle clocks, clocks that somebody set and the power cap are as they should be.
+# nvmlClocksEventReasons; idle clocks, clocks set by a user and the power cap are no faults.
 HELD_DOWN = MappingProxyType(
     {
         0x08: "hardware slowdown (heat, power or an external signal)",
@@ -35,23 +35,11 @@ HELD_DOWN = MappingProxyType(
     }
 )
 RESET = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot"
-KMSG = Path("/dev/kmsg")
-RECORD = 8192  # bytes; the kernel gives one record per read and refuses smaller buffers
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)(?:, (.*))?")
-# A program's own mistakes, such as an access out of bounds, or its end: 13 graphics exception, 31 MMU fault, 43 stopped
-# processing, 45 preemptive cleanup. All others speak of hardware, firmware or driver.
-PROGRAMS = frozenset({13, 31, 43, 45})
-SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: MB/s of each active NVLink in one direction
-MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS
-# GB/s of one lane in one direction by generation: PCI-SIG's transfer rates (2.5, 5, 8, 16, 32, 64 GT/s), times 8/10 in the
-# first two for their code, 128/130 in the next three, and 242/256 in the last for its flits.
-LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-ROW, LIBRARY = "InfiniBand", "libibverbs.so.1"
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says of one GPU; None where it does not support the question. `gone` is why it cannot be asked at all.
+    """What NVML reports of one GPU; None where it does not support the question. `gone` is why it cannot be asked at all.
 
     `rows` are remapped ones: whether a remapping is pending, and whether one failed. `reasons` is a bit mask.
     """
@@ -168,9 +156,62 @@ def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:
         )
 
 
+SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: MB/s of each active NVLink in one direction
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS
+# GB/s of one lane in one direction by generation: PCI-SIG's transfer rates (2.5, 5, 8, 16, 32, 64 GT/s), times 8/10 in the
+# first two for their code, 128/130 in the next three, and 242/256 in the last for its flits.
+LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+
+def describe_links(devices: Devices, nvml: Any = None) -> str:
+    """The links of the first GPU in words, with GB/s in one direction; empty where NVML has no answer. `nvml` is for tests."""
+    if not devices.gpus:
+        return ""
+    nvml = nvml or importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        try:
+            gpu = nvml.nvmlDeviceGetHandleByIndex(devices.gpus[0].index)
+            return _nvlinks(nvml, gpu) or _pcie(nvml, gpu)
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return ""
+
+
+def _nvlinks(nvml: Any, gpu: Any) -> str:
+    active = 0
+    for link in range(MOST_LINKS):
+        try:
+            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
+        except nvml.NVMLError:  # this GPU has no more of them, or none
+            break
+    if not active:
+        return ""
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [SPEED])
+    told = answer.nvmlReturn == nvml.NVML_SUCCESS and answer.value.uiVal
+    return f"{active} NVLinks, {active * answer.value.uiVal / 1e3:.0f} GB/s each way" if told else f"{active} NVLinks"
+
+
+def _pcie(nvml: Any, gpu: Any) -> str:
+    generation, width = nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
+    rate = f", {LANE[generation] * width:.0f} GB/s each way" if generation in LANE else ""
+    return f"PCIe {generation}.0 x{width}{rate}"
+
+
+KMSG = Path("/dev/kmsg")
+RECORD = 8192  # bytes; the kernel gives one record per read and refuses smaller buffers
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)(?:, (.*))?")
+# A program's own mistakes, such as an access out of bounds, or its end: 13 graphics exception, 31 MMU fault, 43 stopped
+# processing, 45 preemptive cleanup. All others point to hardware, firmware or driver.
+PROGRAMS = frozenset({13, 31, 43, 45})
+
+
 @dataclass(frozen=True)
 class Xid:
-    """One error: seconds since the machine started, the GPU's PCI address, its number and the driver's words."""
+    """An error that the NVIDIA driver wrote into the kernel's log: seconds since the machine started, the GPU's PCI address, the
+    error's number (https://docs.nvidia.com/deploy/xid-errors/ lists them) and the driver's text.
+    """
 
     at: float
     pci: str
@@ -199,7 +240,7 @@ def read_kernel_log(log: Path = KMSG) -> list[str]:
         while True:
             try:
                 record = os.read(file, RECORD)
-            except BrokenPipeError:  # overwritten meanwhile: the next read goes on with the oldest
+            except BrokenPipeError:  # overwritten meanwhile: the next read returns the oldest one left
                 continue
             except BlockingIOError:
                 return records
@@ -238,46 +279,19 @@ def judge_xids(xids: Sequence[Xid], now: float) -> Finding:
     )
 
 
-def describe_links(devices: Devices, nvml: Any = None) -> str:
-    """The links of the first GPU in words, with GB/s in one direction; empty where NVML does not tell. `nvml` is for tests."""
-    if not devices.gpus:
-        return ""
-    nvml = nvml or importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-        try:
-            gpu = nvml.nvmlDeviceGetHandleByIndex(devices.gpus[0].index)
-            return _nvlinks(nvml, gpu) or _pcie(nvml, gpu)
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return ""
-
-
-def _nvlinks(nvml: Any, gpu: Any) -> str:
-    active = 0
-    for link in range(MOST_LINKS):
-        try:
-            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
-        except nvml.NVMLError:  # this GPU has no more of them, or none
-            break
-    if not active:
-        return ""
-    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [SPEED])
-    told = answer.nvmlReturn == nvml.NVML_SUCCESS and answer.value.uiVal
-    return f"{active} NVLinks, {active * answer.value.uiVal / 1e3:.0f} GB/s each way" if told else f"{active} NVLinks"
-
-
-def _pcie(nvml: Any, gpu: Any) -> str:
-    generation, width = nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
-    rate = f", {LANE[generation] * width:.0f} GB/s each way" if generation in LANE else ""
-    return f"PCIe {generation}.0 x{width}{rate}"
+ROW, LIBRARY = "InfiniBand", "libibverbs.so.1"
 
 
 def look_at_infiniband(
     runtime: str, root: Path = Path("/"), load: Callable[[str], object] = ctypes.CDLL
 ) -> Iterator[Finding]:
-    """The row about adapters; none where the host has none. `runtime` as in Host; `root` and `load` are for tests."""
+    """The row about InfiniBand and RoCE adapters, none where the host has none: whether NCCL can use them from here.
+    If it cannot, it silently uses TCP, which is many times slower.
+
+    /sys shows adapters in any container, but their device files have to be passed to it, and libibverbs opens them
+    (https://docs.kernel.org/infiniband/user_verbs.html). The limit on locked memory has a row of its own (machine.py). `runtime`
+    as in Host; `root` and `load` are for tests.
+    """
     adapters = sorted((root / "sys/class/infiniband").glob("*"))
     if not adapters:
         return

@@ -1,4 +1,4 @@
-"""What a probe found: one row of the table that `slipway check` prints. Pure."""
+"""What a probe found: one row of the table that `slipway check` prints."""
 
 import dataclasses
 import shutil
@@ -14,10 +14,6 @@ import click
 from slipway.launch.rendezvous.messages import ERROR, OK, SKIPPED, WARNING, Finding
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 
-COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
-WIDTH = 110  # columns of the table at most
-NARROWEST = 60  # and at least
-LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to the right
 T = TypeVar("T")
 
 
@@ -63,58 +59,11 @@ def probe(what: str, look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ..
         return (skipped(what, f"the probe failed: {type(error).__name__}: {error}"),)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
-    """0 without errors, UNHEALTHY (77) where any error is the node's own, else CONFIGURATION (78)."""
-    codes = {finding.code for finding in findings if finding.level == ERROR}
-    return UNHEALTHY if UNHEALTHY in codes else CONFIGURATION if codes else FINISHED
-
-
-def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """The documented form of `slipway check --json`, for one node."""
-    return [dataclasses.asdict(finding) for finding in findings]
-
-
-def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
-    """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
-    return table_lines([(row.level, row.what, row.found, row.advice) for row in findings], COLOURS, colour, width)
-
-
-def table_lines(
-    rows: Sequence[tuple[str, str, str, str]], colours: Mapping[str, str], colour: bool, width: int
-) -> list[str]:
-    """The same for rows of level, what, found and advice; `colours` by level."""
-    column = min(LONGEST_WHAT, max((len(what) for _, what, _, _ in rows), default=0))
-    return [line for row in rows for line in _row(*row, column, colours if colour else {}, width)]
-
-
-def terminal_width() -> int:
-    """Columns for a table on stdout: those of the terminal or of COLUMNS within reason, WIDTH where there are neither."""
-    return min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns))
-
-
-def summary(findings: Iterable[Finding]) -> str:
-    """`1 error, 2 warnings`, or that there are none."""
-    levels = [finding.level for finding in findings]
-    counts = [(levels.count(level), level) for level in (ERROR, WARNING)]
-    told = [f"{count} {level}{'' if count == 1 else 's'}" for count, level in counts if count]
-    return ", ".join(told) or "no errors or warnings"
-
-
-def _row(
-    level: str, what: str, found: str, advice: str, column: int, colours: Mapping[str, str], width: int
-) -> Iterator[str]:
-    shown = click.style(f"{level:<7}", fg=colours[level]) if colours else f"{level:<7}"
-    indent = " " * (column + 13)
-    head = f"  {shown}  {what:<{column}}  "
-    advised = f"→ {advice}" if advice else ""
-    for line in [*found.splitlines(), *advised.splitlines()] or [""]:
-        for part in textwrap.wrap(line, width - len(indent), break_on_hyphens=False) or [""]:
-            yield f"{head}{part}".rstrip()
-            head = indent
-
-
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, but TimeoutError after so many seconds; its thread is then left to itself."""
+    """What `work` returns or raises, but TimeoutError after so many seconds; its thread is then abandoned.
+
+    A name server that does not answer, or a file server that hangs, must not hold up a check.
+    """
     came: list[Any] = []
 
     def do() -> None:
@@ -132,3 +81,59 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 without errors, UNHEALTHY (77) where any error is the node's own, else CONFIGURATION (78)."""
+    codes = {finding.code for finding in findings if finding.level == ERROR}
+    return UNHEALTHY if UNHEALTHY in codes else CONFIGURATION if codes else FINISHED
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """`1 error, 2 warnings`, or that there are none."""
+    levels = [finding.level for finding in findings]
+    counts = [(levels.count(level), level) for level in (ERROR, WARNING)]
+    told = [f"{count} {level}{'' if count == 1 else 's'}" for count, level in counts if count]
+    return ", ".join(told) or "no errors or warnings"
+
+
+def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The documented form of `slipway check --json`, for one node."""
+    return [dataclasses.asdict(finding) for finding in findings]
+
+
+COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
+WIDTH = 110  # columns of the table at most
+NARROWEST = 60  # and at least
+LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to the right
+
+
+def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
+    """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
+    return table_lines([(row.level, row.what, row.found, row.advice) for row in findings], COLOURS, colour, width)
+
+
+def table_lines(
+    rows: Sequence[tuple[str, str, str, str]], colours: Mapping[str, str], colour: bool, width: int
+) -> list[str]:
+    """The same for rows of level, what, found and advice; `colours` by level."""
+    column = min(LONGEST_WHAT, max((len(what) for _, what, _, _ in rows), default=0))
+    return [line for row in rows for line in _row(*row, column, colours if colour else {}, width)]
+
+
+def _row(
+    level: str, what: str, found: str, advice: str, column: int, colours: Mapping[str, str], width: int
+) -> Iterator[str]:
+    shown = click.style(f"{level:<7}", fg=colours[level]) if colours else f"{level:<7}"
+    indent = " " * (column + 13)
+    head = f"  {shown}  {what:<{column}}  "
+    advised = f"→ {advice}" if advice else ""
+    for line in [*found.splitlines(), *advised.splitlines()] or [""]:
+        for part in textwrap.wrap(line, width - len(indent), break_on_hyphens=False) or [""]:
+            yield f"{head}{part}".rstrip()
+            head = indent
+
+
+def terminal_width() -> int:
+    """Columns for a table on stdout: those of the terminal or of COLUMNS within reason, WIDTH where there are neither."""
+    return min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns))

@@ -1,4 +1,6 @@
-"""What the machine, the container and the kernel allow this node: /dev/shm, memory, CPUs, open files, processes."""
+"""What the machine, the container and the kernel allow this node: /dev/shm, memory, CPUs, open files and processes; whether the
+host names it needs resolve, and whether its port is free.
+"""
 
 import os
 import resource
@@ -23,8 +25,6 @@ LITTLE_MEMORY = 1 << 30  # bytes left; a worker that has imported torch for CUDA
 FEW_FILES = 4096  # a data-loader worker that shares tensors keeps several open for each batch
 FEW_PROCESSES = 512  # torch starts dozens of threads in each worker, and they count
 ROOT = Path("/")
-SECONDS = 10.0  # name servers are asked twice at most in that time (resolv.conf(5): 5 s each)
-Resolve = Callable[[str], str]
 
 
 def look_at_shm(runtime: str, folder: Path = SHM) -> Iterator[Finding]:
@@ -125,6 +125,10 @@ def mebibytes(size: float) -> str:
 def gibibytes(size: float) -> str:
     """Bytes in units of 2**30."""
     return f"{size / (1 << 30):,.1f} GB"
+
+
+SECONDS = 10.0  # name servers are asked twice at most in that time (resolv.conf(5): 5 s each)
+Resolve = Callable[[str], str]
 
 
 def resolve(name: str) -> str:

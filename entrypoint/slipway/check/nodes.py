@@ -1,7 +1,8 @@
-"""The part of a check for which nodes meet: the muster, in which all learn what each found, then an all-reduce.
+"""The part of a check for which nodes meet: the muster, in which each learns what the others found, then an all-reduce; and the
+reports of all nodes.
 
-It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher brings its node's
-findings along on its card; its workers leave what the all-reduce showed in the run directory.
+It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher sends its node's
+findings with its card; its workers write what the all-reduce showed into the run directory.
 """
 
 import contextlib
@@ -72,7 +73,7 @@ def passing(job: Job, folder: Path) -> Job:
 
 
 def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:
-    """Run the job in its run directory to its end, at most so long; who met, and the row that says what went wrong, if anything.
+    """Run the job in its run directory to its end, for at most `seconds`; returns who met, and a row for what went wrong.
 
     Raises InterruptedCheckError for a stop.
     """
@@ -105,6 +106,19 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
     return peers, judge_outcome(read_json(folder / OUTCOME_FILE), own.node_rank) if code else None
 
 
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Keep what workers and libraries print out of the table, which goes to stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
     """The row for a job that started and did not end well, from its `outcome.json`. Pure."""
     first = outcome.get("first")
@@ -114,19 +128,6 @@ def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
     ill = first.get("word") == Word.UNHEALTHY or "WrongResultError" in found
     row = sick if ill and first.get("node_rank") == node_rank else misconfigured
     return row(OTHERS, found, str(first.get("advice") or ""))
-
-
-@contextlib.contextmanager
-def stdout_to_stderr() -> Iterator[None]:
-    """What workers and libraries print is no part of the table."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def assemble(

@@ -1,4 +1,4 @@
-"""The rows of `slipway selftest`: what each one proves, what it needs, and how it is tried."""
+"""The rows of `slipway selftest`: what each one proves, what it needs, and how it is tried; and the report of them."""
 
 import dataclasses
 from collections import Counter
@@ -40,16 +40,6 @@ RESUMED = (
 ).split()
 HANG_SECONDS = "30"  # of training; a start has longer
 LARGEST = {"cuda": "256M", "cpu": "4M"}  # the largest message of all-reduce
-COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
-CLOSING = MappingProxyType(
-    {
-        FINISHED: "what could be tried here works",
-        FAILED: "the image, or this checkout, is at fault: report it, with what --json prints",
-        UNHEALTHY: "this node is unhealthy: take it out of service",
-        CONFIGURATION: "wrong configuration: see the rows that failed",
-    }
-)
-Timed = tuple[Result, float]  # with the seconds that it took
 
 
 @dataclass(frozen=True)
@@ -147,6 +137,16 @@ ROWS = (
     Row("kill", "a rank is killed on purpose", try_fault("kill")),
     Row("memory", "a rank takes more memory than there is, on purpose", try_fault("memory")),
 )
+COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
+CLOSING = MappingProxyType(
+    {
+        FINISHED: "what could be tried here works",
+        FAILED: "the image, or this checkout, is at fault: report it, with what --json prints",
+        UNHEALTHY: "this node is unhealthy: take it out of service",
+        CONFIGURATION: "wrong configuration: see the rows that failed",
+    }
+)
+Timed = tuple[Result, float]  # with the seconds that it took
 
 
 def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str) -> dict[str, Any]:

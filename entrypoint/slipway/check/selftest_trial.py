@@ -1,4 +1,4 @@
-"""What the end of a job or a probe proves: one row of the table that `slipway selftest` prints. Pure."""
+"""Where the jobs and probes of a selftest run, how each of them ended, and what that proves: rows of `slipway selftest`."""
 
 import json
 import math
@@ -24,12 +24,7 @@ from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import LOGS, METRICS_FILE, OUTCOME_FILE, node_folder, rank_log, read_json, read_run_text
 
-PASSED, BROKEN, LEFT_OUT = OK, "failed", SKIPPED
-WITHOUT_LEARNING = math.log(256)  # nats per byte of text, for who knows nothing of it
-STACK = "most recent call first"  # in what Python's faulthandler prints of each thread
-PATIENCE = (
-    300.0  # seconds that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
-)
+PATIENCE = 300.0  # s that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
 # On this node alone, whatever the environment says of others, and once.
 ALONE = ("--standalone", "--nproc-per-node", "auto", "--max-restarts", "0")
 
@@ -133,6 +128,9 @@ def environment_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in ours}
 
 
+PASSED, BROKEN, LEFT_OUT = OK, "failed", SKIPPED
+
+
 @dataclass(frozen=True)
 class Result:
     """A row: `what` was tried, `level` is ok, failed or skipped. `code` is what a failure stands for: 77 for a sick node, 1 for
@@ -144,23 +142,6 @@ class Result:
     found: str
     advice: str = ""
     code: int = FINISHED
-
-
-class Verdict(NamedTuple):
-    """How a job with a fault has to end: its exit code, and what the verdict says of the rank that has it."""
-
-    code: int
-    evidence: str
-
-
-# By the fault of train/workloads/selftest.py, on the device that raises it.
-VERDICTS: Mapping[tuple[str, str], Verdict] = {
-    ("hang", ""): Verdict(PEER, "hang"),
-    ("raise", ""): Verdict(FAILED, "this rank raises an exception on purpose"),
-    ("kill", ""): Verdict(FAILED, "SIGKILL"),
-    ("memory", "cuda"): Verdict(FAILED, "OutOfMemoryError"),
-    ("memory", "cpu"): Verdict(FAILED, "can't allocate memory"),
-}
 
 
 def passed(what: str, found: str) -> Result:
@@ -218,6 +199,23 @@ def failed_job(what: str, ended: Ended) -> Result | None:
     return broken(what, f"ended with {ended.code}: {found}", ended.code, str(ended.first.get("advice") or ""))
 
 
+class Verdict(NamedTuple):
+    """How a job with a fault has to end: its exit code, and what the verdict says of the rank that has it."""
+
+    code: int
+    evidence: str
+
+
+# By the fault of train/workloads/selftest.py, on the device that raises it.
+VERDICTS: Mapping[tuple[str, str], Verdict] = {
+    ("hang", ""): Verdict(PEER, "hang"),
+    ("raise", ""): Verdict(FAILED, "this rank raises an exception on purpose"),
+    ("kill", ""): Verdict(FAILED, "SIGKILL"),
+    ("memory", "cuda"): Verdict(FAILED, "OutOfMemoryError"),
+    ("memory", "cpu"): Verdict(FAILED, "can't allocate memory"),
+}
+
+
 def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Result:
     """Whether a job whose rank `rank` had a fault ended as it has to."""
     wanted = VERDICTS.get((fault, device)) or VERDICTS[fault, ""]
@@ -232,6 +230,9 @@ def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> 
     return passed(what, f"exit code {wanted.code}, rank {rank}: {evidence}")
 
 
+STACK = "most recent call first"  # in what Python's faulthandler prints of each thread
+
+
 def judge_stacks(row: Result, processes: int, recorded: int, ended: Ended) -> Result:
     """The row of a hang, which also has to leave the stacks of all ranks; `recorded` counts files of NCCL's flight recorder."""
     silent = [rank for rank in range(processes) if STACK not in ended.log(rank)]
@@ -241,6 +242,9 @@ def judge_stacks(row: Result, processes: int, recorded: int, ended: Ended) -> Re
         return broken(row.what, f"rank {silent[0]} left no stacks: {row.found}")
     recorder = f", {recorded} files of the flight recorder" if recorded else ""
     return passed(row.what, f"{row.found}; stacks of all ranks{recorder}")
+
+
+WITHOUT_LEARNING = math.log(256)  # nats per byte of text, for who knows nothing of it
 
 
 def judge_training(what: str, ended: Ended) -> Result:

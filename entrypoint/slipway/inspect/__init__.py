@@ -1,1 +1,3 @@
-"""What a run's ranks printed, on all nodes whose logs lie here: read as one stream, told to people, packed for a bug report."""
+"""What is known of a run, shown to people: its state, the logs of its ranks, its traces, a report as a page, an archive for a bug
+report.
+"""

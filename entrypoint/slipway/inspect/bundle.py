@@ -1,4 +1,7 @@
-"""What goes into the archive about a run for a bug report: its files, versions, a check of this node, and a page about them."""
+"""The archive about a run for a bug report: its text files without secrets, versions, a check of this node, and a list of these.
+
+The middle of a large file is left out, and a line in its place says how much is missing.
+"""
 
 import io
 import json
@@ -34,7 +37,6 @@ from slipway.protocol.files import (
 )
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
 
-HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 NAME_ENDS = ".tar.gz"
 # Name patterns in a run directory, and what they hold; everything else is left out.
 PARTS = (
@@ -48,10 +50,21 @@ PARTS = (
     (f"{NODE}*/{OUTCOMES}/*.json", "how each rank ended"),
     (f"{NODE}*/{LOGS}/*.log", "what each rank printed, and torchrun"),
 )
-HEAD = 0.25  # of the bytes that a file may have; the rest is for its tail, since what stands last tells most
+HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 LARGEST = 16 << 20  # bytes of one file
 ALL = 128 << 20  # bytes of all files before compression, divided among them
 SMALLEST = 64 << 10  # bytes that a file may have, however many there are
+HEAD = 0.25  # of the bytes that a file may have; the rest is for its tail, which is the most informative part
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An archive, its size in bytes, notes for whoever reads it, and what of the run is not in it."""
+
+    path: Path
+    size: int
+    notes: tuple[str, ...]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,90 +73,6 @@ class ArchivePart:
 
     name: str
     pieces: tuple[str, ...]
-
-
-def write_archive(target: Path, parts: Iterable[ArchivePart], clean: Callable[[str], str], now: float) -> None:
-    """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        if target.exists():
-            raise LaunchError(
-                f"{target} exists already, and nothing is overwritten. Name another: --bundle FILE{NAME_ENDS}."
-            )
-        with temporary.open("wb") as file:
-            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
-                for part in parts:
-                    content = clean_part(part, clean).encode(errors="replace")
-                    member = tarfile.TarInfo(f"{target.name.removesuffix(NAME_ENDS)}/{part.name}")
-                    member.size, member.mtime = len(content), int(now)
-                    archive.addfile(member, io.BytesIO(content))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(target)
-    except OSError as error:
-        message = f"The archive cannot be written to {target.absolute().parent}: {error.strerror or error}."
-        raise LaunchError(f"{message} Name another place: --bundle FILE{NAME_ENDS}.", code_of(error)) from None
-    finally:
-        with suppress(OSError):  # it is not there, or cannot be
-            temporary.unlink()
-
-
-def find_files(run: Path) -> list[Path]:
-    """The files of a run directory to pack. None that a link leads to from outside, or that a process died while writing."""
-    run = run.resolve()
-    found = [path for pattern, _ in PARTS for path in sorted(run.glob(pattern))]
-    return [path for path in found if path.is_file() and path.resolve() == path and not path.name.startswith(".")]
-
-
-def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
-    """A file, and how many bytes of it are missing: of a large one only whole lines of its head and tail are taken."""
-    try:
-        with open_run_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= most:
-                return ArchivePart(name, (file.read(most).decode(errors="replace"),)), 0
-            head = file.read(int(most * HEAD)).rpartition(b"\n")[0]
-            file.seek(size - int(most * (1 - HEAD)))
-            tail = file.read(int(most * (1 - HEAD))).partition(b"\n")[2]
-    except OSError as error:
-        return ArchivePart(name, (f"cannot be read: {error}\n",)), 0
-    missing = size - len(head) - len(tail)
-    between = f"\n--- {missing:,} bytes of {size:,} were left out here ---\n"
-    return ArchivePart(name, (head.decode(errors="replace"), between, tail.decode(errors="replace"))), missing
-
-
-def clean_part(part: ArchivePart, clean: Callable[[str], str]) -> str:
-    """A member's text without secrets; JSON is looked at by its names."""
-    if part.name.endswith(".json") and len(part.pieces) == 1:
-        with suppress(ValueError, RecursionError):  # damaged
-            return json.dumps(redact_json(json.loads(part.pieces[0]), clean), indent=1) + "\n"
-    return "".join(map(clean, part.pieces))
-
-
-def list_others(run: Path, packed: list[Path]) -> list[str]:
-    """What is left out of a run directory, with its size: by folder, or by file where it lies on top."""
-    kept, sizes = set(packed), dict[str, list[int]]()
-    for path in (Path(parent, name) for parent, _, names in os.walk(run) for name in names):
-        if path not in kept:
-            parts = path.relative_to(run).parts
-            depth = 2 if parts[0].startswith(NODE) else 1
-            name = "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
-            with suppress(OSError):  # a snapshot that a running job just deleted
-                sizes.setdefault(name, []).append(path.lstat().st_size)
-    return [
-        f"{name} ({len(each)} file{'s' if len(each) > 1 else ''}, {sum(each):,} bytes)"
-        for name, each in sorted(sizes.items())
-    ]
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """An archive, its size in bytes, what one should know about it, and what of the run is not in it."""
-
-    path: Path
-    size: int
-    notes: tuple[str, ...]
-    left_out: tuple[str, ...]
 
 
 def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mapping[str, str], now: float) -> Bundle:
@@ -177,8 +106,48 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     return Bundle(target, target.stat().st_size, tuple(notes), left_out)
 
 
+def find_files(run: Path) -> list[Path]:
+    """The files of a run directory to pack. None that a link leads to from outside, or that a process died while writing."""
+    run = run.resolve()
+    found = [path for pattern, _ in PARTS for path in sorted(run.glob(pattern))]
+    return [path for path in found if path.is_file() and path.resolve() == path and not path.name.startswith(".")]
+
+
+def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
+    """A file, and how many bytes of it are missing: of a large one only whole lines of its head and tail are taken."""
+    try:
+        with open_run_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= most:
+                return ArchivePart(name, (file.read(most).decode(errors="replace"),)), 0
+            head = file.read(int(most * HEAD)).rpartition(b"\n")[0]
+            file.seek(size - int(most * (1 - HEAD)))
+            tail = file.read(int(most * (1 - HEAD))).partition(b"\n")[2]
+    except OSError as error:
+        return ArchivePart(name, (f"cannot be read: {error}\n",)), 0
+    missing = size - len(head) - len(tail)
+    between = f"\n--- {missing:,} bytes of {size:,} were left out here ---\n"
+    return ArchivePart(name, (head.decode(errors="replace"), between, tail.decode(errors="replace"))), missing
+
+
+def list_others(run: Path, packed: list[Path]) -> list[str]:
+    """What is left out of a run directory, with its size: by folder, or by file where it lies on top."""
+    kept, sizes = set(packed), dict[str, list[int]]()
+    for path in (Path(parent, name) for parent, _, names in os.walk(run) for name in names):
+        if path not in kept:
+            parts = path.relative_to(run).parts
+            depth = 2 if parts[0].startswith(NODE) else 1
+            name = "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
+            with suppress(OSError):  # a snapshot that a running job just deleted
+                sizes.setdefault(name, []).append(path.lstat().st_size)
+    return [
+        f"{name} ({len(each)} file{'s' if len(each) > 1 else ''}, {sum(each):,} bytes)"
+        for name, each in sorted(sizes.items())
+    ]
+
+
 def look_here(run: Path, environ: Mapping[str, str]) -> Iterator[ArchivePart]:
-    """Versions and health of the node where this is called. Whatever goes wrong with that is told in their place."""
+    """Versions and health of the node where this is called. An error is reported in their place."""
     texts = ["", ""]
     try:
         host, devices = read_host(environ), read_devices(environ)
@@ -202,3 +171,37 @@ def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, 
         "Secrets were replaced by *** where their names or forms told. Look through it before you pass it on.",
     ]
     return "\n".join([*lines, "", "Notes:", *notes, "", "Left out:", *(left_out or ["nothing"])]) + "\n"
+
+
+def write_archive(target: Path, parts: Iterable[ArchivePart], clean: Callable[[str], str], now: float) -> None:
+    """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if target.exists():
+            raise LaunchError(
+                f"{target} exists already, and nothing is overwritten. Name another: --bundle FILE{NAME_ENDS}."
+            )
+        with temporary.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
+                for part in parts:
+                    content = clean_part(part, clean).encode(errors="replace")
+                    member = tarfile.TarInfo(f"{target.name.removesuffix(NAME_ENDS)}/{part.name}")
+                    member.size, member.mtime = len(content), int(now)
+                    archive.addfile(member, io.BytesIO(content))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+    except OSError as error:
+        message = f"The archive cannot be written to {target.absolute().parent}: {error.strerror or error}."
+        raise LaunchError(f"{message} Name another place: --bundle FILE{NAME_ENDS}.", code_of(error)) from None
+    finally:
+        with suppress(OSError):  # it is not there, or cannot be
+            temporary.unlink()
+
+
+def clean_part(part: ArchivePart, clean: Callable[[str], str]) -> str:
+    """A member's text without secrets; in JSON names tell which values are secret."""
+    if part.name.endswith(".json") and len(part.pieces) == 1:
+        with suppress(ValueError, RecursionError):  # damaged
+            return json.dumps(redact_json(json.loads(part.pieces[0]), clean), indent=1) + "\n"
+    return "".join(map(clean, part.pieces))

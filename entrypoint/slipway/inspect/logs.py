@@ -1,6 +1,8 @@
-"""The logs of a run's ranks, read as one stream of lines in the order of their times.
+"""The logs of a run's ranks, read as one stream of lines in the order of their times; which of the lines are wanted; and the
+lines above and below each attempt that say how it ended.
 
-Nothing is held but a piece of each file, which is open only while that is read: logs may be gigabytes, and thousands.
+Only a piece of each file is held, and a file is open only while a piece is read: logs may be gigabytes, and there may be
+thousands of them.
 """
 
 import calendar
@@ -43,25 +45,15 @@ LOOK = 0.5  # s between two looks for more
 PARENTS = MappingProxyType(
     {name.removesuffix(".log"): -number for number, name in enumerate((AGENT_LOG, SPAWN_LOG), 1)}
 )
-
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 _HEADER = re.compile(rb"--- attempt (\d{1,9})(?:, (.*))? ---")
-Numbers = tuple[range, ...]  # empty: any
-
-# The lines above stacks: of an exception, of a process that was asked or crashed (faulthandler). torch puts [rankN] in front.
-_STACK = re.compile(r"\(most recent call (last|first)\):?$")
-_RANK = re.compile(r"^\[rank\d+\]:[ ]?")
-_FAILURE = re.compile(
-    r"\w(?:Error|Exception)\b|\bNCCL WARN\b|(?i:\b(?:error:|fatal\b|fail(?:ed|ure)\b|abort(?:ed|ing)\b|killed\b|panic\b)"
-    r"|\bexception\b|out of memory|segmentation fault|core dumped|no space left|timed out)"
-)
 
 
 class Line(NamedTuple):
     """A line of a log; lines compare in the order in which they are shown.
 
     `time` (Unix seconds) orders; where a line has none of its own, `stamp` is empty, and it is that of the line above
-    with `untimed` counting on, or infinite in what the parent of the ranks said: that stands behind its attempt.
+    with `untimed` counting on, or infinite in what the parent of the ranks printed: that comes after its attempt.
     """
 
     attempt: int
@@ -203,6 +195,9 @@ def read_log_lines(
         time.sleep(LOOK)
 
 
+Numbers = tuple[range, ...]  # empty: any
+
+
 def parse_numbers(text: str) -> Numbers:
     """`0,3-5` as ranges. Raises ValueError."""
     found = []
@@ -214,8 +209,17 @@ def parse_numbers(text: str) -> Numbers:
     return tuple(found)
 
 
+# The lines above stacks: of an exception, of a process that was asked or crashed (faulthandler). torch puts [rankN] in front.
+_STACK = re.compile(r"\(most recent call (last|first)\):?$")
+_RANK = re.compile(r"^\[rank\d+\]:[ ]?")
+_FAILURE = re.compile(
+    r"\w(?:Error|Exception)\b|\bNCCL WARN\b|(?i:\b(?:error:|fatal\b|fail(?:ed|ure)\b|abort(?:ed|ing)\b|killed\b|panic\b)"
+    r"|\bexception\b|out of memory|segmentation fault|core dumped|no space left|timed out)"
+)
+
+
 class Failures:
-    """Tells lines that belong to a stack, or look like a failure, from all others. Sees each rank's lines in their order."""
+    """Recognises lines that belong to a stack or look like a failure. It is given each rank's lines in their order."""
 
     def __init__(self) -> None:
         self._within: dict[tuple[int, int], bool] = {}  # by place whether the stack ends with the exception's own line

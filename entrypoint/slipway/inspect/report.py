@@ -1,4 +1,4 @@
-"""The page: everything read about the runs, laid out and written."""
+"""The page of `slipway report`: everything read about the runs, laid out and written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,118 @@ from slipway.protocol.durable import replace_file
 from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, comparison_rows, draw
 
 GENERATOR = "slipway report"
-STEP, VALUE = (
-    Axis("step", "{:,.0f}".format),
-    Axis("", lambda value: f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"),
-)
+
+
+class NotOursError(Exception):
+    """There is a file where the page belongs, and it is not one of our pages."""
+
+
+def make_page(runs: Sequence[Record]) -> str:
+    """The page about `runs` (at least one), as HTML that refers to nothing outside itself."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    runs = tell_apart(runs)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    measured = [run for run in runs if measurements(run)]
+    return environment.from_string(TEMPLATE).render(
+        runs=runs,
+        generator=f"{GENERATOR} {__version__}",
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        style=Markup(STYLE + PLOT_CSS + switches(len(runs))),  # noqa: S704  # ours
+        colours=[f"var(--c{number}, {colour})" for number, colour in enumerate(COLOURS)],
+        overview=report_tables.overview(runs),
+        curves=[Markup(picture) for picture in curves(runs)],  # noqa: S704  # made by an XML library, which escapes
+        results=report_tables.last_values(runs),
+        throughput=report_tables.throughput(runs),
+        comparison=comparison_rows,
+        measured=measured,
+        bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
+        remarks=remarks,
+        rows=lambda run: [row.cells for row in measurements(run)],
+        attempts=lambda run: [astuple(tried) for tried in run.ending.tries],
+        spent=lambda run: Markup(draw_time(run)),  # noqa: S704  # escaped there
+        legend=legend,
+        settings=report_tables.settings(runs),
+        data=lambda picture: f"data:image/png;base64,{base64.b64encode(picture).decode()}",
+    )
+
+
+def tell_apart(runs: Sequence[Record]) -> list[Record]:
+    """The runs, those of the same name with the name of their folder in front."""
+    count = Counter(run.name for run in runs)
+    return [replace(run, name=f"{run.path.parent.name}/{run.name}") if count[run.name] > 1 else run for run in runs]
+
+
+STEP = Axis("step", "{:,.0f}".format)
+VALUE = Axis("", lambda value: f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}")
+
+
+def curves(runs: Sequence[Record]) -> list[str]:
+    """A chart for each metric that has a course, with a curve for each run that has it."""
+    pictures = []
+    for name in report_tables.metric_names(runs):
+        found = [
+            Curve(run.name, run.metrics.curves[name], number)
+            for number, run in enumerate(runs)
+            if name in run.metrics.curves
+        ]
+        if any(len(curve.points) > 1 for curve in found):
+            pictures.append(draw(name, found, STEP, VALUE))
+    return pictures
+
+
+def switches(count: int) -> str:
+    """The style that hides a run's curves where its box is not ticked; a page without scripts has to say it so."""
+    return "\n".join(
+        f"body:has(#show-{number}:not(:checked)) .runs .color-{number} {{ display: none }}"
+        for number in range(min(count, SERIES))
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the page, in one go, over an older one if there is any. Raises OSError, and NotOursError for another file."""
+    if path.exists() and f'content="{GENERATOR}' not in path.read_text(errors="replace")[:1000]:
+        raise NotOursError(f"{path} is not a page of `{GENERATOR}`, and is not overwritten.")
+    replace_file(path, page)
+
+
+WIDTH, HEIGHT = 1000, 46  # of the bar
+
+
+def draw_time(run: Record) -> str:
+    """What each second of a run went into: a bar as an SVG element, in the order of the ledger."""
+    whole, at, bars = sum(run.ending.seconds.values()), 0.0, []
+    for (kind, spent, share), seconds, colour in zip(
+        spending(run), run.ending.seconds.values(), colours(), strict=False
+    ):
+        width = WIDTH * seconds / whole
+        title = f"<title>{escape(f'{kind}: {spent}, {share}')}</title>"
+        bars.append(f'<rect x="{at:.2f}" width="{width:.2f}" height="{HEIGHT}" style="{colour}">{title}</rect>')
+        at += width
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="time"'
+    return f'{head} height="{HEIGHT}">{"".join(bars)}</svg>'
+
+
+def colours() -> Iterator[str]:
+    """A fill for each part, paler ones once all are used up."""
+    for opacity in (1, 0.55, 0.3):
+        for number, colour in enumerate(COLOURS):
+            yield f"fill: var(--c{number}, {colour}); fill-opacity: {opacity}"
+
+
+def spending(run: Record) -> list[tuple[str, str, str]]:
+    """Each part of the bar in words: what it was, how long it took, and its share."""
+    whole = sum(run.ending.seconds.values())
+    return [(kind, f"{seconds:,.1f} s", f"{seconds / whole:.1%}") for kind, seconds in run.ending.seconds.items()]
+
+
+def legend(run: Record) -> list[tuple[str, str, str, str]]:
+    """The same with the fill of each."""
+    return [(fill, *row) for fill, row in zip(colours(), spending(run), strict=False)]
+
+
+# The page's form: its style, light or dark as the reader's screen, and a jinja2 template, in which every value is escaped.
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2126; --soft: #5b6570; --back: #fff; --card: #f6f8fa; --faint: #dde2e7;
   --mark: #fff3c4; --good: #1a7f37; --bad: #cf222e }
@@ -53,7 +161,6 @@ img { max-width: 100%; image-rendering: pixelated; min-width: min(100%, 256px) }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem }
 @media print { .card, .wide { break-inside: avoid } }
 """
-
 TEMPLATE = """
 {%- macro head(names) -%}
 <thead><tr>{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead>
@@ -140,106 +247,3 @@ TEMPLATE = """
 </body>
 </html>
 """
-WIDTH, HEIGHT = 1000, 46
-
-
-class NotOursError(Exception):
-    """There is a file where the page belongs, and it is not one of our pages."""
-
-
-def make_page(runs: Sequence[Record]) -> str:
-    """The page about `runs` (at least one), as HTML that refers to nothing outside itself."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    runs = tell_apart(runs)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    measured = [run for run in runs if measurements(run)]
-    return environment.from_string(TEMPLATE).render(
-        runs=runs,
-        generator=f"{GENERATOR} {__version__}",
-        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        style=Markup(STYLE + PLOT_CSS + switches(len(runs))),  # noqa: S704  # ours
-        colours=[f"var(--c{number}, {colour})" for number, colour in enumerate(COLOURS)],
-        overview=report_tables.overview(runs),
-        curves=[Markup(picture) for picture in curves(runs)],  # noqa: S704  # made by an XML library, which escapes
-        results=report_tables.last_values(runs),
-        throughput=report_tables.throughput(runs),
-        comparison=comparison_rows,
-        measured=measured,
-        bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
-        remarks=remarks,
-        rows=lambda run: [row.cells for row in measurements(run)],
-        attempts=lambda run: [astuple(tried) for tried in run.ending.tries],
-        spent=lambda run: Markup(draw_time(run)),  # noqa: S704  # escaped there
-        legend=legend,
-        settings=report_tables.settings(runs),
-        data=lambda picture: f"data:image/png;base64,{base64.b64encode(picture).decode()}",
-    )
-
-
-def tell_apart(runs: Sequence[Record]) -> list[Record]:
-    """The runs with the folder they lie in before their names, where several have the same."""
-    count = Counter(run.name for run in runs)
-    return [replace(run, name=f"{run.path.parent.name}/{run.name}") if count[run.name] > 1 else run for run in runs]
-
-
-def curves(runs: Sequence[Record]) -> list[str]:
-    """A chart for each metric that has a course, with a curve for each run that has it."""
-    pictures = []
-    for name in report_tables.metric_names(runs):
-        found = [
-            Curve(run.name, run.metrics.curves[name], number)
-            for number, run in enumerate(runs)
-            if name in run.metrics.curves
-        ]
-        if any(len(curve.points) > 1 for curve in found):
-            pictures.append(draw(name, found, STEP, VALUE))
-    return pictures
-
-
-def switches(count: int) -> str:
-    """The style that hides a run's curves where its box is not ticked; a page without scripts has to say it so."""
-    return "\n".join(
-        f"body:has(#show-{number}:not(:checked)) .runs .color-{number} {{ display: none }}"
-        for number in range(min(count, SERIES))
-    )
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write the page, in one go, over an older one if there is any. Raises OSError, and NotOursError for another file."""
-    if path.exists() and f'content="{GENERATOR}' not in path.read_text(errors="replace")[:1000]:
-        raise NotOursError(f"{path} is not a page of `{GENERATOR}`, and is not overwritten.")
-    replace_file(path, page)
-
-
-def draw_time(run: Record) -> str:
-    """An SVG element: all seconds of a run side by side, in the order of the ledger."""
-    whole, at, bars = sum(run.ending.seconds.values()), 0.0, []
-    for (kind, spent, share), seconds, colour in zip(
-        spending(run), run.ending.seconds.values(), colours(), strict=False
-    ):
-        width = WIDTH * seconds / whole
-        title = f"<title>{escape(f'{kind}: {spent}, {share}')}</title>"
-        bars.append(f'<rect x="{at:.2f}" width="{width:.2f}" height="{HEIGHT}" style="{colour}">{title}</rect>')
-        at += width
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="time"'
-    return f'{head} height="{HEIGHT}">{"".join(bars)}</svg>'
-
-
-def colours() -> Iterator[str]:
-    """A fill for each part, paler ones once all are used up."""
-    for opacity in (1, 0.55, 0.3):
-        for number, colour in enumerate(COLOURS):
-            yield f"fill: var(--c{number}, {colour}); fill-opacity: {opacity}"
-
-
-def spending(run: Record) -> list[tuple[str, str, str]]:
-    """Each part in words: what it was, how long it took, and its share."""
-    whole = sum(run.ending.seconds.values())
-    return [(kind, f"{seconds:,.1f} s", f"{seconds / whole:.1%}") for kind, seconds in run.ending.seconds.items()]
-
-
-def legend(run: Record) -> list[tuple[str, str, str, str]]:
-    """The same with the fill of each."""
-    return [(fill, *row) for fill, row in zip(colours(), spending(run), strict=False)]

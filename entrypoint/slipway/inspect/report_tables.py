@@ -1,4 +1,4 @@
-"""What stands in rows and columns, on a page or on a terminal: each run, its results, its throughput, its settings."""
+"""The tables of a report: each run, its results, its throughput and its settings; and what `allreduce` measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway.train.measure.bandwidth import RATE, TIME, Measurement, by_collecti
 
 NONE = "–"
 SPEED = "_per_second"
-# These come first, in this order; the rest follows as it was found.
+# These metrics come first, in this order; the others follow in the order in which they were found.
 FIRST = ("loss", "val_loss", "accuracy", "bits_per_byte", "perplexity", "lr", "grad_norm")
 LAST = ("skipped", "epoch")
 
@@ -33,7 +33,7 @@ class Row:
 
 
 def metric_names(runs: Sequence[Record]) -> list[str]:
-    """Every metric that any run has, the ones that people look for in front."""
+    """Every metric that any run has, the most important ones first."""
     found = dict.fromkeys(name for run in runs for name in run.metrics.curves)
     ordered = [name for name in FIRST if name in found]
     ordered += [name for name in found if name not in FIRST and name not in LAST]
@@ -75,7 +75,7 @@ def topology(run: Record) -> str:
 
 
 def arguments(run: Record) -> str:
-    """What was typed behind the workload's name."""
+    """What was typed after the workload's name."""
     words = run.about.get("arguments")
     return shlex.join(redact_words([*map(str, words)])) if isinstance(words, list) and words else NONE
 
@@ -95,6 +95,11 @@ def clock_text(seconds: object) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(seconds)))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):
         return NONE
+
+
+def scalar_text(value: object) -> str:
+    """What a file says, where it says a word or a number."""
+    return str(value) if isinstance(value, str | int | float) else NONE
 
 
 def last_values(runs: Sequence[Record]) -> list[Row]:
@@ -135,11 +140,6 @@ def settings(runs: Sequence[Record]) -> list[Row]:
         notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
         rows.append(Row(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
     return rows
-
-
-def scalar_text(value: object) -> str:
-    """What a file says, where it says a word or a number."""
-    return str(value) if isinstance(value, str | int | float) else NONE
 
 
 def measurements(run: Record) -> list[Measurement]:

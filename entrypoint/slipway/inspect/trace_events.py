@@ -1,4 +1,5 @@
-"""A trace in Chrome's JSON format, as torch's profiler writes it: its events, and which of them compute or communicate.
+"""A trace in Chrome's JSON format, as torch's profiler writes it: its events, which of them compute or communicate, and spans of
+time, from which it follows how much of one kind another covers.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
 """
@@ -23,7 +24,6 @@ IN_FLIGHT = ("gloo:", "nccl:", "mpi:", "ucc:")
 CALLS = ("c10d::", *IN_FLIGHT)  # with how they are begun
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 WHOLE_NUMBERS = "long int"  # stop flag, comparison of replicas: they span steps on purpose
-Spans = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,9 @@ def packed(head: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> byte
             file.write((b",\n" if number else b"\n") + json.dumps(event, allow_nan=False).encode())
         file.write(b"\n]}\n")
     return buffer.getvalue()
+
+
+Spans = Sequence[tuple[float, float]]  # sorted pairs of begin and end that do not touch
 
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
