@@ -1,4 +1,6 @@
-"""The end of a job on this node: its verdict is written down and printed, and the pod is told."""
+"""The end of a job on this node: its verdict is written down, printed and passed to the pod; then come a picture of the losses,
+where the results are, and what to type next.
+"""
 
 import json
 import os
@@ -28,9 +30,6 @@ from slipway.protocol.replicas import read_differences
 SHOWN = 3  # times that the replicas differed, the newest
 LACKING = "image's name"  # in the table of advice
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
-ROWS, COLUMNS = 5, 60  # of the picture, at most, without its scale
-SCALE = 9  # columns
-LEAST, LEAST_COLUMNS = 4, 30  # points, of which fewer are no curve; columns, of which fewer have no room for the steps
 
 
 def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
@@ -65,6 +64,13 @@ def _typed(command: str, job: Job) -> str:
     return as_typed(command, find_here(job, bool(fleeting_results(job.host, results_folder(job.sources)))))
 
 
+def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
+    """Write the termination message of a pod, in place: it is a mounted file."""
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
+
+
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
     """Show how the loss went, say where the results of `run` lie, what to type next, and whether they outlive the container.
 
@@ -78,13 +84,6 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     if fleeting:
         say(fleeting)
-
-
-def show_losses(run: Path) -> None:
-    """Draw the losses of a run that has enough of them."""
-    with suppress(OSError):
-        if lines := draw_curve(losses_of(run), columns_of(sys.stderr.fileno())):
-            write_own("\n".join(lines))
 
 
 def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
@@ -143,6 +142,13 @@ def typed_program() -> str:
     return "slipway" if found and Path(found).samefile(ours) else shlex.quote(short_path(ours))
 
 
+def show_losses(run: Path) -> None:
+    """Draw the losses of a run that has enough of them."""
+    with suppress(OSError):
+        if lines := draw_curve(losses_of(run), columns_of(sys.stderr.fileno())):
+            write_own("\n".join(lines))
+
+
 def losses_of(run: Path) -> list[tuple[int, float]]:
     """The losses that a run wrote down, by step. Raises OSError."""
     losses = []
@@ -153,17 +159,15 @@ def losses_of(run: Path) -> list[tuple[int, float]]:
     return losses
 
 
-def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
-    """Write the termination message of a pod, in place: it is a mounted file."""
-    with suppress(OSError):
-        if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
+ROWS, COLUMNS = 5, 60  # of the picture, at most, without its scale
+SCALE = 9  # columns
+LEAST, LEAST_COLUMNS = 4, 30  # points, fewer are no curve; columns, fewer have no room for the steps
 
 
 def draw_curve(points: Sequence[tuple[int, float]], width: int) -> list[str]:
     """The lines, of `width` columns at most, of a picture of losses by step, each with what its row stands for.
 
-    None where there is nothing to see, or no room.
+    None of them where there is nothing to see, or no room.
     """
     columns = min(COLUMNS, width - SCALE - 1)
     steps, losses = [step for step, _ in points], [loss for _, loss in points]

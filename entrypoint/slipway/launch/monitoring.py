@@ -1,7 +1,5 @@
-"""Messages to a chat, or whatever takes JSON by POST: SLIPWAY_NOTIFY. From the launcher that decides for all, in a thread.
-
-At most one a minute: what happens meanwhile is told with the next one, or with the last, which does not wait. Whatever fails here
-is told once, and never touches the job. The address is a secret, as those of chats are: whoever has it may write there.
+"""What is reported about a running job: messages to a chat, or to any server that accepts JSON by POST (SLIPWAY_NOTIFY), and
+OpenMetrics for a monitoring system (SLIPWAY_METRICS_PORT). Whatever fails here never affects the job.
 """
 
 from __future__ import annotations
@@ -33,24 +31,19 @@ from slipway.protocol.replicas import ReplicaDifference, read_differences
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-
 PAUSE = 60.0  # s between two messages
 EVERY = 5.0  # s between two looks at what the training wrote down
 TRIES = (0.0, 0.5, 2.0)  # s before each try
 TIMEOUT = 3.0  # s for each
 LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
-# Those of metrics.jsonl that have a name of their own here; the others are `slipway_metric{name=…}`.
-NAMED = {
-    "loss": "Training loss.",
-    "val_loss": "Validation loss.",
-    "lr": "Learning rate.",
-    "grad_norm": "Gradient norm.",
-}
-LEFT_OUT = ("time", "step")
 
 
 class Notices:
-    """Sends what it is told. A context manager."""
+    """Messages from the launcher that decides for all, sent by a thread. A context manager.
+
+    At most one a minute is sent: what happens meanwhile is part of the next one, or of the last, which does not wait. A failure
+    is reported once. The address is a secret, as those of chats are: whoever has it may write there.
+    """
 
     def __init__(
         self,
@@ -60,7 +53,7 @@ class Notices:
         say: Callable[[str], None],
         pause: float = PAUSE,
     ) -> None:
-        """`facts` are told with each message, `clean` takes secrets out of a text; without a `url` nothing is sent."""
+        """`facts` are part of each message, `clean` takes secrets out of a text; without a `url` nothing is sent."""
         self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
         self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._over, self._complained = threading.Event(), False
@@ -69,7 +62,7 @@ class Notices:
         self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
 
     def __enter__(self) -> Self:
-        """Begin; without a thread nothing is sent."""
+        """Start the thread; where that fails nothing is sent."""
         if self._url:
             with suppress(RuntimeError):
                 self._thread.start()
@@ -89,7 +82,7 @@ class Notices:
         self._tell(run, "hang", text)
 
     def look(self, run: Run) -> None:
-        """An attempt goes on: have its replicas been found to differ?"""
+        """Report differences between replicas that were found since the last look."""
         if self._url and (self._known is None or time.monotonic() - self._looked >= EVERY):
             self._looked = time.monotonic()
             self._find_drift(run)
@@ -114,7 +107,7 @@ class Notices:
         self._tell(run, "end", block(verdict)[0], outcome=verdict.word, exit_code=verdict.code(0))
 
     def _tell(self, run: Run, event: str, text: str, **fields: Any) -> None:
-        """Send it, now or when it may be. Never waits."""
+        """Have it sent, at once or when the pause is over. Never waits."""
         if not self._url:
             return
         fields |= {"run": str(run.path), "attempt": run.attempt, "time": time.time()}
@@ -178,7 +171,7 @@ def post(url: str, content: Mapping[str, Any]) -> None:
 
 
 def open_notices(job: Job, say: Callable[[str], None]) -> Notices:
-    """Those of a job; nothing is sent where nobody asked, nor by other launchers than that of node 0, or of process 0."""
+    """The notices of a job. Only the launcher of node 0, or of process 0, sends any, and only if SLIPWAY_NOTIFY is set."""
     sources, topology = job.sources, job.plan.topology
     url = sources.value("SLIPWAY_NOTIFY") if topology.rank == 0 and job.plan.workload.keeps else ""
     secrets = [*secret_values(job.environ, sources.env_file).values(), *secret_arguments(job.plan.arguments), url]
@@ -192,8 +185,21 @@ def open_notices(job: Job, say: Callable[[str], None]) -> Notices:
     return Notices(url, facts, make_redactor(secrets), say)
 
 
+# Those of metrics.jsonl that have a name of their own here; the others are `slipway_metric{name=…}`.
+NAMED = {
+    "loss": "Training loss.",
+    "val_loss": "Validation loss.",
+    "lr": "Learning rate.",
+    "grad_norm": "Gradient norm.",
+}
+LEFT_OUT = ("time", "step")
+
+
 class Metrics:
-    """Answers as long as the job lasts. A context manager."""
+    """The metrics of one node's ranks, served by its launcher as long as the job lasts. A context manager.
+
+    All of them come from files that are there anyway, which are read at each request.
+    """
 
     def __init__(self, job: Job, address: str, port: int, say: Callable[[str], None]) -> None:
         """Nothing is opened yet; nor ever where `port` is 0."""
@@ -203,7 +209,7 @@ class Metrics:
         self._stop: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
-        """Listen. What stands in the way is a warning."""
+        """Listen; an error is a warning."""
         if not self._port:
             return self
         try:
@@ -229,7 +235,7 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Answer no longer."""
+        """Stop listening."""
         self._stop()
 
     def attempt(self, run: Run) -> None:
@@ -271,7 +277,7 @@ class Metrics:
             yield from self._time(self._run.path, topology.node_rank)
 
     def _ranks(self, node_dir: Path) -> Iterator[Metric]:
-        """Where each rank of this node says that it stands."""
+        """The step, the phase and the speed of each rank of this node, by its heartbeat."""
         from prometheus_client.core import GaugeMetricFamily
 
         step = GaugeMetricFamily("slipway_step", "The step at which a rank is.", labels=["rank"])
@@ -295,7 +301,7 @@ class Metrics:
         yield from (step, steps, phase, own, slower)
 
     def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
-        """What the job's time went into so far, and what of it was not lost."""
+        """What the job's time went into so far, and the share of it that was training."""
         from prometheus_client.core import GaugeMetricFamily
 
         found = len(read_differences(run))
@@ -328,8 +334,12 @@ class Metrics:
 
 
 def open_metrics(job: Job, say: Callable[[str], None]) -> Metrics:
-    """Those of a job; nobody is answered where no port is set, and of launchers per process that of local rank 0 answers."""
+    """The metrics of a job, served only if a port is set; where there is a launcher per process, by that of local rank 0."""
     process = job.plan.topology.process
     asked = job.plan.workload.keeps and (process is None or process.local_rank == 0)
     port = int(job.sources.value("SLIPWAY_METRICS_PORT")) if asked else 0
     return Metrics(job, job.sources.value("SLIPWAY_METRICS_ADDR"), port, say)
+
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric

@@ -1,4 +1,6 @@
-"""What a launcher knows of its job between attempts."""
+"""What a launcher knows of its job between attempts, how it begins, alone or as one of several, and what the launcher of a single
+node does where several would have to agree.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence

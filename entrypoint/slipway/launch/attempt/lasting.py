@@ -1,4 +1,6 @@
-"""What a launcher has from its first attempt to its last, and each attempt uses."""
+"""What a launcher has from its first attempt to its last, and each attempt uses: buffers for snapshots in memory, and a process
+that the next attempt is forked from.
+"""
 
 import json
 import math
@@ -14,6 +16,52 @@ from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
 from slipway.protocol.memory import VARIABLE, newest_in
 
+
+class Memory:
+    """The buffers for snapshots in memory, which this launcher holds for its node and which outlive the workers; empty at first.
+
+    They count in the memory of the container or job, not in /dev/shm, and are freed when this process ends. Workers open them
+    through /proc, so neither torchrun nor whatever else starts workers has to pass descriptors on.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Make the buffers, where there may be another attempt that could use what is in them."""
+        self._buffers: list[int] = []
+        workload = job.plan.workload
+        if (
+            workload.own
+            and workload.resumes
+            and not workload.spawned
+            and not job.plan.topology.process
+            and job.restarts
+        ):
+            self._make()
+
+    def _make(self) -> None:
+        try:
+            for name in ("slipway-memory-1", "slipway-memory-2"):
+                self._buffers.append(os.memfd_create(name))
+        except OSError:  # a sandbox without; there is the disk
+            self.close()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Where the workers find the buffers."""
+        paths = [f"/proc/{os.getpid()}/fd/{buffer}" for buffer in self._buffers]
+        return {VARIABLE: " ".join(paths)} if paths else {}
+
+    @property
+    def step(self) -> int:
+        """The step of the newest snapshot in them, -1 without one."""
+        newest = newest_in(self._buffers)
+        return newest.step if newest else -1
+
+    def close(self) -> None:
+        """Free the memory."""
+        while self._buffers:
+            os.close(self._buffers.pop())
+
+
 STOPPED = ("T", "t")  # by a signal, by a debugger (proc_pid_stat(5))
 ANSWER = 10.0  # s that it has to fork an agent; a machine under load may be in the middle of its imports
 # Variables that differ from attempt to attempt, or with the terminal's size, and are read after the fork.
@@ -21,7 +69,11 @@ VARYING = ("SLIPWAY_", "TORCH_FR_", "TORCH_NCCL_", "COLUMNS", "LINES")
 
 
 class Spare:
-    """The process, from the launcher's side, for a `with` block. `pid`: its process id, None while there is none."""
+    """A process with torch imported, from which the next attempt is forked, for a `with` block. `pid`: its id, None without one.
+
+    The first attempt's agent leaves it behind (slipway/process/warm.py). Where it is gone, frozen or does not answer, the attempt
+    starts as the first one did, and leaves a new one.
+    """
 
     def __init__(self, own: OwnProcesses, *, wanted: bool) -> None:
         """Not `wanted`: every attempt starts from nothing."""
@@ -43,7 +95,7 @@ class Spare:
         self._forget()
 
     def look(self) -> None:
-        """Take note of its begin and of its end. One that somebody stopped is ended: it would stay so beyond our own end."""
+        """Notice its start and its end. One that was stopped by a signal is ended: it would outlive this launcher."""
         if self._link:
             with suppress(BlockingIOError):
                 if said := self._read(0.0):
@@ -55,7 +107,7 @@ class Spare:
             self._forget()
 
     def load(self, module: str) -> None:
-        """Let it import what the next attempt needs: DistributedDataParallel's part of torch and, of ours, the workload. Once."""
+        """Let it import what the next attempt needs, once: DistributedDataParallel's part of torch and, of ours, the workload."""
         self.look()
         if self._link and self.pid is not None and not self._loads:
             self._loads = True
@@ -118,47 +170,6 @@ class Spare:
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that libraries read when they are loaded, as far as anybody knows."""
     return {name: value for name, value in environ.items() if not name.startswith(VARYING)}
-
-
-class Memory:
-    """The buffers of a node, empty at first."""
-
-    def __init__(self, job: Job) -> None:
-        """Make the buffers, where there may be another attempt that could use what is in them."""
-        self._buffers: list[int] = []
-        workload = job.plan.workload
-        if (
-            workload.own
-            and workload.resumes
-            and not workload.spawned
-            and not job.plan.topology.process
-            and job.restarts
-        ):
-            self._make()
-
-    def _make(self) -> None:
-        try:
-            for name in ("slipway-memory-1", "slipway-memory-2"):
-                self._buffers.append(os.memfd_create(name))
-        except OSError:  # a sandbox without; there is the disk
-            self.close()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What the workers are told."""
-        paths = [f"/proc/{os.getpid()}/fd/{buffer}" for buffer in self._buffers]
-        return {VARIABLE: " ".join(paths)} if paths else {}
-
-    @property
-    def step(self) -> int:
-        """The step of the newest snapshot in it, -1 without one."""
-        newest = newest_in(self._buffers)
-        return newest.step if newest else -1
-
-    def close(self) -> None:
-        """Give the memory back."""
-        while self._buffers:
-            os.close(self._buffers.pop())
 
 
 @dataclass(frozen=True)

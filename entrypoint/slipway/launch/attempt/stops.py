@@ -1,4 +1,6 @@
-"""Requests to stop the job: signals, a stop file in the run directory, `slipway stop`. All are one list of `Stop`."""
+"""Requests to stop the job (signals, a stop file in the run directory, `slipway stop`), all in one list of `Stop`; and by when
+this node's processes must have ended.
+"""
 
 import select
 import signal
@@ -22,9 +24,6 @@ STOP_WORDS = {
 }
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between looks at the clock and at files
-# s that the other ranks have after one failed: ours have nothing to save then, and a script what torchrun alone would give it
-AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT = 5.0, 30.0
-STACKS = 1.0  # s that workers have for printing their stacks before they are killed
 
 
 class Stop(NamedTuple):
@@ -173,16 +172,23 @@ def raise_flag(node_dir: Path, stop: Stop) -> str:
     return ""
 
 
+# s that the other ranks have after one failed: ours have nothing to save then, and a script what torchrun alone would give it
+AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT = 5.0, 30.0
+STACKS = 1.0  # s that workers have for printing their stacks before they are killed
+
+
 class Due(Enum):
     """What is to be done at a moment."""
 
     NOTHING = "nothing"
-    STACKS = "stacks"  # let those that hang print where they stand
+    STACKS = "stacks"  # let those that hang print their stacks
     KILL = "kill"
 
 
 class Deadline:
-    """Moments are monotonic seconds. Whatever happens, the earliest end that anything asks for counts.
+    """By when this node's processes must have ended. Pure: what happened and the clock come in, what is due comes out.
+
+    Moments are monotonic seconds. Whatever happens, the earliest end that anything asks for counts.
 
     `killed`: the grace of a stop was over before the workers had ended, though nothing had failed; `empty`: it was not waited
     for, since they had nothing to save.
@@ -200,11 +206,11 @@ class Deadline:
         self._stopping, self._at = True, min(self._at, now + self._grace)
 
     def nothing_to_save(self, now: float) -> None:
-        """The workers, which were asked to stop, have nothing to save, and nobody needs to know where they stand."""
+        """The workers, which were asked to stop, have nothing to save, and nobody needs their stacks."""
         self.empty, self._at = True, now
 
     def fail(self, now: float, seconds: float, gone: bool = False) -> None:
-        """A worker failed, or another node; `gone`: it went away without a word, and the workers here wait for it in vain.
+        """A worker failed, or another node; `gone`: it ended without a report, and the workers here wait for it in vain.
 
         They have so many `seconds`, unless they were asked to stop and may be saving: the grace bounds that.
         """

@@ -1,5 +1,6 @@
-"""Our own stdout and stderr, where what all ranks print meets what the launcher says. Nothing that goes wrong with writing
-there may stop the training."""
+"""Our own stdout and stderr, where what all ranks print meets what the launcher says: whole lines, prompts and progress bars; how
+wide the terminal is; and which of its last rows may still change. No error in writing there may stop the training.
+"""
 
 import os
 import re
@@ -14,22 +15,86 @@ from typing import NamedTuple
 
 from slipway.protocol.printable import printable
 
-PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
-ERASE_LINE, ERASE_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"
 
+def say(line: str) -> None:
+    """Print a line of the launcher's own, on a terminal in as many rows as it needs."""
+    error, text = sys.stderr.fileno(), printable(line)
+    write_own(fold("slipway: ", text, columns_of(error)) if os.isatty(error) else f"slipway: {text}")
+
+
+def write_own(text: str) -> None:
+    """Write lines to stderr as they are, each to its end, from the start of a row."""
+    error = sys.stderr.fileno()
+    start = "\n" if is_within_line(error) else ""
+    write_out(f"{start}{text}\n".encode(errors="replace"), error)
+
+
+def short_path(path: Path) -> str:
+    """A path as one would type it here."""
+    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
 _begun: set[tuple[int, int]] = set()  # files in which the last line has no end yet
-USUAL = 80  # columns, where a terminal does not say (`docker run --tty` in its first moment, a pseudo-terminal of a program)
-_STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")  # takes no room
-MOST_ROWS = 100  # that a cursor is followed up; terminals are no higher
-_TOKEN = re.compile(rb"[^\r\n\x1b]+|\r|\n|\x1b\[([\d;?]{0,20})([A-Za-z])|\x1b")
-_HALF = re.compile(rb"\x1b(\[[\d;?]{0,20})?\Z")  # of an escape sequence
-_MOVES = re.compile(rb"\r|\x1b\[[\d;?]{0,20}[ABGHJK]")
+
+
+def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True, pause: float = PAUSE) -> bool:
+    """Write to our stdout or stderr; where its reader is gone or its disk full the text is lost, and nothing else.
+
+    A reader that pauses (`| less`) makes us wait, until `give_up` is true: a launcher that was asked to stop must not hang
+    on its output; then the answer is False. Not through Python's streams: what they could not write they try again at
+    exit, and make the exit code 120.
+    """
+    rest = memoryview(text)
+    while rest:
+        try:
+            if select.select([], [out], [], pause)[1]:
+                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # so much fits where select says that it does
+            elif give_up():
+                return False
+        except BlockingIOError:
+            continue
+        except OSError:
+            return True
+    if text:
+        _note(out, begun=not text.endswith(b"\n"))
+    return True
+
+
+def is_within_line(out: int) -> bool:
+    """Whether the last line in a file of ours has no end."""
+    return _identity(out) in _begun
+
+
+def end_line(out: int) -> None:
+    """Take note that somebody else, as a terminal does at Enter, ended the line."""
+    _note(out, begun=False)
+
+
+def _note(out: int, *, begun: bool) -> None:
+    (_begun.add if begun else _begun.discard)(_identity(out))
+
+
+def _identity(out: int) -> tuple[int, int]:
+    """Which file a descriptor leads to: stdout and stderr are often the same."""
+    try:
+        found = os.fstat(out)
+    except OSError:
+        return -1, out
+    return found.st_dev, found.st_ino
+
+
+ERASE_LINE, ERASE_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"
 
 
 class Console:
     """Whole lines, lines without an end such as prompts, and on a terminal a progress bar below them.
 
-    `give_up`: whether to drop what our own reader does not take rather than wait for it.
+    A row is kept one column short of the terminal: some terminals wrap as soon as the last column is written, and a bar that was
+    wrapped would be drawn below itself at every step. `give_up`: whether to drop what our own reader does not take rather than
+    wait for it.
     """
 
     def __init__(self, terminal: bool, give_up: Callable[[], bool]) -> None:
@@ -58,7 +123,7 @@ class Console:
             self._open.pop(_identity(error), None)
             self._write(before + (b"\r" + text if text else b""), error)
             if not text:
-                end_line(error)  # the cursor stands at the start of an empty one
+                end_line(error)  # the cursor is at the start of an empty one
 
     def _put(self, prefix: bytes, text: bytes, out: int, end: bytes) -> None:
         opened, begun = self._open.pop(_identity(out), (-1, b""))
@@ -89,31 +154,8 @@ class Console:
         self._stalled = not write_out(text, out, self._give_up, 0 if self._stalled else PAUSE)
 
 
-def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True, pause: float = PAUSE) -> bool:
-    """Write to our stdout or stderr; where its reader is gone or its disk full the text is lost, and nothing else.
-
-    A reader that pauses (`| less`) makes us wait, until `give_up` is true: a launcher that was asked to stop must not hang
-    on its output; then the answer is False. Not through Python's streams: what they could not write they try again at
-    exit, and make the exit code 120.
-    """
-    rest = memoryview(text)
-    while rest:
-        try:
-            if select.select([], [out], [], pause)[1]:
-                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # so much fits where select says that it does
-            elif give_up():
-                return False
-        except BlockingIOError:
-            continue
-        except OSError:
-            return True
-    if text:
-        _note(out, begun=not text.endswith(b"\n"))
-    return True
-
-
 def terminal_variables() -> dict[str, str]:
-    """Variables by which libraries behind our pipes know the terminal on which their progress bars are shown."""
+    """Variables that describe, to libraries that write to our pipes, the terminal on which their progress bars are shown."""
     with suppress(OSError):
         size = os.get_terminal_size(sys.stderr.fileno())
         rows = {"COLUMNS": str(size.columns), "LINES": str(size.lines)} if size.columns and size.lines else {}
@@ -122,31 +164,12 @@ def terminal_variables() -> dict[str, str]:
     return {}
 
 
-def is_within_line(out: int) -> bool:
-    """Whether the last line in a file of ours has no end."""
-    return _identity(out) in _begun
-
-
-def end_line(out: int) -> None:
-    """Take note that somebody else, as a terminal does at Enter, ended the line."""
-    _note(out, begun=False)
-
-
-def _note(out: int, *, begun: bool) -> None:
-    (_begun.add if begun else _begun.discard)(_identity(out))
-
-
-def _identity(out: int) -> tuple[int, int]:
-    """Which file a descriptor leads to: stdout and stderr are often the same."""
-    try:
-        found = os.fstat(out)
-    except OSError:
-        return -1, out
-    return found.st_dev, found.st_ino
+USUAL = 80  # columns, where a terminal does not say (`docker run --tty` in its first moment, a pseudo-terminal of a program)
+_STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")  # takes no room
 
 
 def columns_of(out: int) -> int:
-    """How wide the terminal behind a file descriptor is now; a resize is seen the next time."""
+    """How wide the terminal of a file descriptor is now."""
     with suppress(OSError):
         if columns := os.get_terminal_size(out).columns:
             return columns
@@ -154,14 +177,32 @@ def columns_of(out: int) -> int:
 
 
 def cut(text: bytes, columns: int) -> bytes:
-    """The rows of a text without what would not fit; colours stay, the end of a colour behind the cut as well."""
+    """The rows of a text without what would not fit; colours stay, also the end of a colour after the cut."""
     return "\n".join(_cut_row(row, columns) for row in text.decode(errors="replace").split("\n")).encode()
+
+
+def _cut_row(row: str, columns: int) -> str:
+    kept, room = [], columns
+    for part in _STYLE.split(row):
+        if part.startswith("\x1b"):
+            kept.append(part)
+            continue
+        for letter in part:
+            room -= _width(letter)
+            if room < 0:
+                break
+            kept.append(letter)
+    return "".join(kept)
 
 
 def rows_taken(text: bytes, columns: int) -> int:
     """How many rows a text takes on a terminal, which may have become narrower since it was drawn."""
     rows = _STYLE.sub("", text.decode(errors="replace")).split("\n")
     return sum(max(1, -(-sum(map(_width, row)) // columns)) for row in rows)
+
+
+def _width(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 0 if unicodedata.combining(letter) else 1
 
 
 def fold(prefix: str, text: str, columns: int) -> str:
@@ -183,22 +224,10 @@ def fold_error(prefix: str, text: str, columns: int) -> str:
     return f"{fold(prefix, said, columns)}\n{' ' * len(prefix)}Type: {command}"
 
 
-def _cut_row(row: str, columns: int) -> str:
-    kept, room = [], columns
-    for part in _STYLE.split(row):
-        if part.startswith("\x1b"):
-            kept.append(part)
-            continue
-        for letter in part:
-            room -= _width(letter)
-            if room < 0:
-                break
-            kept.append(letter)
-    return "".join(kept)
-
-
-def _width(letter: str) -> int:
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 0 if unicodedata.combining(letter) else 1
+MOST_ROWS = 100  # that a cursor is followed up; terminals are no higher
+_TOKEN = re.compile(rb"[^\r\n\x1b]+|\r|\n|\x1b\[([\d;?]{0,20})([A-Za-z])|\x1b")
+_HALF = re.compile(rb"\x1b(\[[\d;?]{0,20})?\Z")  # of an escape sequence
+_MOVES = re.compile(rb"\r|\x1b\[[\d;?]{0,20}[ABGHJK]")
 
 
 class Row(NamedTuple):
@@ -209,7 +238,11 @@ class Row(NamedTuple):
 
 
 class Screen:
-    """The rows that are not finished. A newline in the last of them finishes all."""
+    """The rows of a program's output that may still change. A newline in the last of them finishes all.
+
+    A progress bar moves its cursor to the start of the row (tqdm, `print(end="\r")`) or up to earlier rows (several bars, rich)
+    and writes again. A log should hold what a terminal would show in the end.
+    """
 
     def __init__(self) -> None:
         self._rows, self._at = [Row(b"", bar=False)], 0
@@ -266,7 +299,7 @@ class Screen:
         return finished
 
     def finish(self) -> list[Row]:
-        """All rows as they stand, without blank ones: no more comes of them."""
+        """All rows as they are, without blank ones: no more output is expected for them."""
         self._half, self.over = b"", False
         return [row for row in self._take() if row.text]
 
@@ -294,23 +327,3 @@ class Screen:
         missing = min(rows, MOST_ROWS - len(self._rows)) - self._at
         self._rows = [Row(b"", bar=True)] * missing + self._rows
         self._at, self._anew = max(self._at + max(missing, 0) - rows, 0), True
-
-
-def say(line: str) -> None:
-    """Print a line of the launcher's own, on a terminal in as many rows as it needs."""
-    error, text = sys.stderr.fileno(), printable(line)
-    write_own(fold("slipway: ", text, columns_of(error)) if os.isatty(error) else f"slipway: {text}")
-
-
-def write_own(text: str) -> None:
-    """Write lines to stderr as they are, each to its end, from the start of a row."""
-    error = sys.stderr.fileno()
-    start = "\n" if is_within_line(error) else ""
-    write_out(f"{start}{text}\n".encode(errors="replace"), error)
-
-
-def short_path(path: Path) -> str:
-    """A path as one would type it here."""
-    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
-        return str(path.relative_to(Path.cwd()))
-    return str(path)

@@ -1,9 +1,10 @@
-"""The workers' output: to this process's stdout and stderr with `node:rank` in front, and to a log file per rank.
+"""What workers print and read. Their output goes to this process's stdout and stderr with `node:rank` in front, and to a log file
+per rank; rank 0 of a script of the user's own reads our stdin.
 
-A rank that is alone is passed through plain. Progress bars of rank 0 are shown live on a terminal, below everything else, those
-of other ranks only in their logs. There, and where there is no terminal, a bar is a line every 30 s, and one for its end. In
-the log each line has a time in front, so that those of all ranks can be merged (`slipway logs`). On a terminal lines of our own
-workloads are folded to its width, and those that a worker marked are in the log alone.
+The output of a rank that is alone has no prefix. Progress bars of rank 0 are shown live on a terminal, below everything else,
+those of other ranks only in their logs. There, and where there is no terminal, a bar is a line every 30 s, and one for its end.
+In the log each line begins with a time, so that those of all ranks can be merged (`slipway logs`). On a terminal lines of our own
+workloads are folded to its width, and lines that a worker marked are only in the log.
 """
 
 import datetime
@@ -34,17 +35,13 @@ PROMPT_SECONDS = 0.2  # after which what has no newline is taken for a prompt, w
 BAR_SECONDS = 30.0  # between two states of a progress bar that are kept
 REMEMBERED = 2_000  # lines per rank, for the evidence in the closing line; C++ prints long stacks below it
 REMEMBERED_BYTES = 4_096  # of each of them
-PRINTED = 5  # lines of stdout, of which the last that is not empty tells where a rank stood
-STDIN = 0
-LINE = (
-    select.PIPE_BUF
-)  # bytes; no line that is typed is longer (termios(3)), and so much fits where a pipe can be written
+PRINTED = 5  # lines of stdout, of which the last that is not empty shows how far a rank came
 
 
 class Way(NamedTuple):
     """How the output of a worker reaches the console.
 
-    `prefix` stands in front of each line, `bars` says that progress bars are shown as they change, `prompts` after how many
+    `prefix` begins each line, `bars` says that progress bars are shown as they change, `prompts` after how many
     seconds a line is shown that has no end (None: never; only rank 0 has a stdin to answer with), `folds` that lines are
     folded to the terminal's width.
     """
@@ -145,9 +142,9 @@ def stamp(seconds: float) -> bytes:
 
 
 def open_log(file: Path, header: str) -> FileIO:
-    """Open a log file to add to; a line without a time tells which attempt's lines follow. Raises OSError."""
+    """Open a log file to add to; a line without a time says which attempt's lines follow. Raises OSError."""
     log = FileIO(append_to_run_file(file), "ab")
-    with suppress(OSError):  # a full disk is not the log's to tell
+    with suppress(OSError):  # a full disk is reported elsewhere
         log.write(f"--- {header} ---\n".encode())
     return log
 
@@ -155,7 +152,7 @@ def open_log(file: Path, header: str) -> FileIO:
 class WorkerOutput:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank, `printed` those of its stdout.
 
-    `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` stands in the logs
+    `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` is in the logs
     above this attempt's lines; `own`: whether what is printed is ours to fold.
     """
 
@@ -237,8 +234,18 @@ class WorkerOutput:
                 log.close()
 
 
+STDIN = 0
+LINE = (
+    select.PIPE_BUF
+)  # bytes; no line that is typed is longer (termios(3)), and a pipe that is ready to write takes as many
+
+
 class StandardInput:
-    """`file` is for the child's stdin, as subprocess.Popen takes it; nothing to read unless it is `wanted`."""
+    """Our stdin, for the child. `file` is what subprocess.Popen takes as stdin; there is nothing to read unless it is `wanted`.
+
+    A file or a pipe is handed on as it is. Only its foreground process group may read from a terminal, and workers are in
+    sessions of their own: from a terminal we read ourselves, line by line, and write to a pipe.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, *, wanted: bool) -> None:
         """Raises OSError."""
