@@ -1,4 +1,5 @@
-"""What torch's flight recorders tell of a rank, as a watcher hands it on (watcher.py): read, and cut to what is needed. Pure.
+"""torch's flight recorders: what a watcher (slipway/process/watcher.py) reports of them is read, and cut to what is needed; and
+NCCL's last collectives of each rank become a file, on a time-out or when the launcher asks for it.
 
 The answer to `numbers` becomes the collectives begun and done of each process group; the answer to `all` becomes
 
@@ -17,11 +18,6 @@ from typing import Any
 
 COLLECTIVES = 60  # at most, beside those that are not done
 COALESCED = "coalesced"  # the entry that ends a number of collectives begun as one
-DUMP_SECONDS = (
-    3.0  # that ranks have from the request to the end: torch's look (TORCH_NCCL_COORD_CHECK_MILSEC), and writing
-)
-SIZE, OLD_SIZE, BUFFERED = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"
-PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def read_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
@@ -75,7 +71,7 @@ def _collectives(group: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[l
     """The collectives among the entries of a group.
 
     What send and recv wait for shows in the stacks: they have a count of their own, and a number of collectives besides. Of
-    collectives that were begun as one, torch retires the entry alone that ends them.
+    collectives that were begun as one, torch retires only the entry that ends them.
     """
     ends, retired, before = set(), set(), None
     for entry in entries:
@@ -95,6 +91,17 @@ def _number(entry: Mapping[str, Any]) -> Any:
     return entry["collective_seq_id"]
 
 
+SIZE, OLD_SIZE, BUFFERED = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"  # collectives of a rank
+PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+# s that ranks have from the request to the end: torch's look (TORCH_NCCL_COORD_CHECK_MILSEC), and writing
+DUMP_SECONDS = 3.0
+
+
+def buffer_size(environ: Mapping[str, str]) -> str:
+    """How many collectives of a rank torch records: what the user set, under either name, or BUFFERED."""
+    return environ.get(SIZE) or environ.get(OLD_SIZE) or BUFFERED
+
+
 def record(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
 
@@ -109,7 +116,12 @@ def record(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 class Pipes:
-    """The pipes of this node's ranks. They lie in a private folder: a run directory may be on a disk that knows no pipes."""
+    """The named pipes through which ranks are asked for their files.
+
+    With TORCH_NCCL_DEBUG_INFO_PIPE_FILE torch makes a pipe for each rank, named by its value, the rank and `.pipe`; a thread that
+    does not depend on the others reads it once a second (DumpPipe in ProcessGroupNCCL.hpp, torch 2.10). The pipes are in a
+    private folder, since the run directory may be on a file system without pipes.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks, self._prefix = tuple(ranks), ""
@@ -125,7 +137,7 @@ class Pipes:
                 return {}
             self._prefix = f"{self._folder.name}/rank-"
         # DumpPipe knows the old name of the size alone. torch says once that it is deprecated, and prefers the new one.
-        return {PIPES: self._prefix, OLD_SIZE: environ.get(SIZE) or environ.get(OLD_SIZE) or BUFFERED}
+        return {PIPES: self._prefix, OLD_SIZE: buffer_size(environ)}
 
     def ask(self) -> bool:
         """Ask all ranks for their files, and wait for none. Returns whether one listens."""

@@ -1,7 +1,8 @@
-"""Whom a job that stands still waits for, from where its ranks stand. Pure.
+"""Whether a job hangs, and which ranks it waits for: by where its ranks are (`find_hang`, reported by `HangReport`), and by their
+heartbeats (`HangDetector`).
 
-A process group numbers its collectives, and all its ranks begin them in the same order. So the lowest number that somebody
-waits in and others have not begun names those others; where nobody is missing, they began different things as the same number.
+A process group numbers its collectives, and all its ranks begin them in the same order. So the lowest number that some ranks wait
+in and others have not begun names those others; where none is missing, they began different things under the same number.
 What torch's flight recorder does not see (send and recv, monitored_barrier, new_group on gloo) shows in the stacks.
 """
 
@@ -22,14 +23,11 @@ from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 from slipway.protocol.printable import rank_ranges
 
 MOST = 4  # ranks that are described each by itself
-BUSY = 0.05  # of a core: who works so much, beside others perhaps, may be waited for twice as long
-ADVICE = "look at the lines above, where it stands; for all that it printed type"
-LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
 
 
 @dataclass(frozen=True)
 class Hang:
-    """What a job that stands still waits for. `ranks`: the culprits, none where all do the same; `text`: a sentence."""
+    """What a job that stands still waits for. `ranks`: those at fault, none where all do the same; `text`: a sentence."""
 
     ranks: tuple[int, ...]
     text: str
@@ -89,7 +87,7 @@ def _members(call: Call, by_rank: Mapping[int, Standing]) -> list[int]:
 
 
 def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
-    """Ranks that have not begun what others wait in. Who waits elsewhere himself is a link of the chain, not its end."""
+    """Ranks that have not begun what others wait in. One that waits elsewhere itself is a link of the chain, not its end."""
     chain: list[tuple[int, int, Hang]] = []
     for call, waiting in _first_pending(by_rank):
         missing = [rank for rank in _members(call, by_rank) if by_rank[rank].begun(call.group) < call.number]
@@ -198,14 +196,14 @@ def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
     return [line for rank in dict.fromkeys(ranks) for line in by_rank[rank].lines()]
 
 
-def logs_command(run: Path | None, rank: int | None) -> str:
-    """What shows all that a rank printed; the newest run needs no name."""
-    named = [shlex.quote(str(run))] if run else []
-    return " ".join(["slipway logs", *named, f"--rank {rank or 0}"])
+BUSY = 0.05  # of a core: a rank that works so much may be waited for twice as long
+ADVICE = "look at the lines above, where it stands; for all that it printed type"
 
 
 class HangReport:
-    """Of one attempt, where it is judged for all. All moments are monotonic seconds."""
+    """Whether the job hangs, by where all ranks are, judged for all nodes in one attempt: printed once, and kept in a file as
+    long as it lasts. All moments are monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -217,7 +215,7 @@ class HangReport:
         hears: Callable[[str], None] = lambda hang: None,
         process: int | None = None,
     ) -> None:
-        """`limit`: the seconds after which what stands still is a hang; `end`: whether one is ended; `hears` is told of one;
+        """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `hears` is told of one;
         `process`: the rank of the launcher's only one, where each has its own.
         """
         self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
@@ -267,23 +265,35 @@ class HangReport:
             self._file.unlink(missing_ok=True)
 
     def _note(self, hang: Mapping[str, object]) -> None:
-        with suppress(OSError):  # a full disk is not the hang's to tell
+        with suppress(OSError):  # a full disk is reported elsewhere
             write_passing_json(self._file, hang)
 
 
+def logs_command(run: Path | None, rank: int | None) -> str:
+    """What shows all that a rank printed; the newest run needs no name."""
+    named = [shlex.quote(str(run))] if run else []
+    return " ".join(["slipway logs", *named, f"--rank {rank or 0}"])
+
+
+LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
+
+
 def _stands(before: Beat, beat: Beat) -> bool:
-    """Whether nothing moved between two beats. Who waits for data says so again and again, and gets nowhere by that."""
+    """Whether nothing moved between two beats. A rank that waits for data reports so again and again, without progress."""
     waits = before.phase == beat.phase == Phase.DATA and before.step == beat.step
     return waits or beat == before
 
 
 def _order(beat: Beat) -> tuple[int, int, bool]:
-    """What tells a rank that lags behind: who waits for data at a place makes the others there wait for it."""
+    """The order in which ranks lag behind: of those at the same place, one that waits for data makes the others wait for it."""
     return beat.step, beat.beats, beat.phase != Phase.DATA
 
 
 class HangDetector:
-    """How long each rank of this node has stood still. A rank without a beat stands in `setup`."""
+    """How long each rank of this node has stood still, by its heartbeats. A rank without one is in `setup`.
+
+    Only changes count, and only time during which we looked: a clock that is set back or a container that was frozen is no hang.
+    """
 
     def __init__(self, ranks: Iterable[int], limit: float, now: float, start: float | None = None) -> None:
         """`limit`: the seconds that phase `train` may stand still, 0 for any time; `now`: monotonic seconds. `start`: what takes
@@ -328,11 +338,11 @@ class HangDetector:
     def describe(self, behind: tuple[Beat, ...], state: Callable[[int], str]) -> str:
         """The evidence of a hang."""
         lines = []
-        for beat in behind[:4]:
+        for beat in behind[:MOST]:
             how = STATES.get(state(beat.pid), "") if beat.pid else ""
             lines.append(
                 f"rank {beat.rank} ({beat.place}, for {self._still[beat.rank]:.0f} s{', ' if how else ''}{how})"
             )
-        more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
+        more = f" and {len(behind) - MOST} more" if len(behind) > MOST else ""
         who = "no rank moves any more, none lags behind" if len(behind) == len(self._beats) > 1 else "behind"
         return f"hang: {who}: {'; '.join(lines)}{more}"

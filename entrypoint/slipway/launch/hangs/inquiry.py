@@ -1,6 +1,5 @@
-"""The launcher's side of the watchers: a socket at which the workers of this node answer questions.
-
-It has a name that is in no file system (see unix(7), "abstract"), so that nothing is left of a launcher that was killed.
+"""One question to all ranks of a node: where are you? Their watchers answer at a socket of the launcher's; processes that do not
+answer are looked at from outside, by py-spy.
 """
 
 import json
@@ -19,72 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.launch.hangs.flight_recorder import read_answer, read_numbers
+from slipway.launch.hangs.flight_recorder import SIZE, buffer_size, read_answer, read_numbers
 from slipway.process.tree import STATES, state_of
 from slipway.process.watcher import ADDRESS
 
 LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
-RECORDER, OLD_RECORDER, RECORDED = (
-    "TORCH_FR_BUFFER_SIZE",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "2000",
-)  # collectives of a rank
-ANSWER_SECONDS = 5.0  # that a watcher has for an answer
-DISK = f"is {STATES['D']}"
-OUTSIDE_SECONDS = 8.0  # that py-spy may take; milliseconds, usually
-COMMAND = ("dump", "--nonblocking", "--json", "--full-filenames", "--pid")
-
-
-class Outside:
-    """One look at some processes, each in a thread of its own: who waits for a disk may hold up whoever looks, too."""
-
-    def __init__(self, pids: Iterable[int], program: str | None = None) -> None:
-        """`program` is py-spy; by default that of our own environment, or else the one on PATH."""
-        self._program = program or find_program()
-        self.answers: dict[
-            int, Mapping[str, Any]
-        ] = {}  # by process, in the form that launch/hangs/flight_recorder.py has
-        self._threads = [threading.Thread(target=self._look, args=(pid,), daemon=True) for pid in pids if self._program]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether all is known that will be."""
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _look(self, pid: int) -> None:
-        try:
-            done = subprocess.run(
-                [str(self._program), *COMMAND, str(pid)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=OUTSIDE_SECONDS,
-                check=True,
-            )
-            self.answers[pid] = read_dump(json.loads(done.stdout), pid)
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, RecursionError):
-            return  # no Python, no permission, nothing to read
-
-
-def find_program() -> str | None:
-    """Where py-spy is, None without it."""
-    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return shutil.which("py-spy", path=folders)
-
-
-def read_dump(threads: Any, pid: int) -> dict[str, Any]:
-    """What py-spy says of a process, as its watcher would. KeyError or TypeError where that makes no sense."""
-    rows = [
-        [
-            thread.get("thread_name") or "",
-            thread["os_thread_id"] == pid,
-            [[frame["filename"], frame["line"], frame["name"]] for frame in thread["frames"]],
-        ]
-        for thread in threads
-    ]
-    return {"begun": [], "last": {}, "members": {}, "threads": rows}
 
 
 class Worker:
@@ -118,7 +56,10 @@ class Worker:
 
 
 class Listener:
-    """The watchers of this node's ranks, the newest of each rank."""
+    """The socket for the watchers of this node's ranks; the newest watcher of each rank counts.
+
+    Its name is in no file system (unix(7), "abstract"), so that a launcher that was killed leaves nothing behind.
+    """
 
     def __init__(self, ranks: Iterable[int], selector: selectors.BaseSelector) -> None:
         self._ranks, self._selector = frozenset(ranks), selector
@@ -133,11 +74,10 @@ class Listener:
         self._socket.listen(len(self._ranks) + 8)
         self._socket.setblocking(False)
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
-        size = environ.get(RECORDER) or environ.get(OLD_RECORDER) or RECORDED
-        return {ADDRESS: name, RECORDER: size}
+        return {ADDRESS: name, SIZE: buffer_size(environ)}
 
     def ask(self, question: str) -> None:
-        """Ask all: `numbers` or `all`. Whoever does not read has not answered the question before."""
+        """Ask all: `numbers` or `all`. One that does not read has not answered the question before."""
         for worker in self._workers:
             with suppress(OSError):
                 worker.link.send(f"{question}\n".encode())
@@ -148,7 +88,7 @@ class Listener:
         return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections and the socket."""
         for worker in list(self._workers):
             self._drop(worker)
         if self._socket:
@@ -192,20 +132,66 @@ def peer_user(link: socket.socket) -> int:
     return int(user)
 
 
-def activity(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[tuple[int, int], ...]:
-    """How many bytes each process has written so far, by /proc/PID/io: to files, pipes and terminals."""
-    found = []
-    for pid in pids:
-        with suppress(OSError, ValueError, StopIteration):
-            with open(f"{proc}/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
-                line = next(line for line in file if line.startswith("wchar:"))
-            found.append((pid, int(line.split()[1])))
-    return tuple(found)
+OUTSIDE_SECONDS = 8.0  # that py-spy may take; milliseconds, usually
+COMMAND = ("dump", "--nonblocking", "--json", "--full-filenames", "--pid")
 
 
-def cpu_seconds(fields: list[str]) -> float:
-    """Processor seconds of a process by the fields of /proc/PID/stat from the third on; 0 where it is gone."""
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+class Outside:
+    """One look at some processes from outside: at those that cannot answer themselves, or have no watcher.
+
+    py-spy reads a process's memory and does not stop it (--nonblocking), so nothing happens to it. Each look has a thread of its
+    own: a process that waits for a disk may block its reader, too.
+    """
+
+    def __init__(self, pids: Iterable[int], program: str | None = None) -> None:
+        """`program` is py-spy; by default that of our own environment, or else the one on PATH."""
+        self._program = program or find_program()
+        self.answers: dict[int, Mapping[str, Any]] = {}  # by process, in the form of flight_recorder.py
+        self._threads = [threading.Thread(target=self._look, args=(pid,), daemon=True) for pid in pids if self._program]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether all is known that will be."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _look(self, pid: int) -> None:
+        try:
+            done = subprocess.run(
+                [str(self._program), *COMMAND, str(pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=OUTSIDE_SECONDS,
+                check=True,
+            )
+            self.answers[pid] = read_dump(json.loads(done.stdout), pid)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, RecursionError):
+            return  # no Python, no permission, nothing to read
+
+
+def find_program() -> str | None:
+    """Where py-spy is, None without it."""
+    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which("py-spy", path=folders)
+
+
+def read_dump(threads: Any, pid: int) -> dict[str, Any]:
+    """What py-spy says of a process, as its watcher would. KeyError or TypeError where that makes no sense."""
+    rows = [
+        [
+            thread.get("thread_name") or "",
+            thread["os_thread_id"] == pid,
+            [[frame["filename"], frame["line"], frame["name"]] for frame in thread["frames"]],
+        ]
+        for thread in threads
+    ]
+    return {"begun": [], "last": {}, "members": {}, "threads": rows}
+
+
+ANSWER_SECONDS = 5.0  # that a watcher has for an answer
+DISK = f"is {STATES['D']}"
 
 
 class Found(NamedTuple):
@@ -217,7 +203,7 @@ class Found(NamedTuple):
 
 
 class Inquiry:
-    """All moments are monotonic seconds."""
+    """The question, and what is known so far. All moments are monotonic seconds."""
 
     def __init__(
         self, listener: Listener, workers: Mapping[int, int], now: float, look: Callable[..., Outside] = Outside
@@ -261,6 +247,22 @@ class Inquiry:
         return worker.answered >= self._asked
 
     def _silent(self) -> list[int]:
-        """The processes to look at from outside. One that waits for a disk would make whoever reads its memory wait, too."""
+        """The processes to look at from outside. One that waits for a disk would block the reader of its memory, too."""
         states = {pid: self._state(rank, pid) for rank, pid in self._workers.items()}
         return [pid for pid, state in states.items() if state and state not in ("has left", DISK)]
+
+
+def activity(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[tuple[int, int], ...]:
+    """How many bytes each process has written so far, by /proc/PID/io: to files, pipes and terminals."""
+    found = []
+    for pid in pids:
+        with suppress(OSError, ValueError, StopIteration):
+            with open(f"{proc}/{pid}/io") as file:  # noqa: PTH123  # quick: it is asked of many, often
+                line = next(line for line in file if line.startswith("wchar:"))
+            found.append((pid, int(line.split()[1])))
+    return tuple(found)
+
+
+def cpu_seconds(fields: list[str]) -> float:
+    """Processor seconds of a process by the fields of /proc/PID/stat from the third on; 0 where it is gone."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0

@@ -1,4 +1,4 @@
-"""Watches the workers of a launcher, whatever program they run: since when nothing moves, and where each stands."""
+"""Watches the workers of a launcher, whatever program they run: since when nothing moves, and where and how far each rank is."""
 
 import math
 import os
@@ -15,8 +15,6 @@ from slipway.process.tree import stat_fields, trees
 from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
-LONGEST_LOOK = 5.0  # s that the time between two looks counts at most, beyond the usual
-LINE = 120  # characters of a rank's last line
 
 
 class Watch:
@@ -34,7 +32,7 @@ class Watch:
         process: int | None = None,
         proc: Path = Path("/proc"),
     ) -> None:
-        """`limit`: the seconds after which what stands still is a hang, 0 where nobody looks; `last_line` of a rank's output;
+        """`limit`: the seconds of standstill after which a job hangs, 0 to watch nothing; `last_line` of a rank's output;
         `gpu_use`: percent of the time in which a rank's GPU was in use; `process`: the rank of the launcher's only one, where
         each has its own; `proc`: where the kernel shows processes.
         """
@@ -51,7 +49,7 @@ class Watch:
         self._judged: Inquiry | None = None  # for the judgement on what stands still
         self._wanted: Inquiry | None = None  # for somebody who asked
         self._listener: Listener | None = None
-        self.stands: tuple[Standing, ...] | None = None  # where the ranks stand, once nothing has moved for the limit
+        self.stands: tuple[Standing, ...] | None = None  # the ranks' stacks, once nothing has moved for the limit
 
     @property
     def still(self) -> float:
@@ -64,7 +62,7 @@ class Watch:
         return self._listener.open(environ)
 
     def close(self) -> None:
-        """Let the watchers go."""
+        """Disconnect the watchers."""
         if self._listener:
             self._listener.close()
 
@@ -130,8 +128,14 @@ class Watch:
             self._wanted = None
 
 
+LONGEST_LOOK = 5.0  # s that the time between two looks counts at most, beyond the usual
+
+
 class Stillness:
-    """Seconds for which what is seen did not change."""
+    """Seconds for which what is seen did not change. Pure: what was seen and the clock come in.
+
+    Only time during which we looked counts: a container that was frozen is no hang.
+    """
 
     def __init__(self, now: float, every: float) -> None:
         """`now`: monotonic seconds; `every`: seconds between two looks, usually."""
@@ -149,9 +153,12 @@ class Stillness:
             self._seen, self.seconds, self.since = seen, 0.0, now
 
 
+LINE = 120  # characters of a rank's last line
+
+
 class Sight(NamedTuple):
     """What was seen of a rank at `time` (monotonic seconds): collectives done (None: it has no watcher), processor seconds, and
-    how many percent of the time its GPU was in use (None: nobody says).
+    how many percent of the time its GPU was in use (None: unknown).
     """
 
     time: float
@@ -166,8 +173,8 @@ def count_done(groups: Mapping[str, Sequence[int]] | None) -> int | None:
 
 
 def progress(before: Mapping[int, Sight], now: Mapping[int, Sight], last_line: Callable[[int], str]) -> dict[str, Any]:
-    """A row for each rank: collectives done, per second, processor cores kept busy since `before`, percent of its GPU's
-    time, and the last line printed.
+    """A row for each rank, for `slipway status`: collectives done, per second, processor cores kept busy since `before`, percent
+    of its GPU's time, and the last line printed. Pure.
     """
     return {str(rank): _row(before.get(rank), sight, last_line(rank)) for rank, sight in now.items()}
 

@@ -1,10 +1,27 @@
-"""What a failed connection means, in plain words, with what usually causes it where this launcher runs. Pure."""
+"""What a failed connection means, what usually causes it where this launcher runs, and how often a launcher says so. Pure."""
 
 import errno
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+
+
+class TryLaterError(ConnectionError):
+    """Node 0 answered, but has no seat at the moment; the text says why."""
+
+
+class OtherJobError(ConnectionError):
+    """Node 0 of another job answered."""
+
+
+class StalledError(ConnectionError):
+    """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
+
+
+class SilentError(ConnectionError):
+    """A peer gave no heartbeat for too long: it is frozen or cut off."""
+
 
 FIREWALL = "a firewall between the nodes drops the packets; nodes of one job need all TCP ports open to each other"
 STALLED = (
@@ -59,37 +76,11 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-# Kinds of failures while a node 0 that was there is being replaced: Kubernetes takes the name of a pod's that has gone away.
+# Kinds of failures while a node 0 that was there is being replaced: Kubernetes removes the name of a pod that is gone.
 COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
-RING = {
-    "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
-    "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
-    "slurm": "Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
-    "host": "Open all TCP ports between the nodes; in containers use docker run --network host on every node.",
-}
-
-
 ASTRAY = ("timed out", "stalled", "hung up", "another job")  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
 ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"
-LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
-CAUSE_SECONDS = 180.0  # between two explanations of the same cause, of which the first one may have scrolled away
-
-
-class TryLaterError(ConnectionError):
-    """Node 0 answered, but has no seat at the moment; the text says why."""
-
-
-class OtherJobError(ConnectionError):
-    """Node 0 of another job answered."""
-
-
-class StalledError(ConnectionError):
-    """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
-
-
-class SilentError(ConnectionError):
-    """A peer gave no heartbeat for too long: it is frozen or cut off."""
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:
@@ -178,6 +169,14 @@ def explain_service(name: str, failure: tuple[str, str]) -> str:
     )
 
 
+RING = {
+    "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
+    "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
+    "slurm": "Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
+    "host": "Open all TCP ports between the nodes; in containers use docker run --network host on every node.",
+}
+
+
 def explain_ring(runtime: str) -> str:
     """What to do where nodes cannot connect to each other."""
     return (
@@ -186,13 +185,19 @@ def explain_ring(runtime: str) -> str:
     )
 
 
+LINE_SECONDS = (5.0, 30.0)  # between two lines: at first, and in the long run
+CAUSE_SECONDS = 180.0  # between two explanations of the same cause, of which the first one may have scrolled away
+
+
 def pause_after(waited: float) -> float:
     """The seconds until the next line, after so many seconds of waiting."""
     return min(max(LINE_SECONDS[0], waited / 4), LINE_SECONDS[1])
 
 
 class Complaints:
-    """What one launcher said so far in a muster of why it cannot reach node 0. All moments are seconds since it began."""
+    """What one launcher has printed so far in a muster about why it cannot reach node 0: less often the longer it waits, with the
+    cause again every few minutes. All moments are seconds since the muster began.
+    """
 
     def __init__(self) -> None:
         self._explained: dict[str, float] = {}  # when the cause of each kind of failure was given

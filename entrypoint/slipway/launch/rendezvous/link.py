@@ -1,4 +1,8 @@
-"""One connection that carries the muster's messages, and how to open it."""
+"""One connection that carries the muster's messages, how to open it, and the wire format: one JSON object per line, at most 64
+KiB, each with the protocol's version and its type.
+
+What arrives is checked field by field against the dataclass of its type; nothing is ever executed or unpickled.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +22,6 @@ from slipway.launch.rendezvous.messages import KINDS, Stands
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
-PROTOCOL = 2
 LINE_BYTES = 65_536
 
 
@@ -143,6 +146,9 @@ async def _ask(address: str) -> list[Any]:
     return await answer
 
 
+PROTOCOL = 2
+
+
 class MalformedError(Exception):
     """A line that is not a message of this protocol; the text says why."""
 
@@ -161,7 +167,7 @@ def encode(message: Any) -> bytes:
 
 
 def stands_line(standing: Standing, *, first: bool) -> bytes:
-    """The message of where a rank stands, with as much of it as fits into a line."""
+    """The message of where a rank stands, with as much of its stack as fits into a line."""
     while True:
         try:
             return encode(Stands(standing, first))
@@ -191,11 +197,6 @@ def plain(text: str, limit: int = LINE_BYTES) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:limit])
 
 
-@functools.cache
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
-
-
 def _decode_value(kind: Any, value: Any, name: str) -> Any:
     """A value of the annotated type `kind` from what JSON held; MalformedError names the field."""
     if dataclasses.is_dataclass(kind):
@@ -213,6 +214,11 @@ def _decode_value(kind: Any, value: Any, name: str) -> Any:
     if (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**53):
         raise MalformedError(f"{name} is out of range")
     return plain(value) if kind is str else value
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
 
 
 def _decode_fields(kind: Any, value: Any, name: str) -> Any:

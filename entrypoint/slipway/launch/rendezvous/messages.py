@@ -1,7 +1,7 @@
-"""The muster's messages, each a frozen dataclass. docs/muster.md describes who sends which and when.
+"""The muster's messages, each a frozen dataclass, and the card that a launcher describes itself with. docs/muster.md describes
+who sends which and when.
 
-Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what codec.py
-knows how to check.
+Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what link.py can check.
 """
 
 import hashlib
@@ -15,13 +15,6 @@ from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
-
-FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
-TEXT = 250  # characters of any one text on a card
-PROBLEM = 1_000  # characters of a node's problem
-ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
-DEVICES = 128  # names of GPUs on a card
-FINDINGS = 12_000  # characters of all findings on a card
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 
@@ -44,16 +37,23 @@ class Finding:
             raise ValueError("impossible level or code")
 
 
+TEXT = 250  # characters of any one text on a card
+PROBLEM = 1_000  # characters of a node's problem
+ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
+DEVICES = 128  # names of GPUs on a card
+FINDINGS = 12_000  # characters of all findings on a card
+
+
 @dataclass(frozen=True)
 class Card:
-    """What a launcher says of itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
+    """How a launcher describes itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
 
-    A `problem` is why this node cannot start: it ends the muster for all, in its own words; so does `occupied`, why no new
-    run can begin here, unless the job goes on. `tries` counts the attempts of this job that the launcher made, of which the last
-    `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or its
-    run directory has seen. `goes_on`: it is to go on with the newest run (--resume auto). `nonce` tells a job that it takes part
-    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check,
-    `ledger` is what was booked so far.
+    A `problem` is why this node cannot start: it ends the muster for all, with this text; so does `occupied`, why no new
+    run can begin here, unless the job is under way. `tries` counts the attempts of this job that the launcher made, of which the
+    last `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or
+    its run directory has seen. `goes_on`: it is to resume the newest run (--resume auto). `nonce` tells a job that it takes part
+    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check, `ledger` is what was booked so
+    far.
     """
 
     node_rank: int
@@ -104,30 +104,6 @@ class Card:
         object.__setattr__(self, "findings", _bound(self.findings))
 
 
-@dataclass(frozen=True)
-class Go:
-    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, the interface for NCCL and
-    gloo where the user names none (None: leave the choice to them), and `group_rank`, its place among the `nodes`.
-    """
-
-    attempt: int
-    run: str
-    nodes: int
-    group_rank: int
-    processes: int
-    address: str
-    port: int
-    shared: bool
-    interface: str | None
-    tries: int = 0
-    failures: int = 0
-    reached: int = 0
-    ledger: Ledger = NOTHING
-    snapshot: int | None = None
-    notes: tuple[str, ...] = ()
-    nonce: str = ""
-
-
 def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """As many findings as a card has room for, errors and warnings before others; in their order."""
     short = [
@@ -169,9 +145,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Node 0, on `host`, has a seat for this launcher and goes on waiting for at most `seconds`.
+    """Node 0, on `host`, has a seat for this launcher and waits for at most `seconds` more.
 
-    Whoever is silent for `heartbeat` seconds from here on is lost, node 0 as well.
+    A launcher that is silent for `heartbeat` seconds from here on is lost, node 0 as well.
     """
 
     seconds: float
@@ -219,6 +195,9 @@ class Probed:
     sees: bool
 
 
+FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
+
+
 @dataclass(frozen=True)
 class Knock:
     """First line on a connection to a ring neighbour. It fills packets of every size in use, as does the answer."""
@@ -252,6 +231,30 @@ class Start:
     port: int
     shared: bool
     one_machine: bool
+    tries: int = 0
+    failures: int = 0
+    reached: int = 0
+    ledger: Ledger = NOTHING
+    snapshot: int | None = None
+    notes: tuple[str, ...] = ()
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Go:
+    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, the interface for NCCL and
+    gloo where the user names none (None: leave the choice to them), and `group_rank`, its place among the `nodes`.
+    """
+
+    attempt: int
+    run: str
+    nodes: int
+    group_rank: int
+    processes: int
+    address: str
+    port: int
+    shared: bool
+    interface: str | None
     tries: int = 0
     failures: int = 0
     reached: int = 0

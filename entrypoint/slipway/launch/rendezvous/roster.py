@@ -1,4 +1,8 @@
-"""Node 0's bookkeeping of a muster: who is here, who is missing, who is turned away. It knows no network."""
+"""Node 0's bookkeeping of a muster: which nodes are here, which are missing or turned away, and whether all fit together, from
+their cards to a table of differences. It knows no network.
+
+What must agree and does not ends the job with 78 before torchrun starts; what should agree is a warning.
+"""
 
 import shlex
 from collections import defaultdict
@@ -11,9 +15,6 @@ from slipway.protocol.printable import rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
 RANKS = 1_000_000  # a node rank above this is nonsense
-CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of several nodes hard to read together
-WIDTH = 72  # characters of a value in the table
-ROWS = 40  # lines of a table; a job of thousands of nodes may differ in thousands of ways
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Seat:
 
     @property
     def card(self) -> Card:
-        """What the launcher said of itself."""
+        """How the launcher describes itself."""
         return self.hello.card
 
 
@@ -206,16 +207,6 @@ class Rule:
         return here == there or (self.optional and not (here and there))
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One thing in which nodes differ: each value with the node ranks that have it, by their lowest rank."""
-
-    name: str
-    must: bool
-    values: tuple[tuple[str, tuple[int, ...]], ...]
-    advice: str = ""
-
-
 def gpu_models(card: Card) -> str:
     """`8 × NVIDIA H100` or `no GPU`; several models are listed."""
     kinds = sorted(set(card.gpus))
@@ -264,9 +255,26 @@ RULES = (
 )
 
 
+def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
+    return tuple(replace(rule, must=False) if rule.name == PROCESSES and allow_uneven else rule for rule in RULES)
+
+
 def fits(card: Card, reference: Card, allow_uneven: bool) -> bool:
     """Whether all that must agree does, between two cards, and the node has no problem of its own."""
     return not card.problem and all(rule.agree(card, reference) for rule in _rules(allow_uneven) if rule.must)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which nodes differ: each value with the node ranks that have it, by their lowest rank."""
+
+    name: str
+    must: bool
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    advice: str = ""
+
+
+CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of several nodes hard to read together
 
 
 def find_differences(
@@ -291,6 +299,10 @@ def find_differences(
     return tuple(found)
 
 
+WIDTH = 72  # characters of a value in the table
+ROWS = 40  # lines of a table; thousands of nodes may differ in thousands of ways
+
+
 def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> tuple[str, ...]:
     """Lines of `what | value | nodes`, bounded in width and number."""
     lines = [_row("what", "value", "nodes")]
@@ -304,10 +316,6 @@ def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> t
     if len(lines) > ROWS:
         lines[ROWS:] = [f"  … and {len(lines) - ROWS} lines more"]
     return tuple(lines)
-
-
-def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
-    return tuple(replace(rule, must=False) if rule.name == PROCESSES and allow_uneven else rule for rule in RULES)
 
 
 def _shown(values: list[str]) -> list[str]:
