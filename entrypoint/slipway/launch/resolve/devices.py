@@ -1,7 +1,8 @@
-"""This node's GPUs (through NVML, as CUDA will see them) and how much CPU it may use. No torch.
+"""This node's GPUs (through NVML, as CUDA will see them), how busy they are, when their memory is free again after an attempt,
+and how much CPU this process may use. No torch.
 
-`CUDA_VISIBLE_DEVICES` is read as CUDA reads it: indices, GPU or MIG UUIDs (or a unique beginning of one), and the first
-entry that names nothing ends the list, and a device named twice leaves none (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars).
+`CUDA_VISIBLE_DEVICES` is read as CUDA reads it: indices, GPU or MIG UUIDs (or a unique beginning of one). The first entry that
+names nothing ends the list, and a device named twice leaves none (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars).
 """
 
 import ctypes
@@ -15,15 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from slipway.protocol.cgroups import count_cpus
-
-LIBRARY = "libnvidia-ml.so.1"
-# Where a driver may lie unseen by the linker: GKE mounts it there and runs no ldconfig, WSL2 brings the one of Windows.
-DRIVER_FOLDERS = ("usr/local/nvidia/lib64", "usr/lib/wsl/lib")
-NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION
-GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
-PATIENCE = 60.0  # s; what is held longer than that is held by somebody else, or for good
-PAUSE = 0.5  # s between two looks
-SLACK = 256 << 20  # bytes; less than a process needs that has but started CUDA
 
 
 @dataclass(frozen=True)
@@ -73,9 +65,7 @@ def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path
     found = _ask_driver(nvml, wanted) if nvml else Devices(problem=_misplaced(root))
     if (withheld and nvml is None) or hides_all(wanted):
         return found._replace(cpus=cpus, problem="", hidden=True)
-    if (
-        files and not found.gpus and not found.problem
-    ):  # training on the CPU there would be the last thing anybody wants
+    if files and not found.gpus and not found.problem:  # nobody wants to train on the CPU there
         found = found._replace(problem=f"/dev/{files[0]} is there, but {found.reason}")
     return found._replace(cpus=cpus)
 
@@ -84,6 +74,11 @@ def hides_all(wanted: str | None) -> bool:
     """Whether a CUDA_VISIBLE_DEVICES begins with what names no device and never will: it is empty, -1, void, NoDevFiles."""
     first = (wanted or "").partition(",")[0].strip()
     return wanted is not None and not (first.isdecimal() or first.startswith(("GPU", "MIG")))
+
+
+LIBRARY = "libnvidia-ml.so.1"
+# Where a driver may be that the linker does not find: GKE mounts it there and runs no ldconfig, WSL2 brings the one of Windows.
+DRIVER_FOLDERS = ("usr/local/nvidia/lib64", "usr/lib/wsl/lib")
 
 
 def _load_nvml() -> Any:
@@ -122,6 +117,9 @@ def _ask_driver(nvml: Any, wanted: str | None) -> Devices:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION
 
 
 def _list_gpus(nvml: Any) -> tuple[list[Gpu], str]:
@@ -178,6 +176,9 @@ def _list_slices(nvml: Any, handle: Any) -> dict[str, Any] | None:
     return slices
 
 
+GONE = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
+
+
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
     """What an NVML function answers, None where it is not supported here. Raises NVMLError where the GPU is gone."""
     function = getattr(nvml, f"nvml{name}", None)
@@ -215,21 +216,21 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...]
 
 
 class GpuUse:
-    """Percent of the time in which a rank's GPU was in use, over what NVML takes for a moment: 1/6 to 1 s."""
+    """Percent of the time in which a rank's GPU was in use, for `slipway status`. NVML measures over 1/6 to 1 s."""
 
     def __init__(self, gpus: Mapping[int, Gpu], nvml: Any = None) -> None:
         """`gpus` of the ranks, none on the CPU; `nvml` is for tests."""
         self._gpus, self._nvml, self._handles = gpus, nvml, dict[str, Any]()
 
     def __call__(self, rank: int) -> int | None:
-        """Of a rank; None where nobody says, as of MIG slices, and for good once NVML fails."""
+        """Of a rank; None where it is unknown, as of MIG slices, and for good once NVML fails."""
         gpu = self._gpus.get(rank)
         if gpu is None or gpu.is_slice:
             return None
         try:
             handle = self._handles.get(gpu.uuid) or self._find(gpu)
             rates = ask(self._nvml, "DeviceGetUtilizationRates", handle)
-        except Exception:  # it is lost, or the driver is being replaced: the workers will tell
+        except Exception:  # it is lost, or the driver is being replaced: the workers will report it
             self._gpus = {}
             return None
         return None if rates is None else int(rates.gpu)
@@ -249,6 +250,11 @@ class GpuUse:
         return handle
 
 
+PATIENCE = 60.0  # s; what is held longer than that is held by somebody else, or for good
+PAUSE = 0.5  # s between two looks
+SLACK = 256 << 20  # bytes; less than a process needs that has but started CUDA
+
+
 class Waiting(Protocol):
     """What is waited with: Stops."""
 
@@ -259,9 +265,12 @@ class Waiting(Protocol):
 def wait_for_memory(
     before: Sequence[Gpu], look: Callable[[], Devices], stops: Waiting, say: Callable[[str], None]
 ) -> None:
-    """Wait until none of the job's GPUs has more memory in use than `before` its first attempt; `look` reads the devices anew.
+    """Wait until none of the job's GPUs has more memory in use than `before` its first attempt; `look` reads the devices again.
 
-    At most PATIENCE long, or until a stop comes. Returns at once where there are no GPUs, or NVML tells nothing.
+    The driver may hold the memory of processes that were killed for seconds after their end, and the next attempt would run out
+    of memory before its first step.
+
+    At most PATIENCE long, or until a stop comes. Returns at once where there are no GPUs, or NVML has no answer.
     """
     used = {gpu.uuid: gpu.used for gpu in before}
     told, until = False, time.monotonic() + PATIENCE

@@ -1,4 +1,8 @@
-"""What this host is, and what a training process needs from it and images lack: a user name, a home, caches."""
+"""What this host is, what its folders allow, and what a training process needs from it and images lack: a user name, a home,
+caches.
+
+torch asks for a home and for caches. For a user id without them it fails, or caches where nothing is kept.
+"""
 
 import os
 import pwd
@@ -16,9 +20,6 @@ from slipway.launch.resolve.connectivity import free_port
 from slipway.protocol.errors import LaunchError
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
-CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-
-WORKSPACE = Path("/workspace")  # the image's working directory, which is its user's home
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,13 @@ def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
     return "docker" if any((root / mark).exists() for mark in marks) else "host"
 
 
+def temporary_files() -> Path | None:
+    """The folder for temporary files; None where no such folder can be written."""
+    with suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir())
+    return None
+
+
 def existing(path: Path) -> Path:
     """The path itself or the nearest folder above it that exists."""
     return next((place for place in (path, *path.parents) if os.access(place, os.F_OK)), Path("/"))
@@ -131,13 +139,6 @@ def size_of(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_blocks * found.f_frsize
-
-
-def temporary_files() -> Path | None:
-    """The folder for temporary files; None where no such folder can be written."""
-    with suppress(FileNotFoundError):
-        return Path(tempfile.gettempdir())
-    return None
 
 
 EMPTY_DIR = "emptyDir"
@@ -191,6 +192,10 @@ def _unescaped(field: str) -> str:
 def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:
     """The mount point that a folder lies on."""
     return next((place for place in (folder, *folder.parents) if place in mounts), None)
+
+
+CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+WORKSPACE = Path("/workspace")  # the image's working directory, which is its user's home
 
 
 def place_home(

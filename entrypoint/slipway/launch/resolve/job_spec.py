@@ -1,4 +1,6 @@
-"""What a launcher was asked to run, and where it stands."""
+"""What a launcher was asked to run, on which host; and what must divide the job's processes: a model's stages, and in an elastic
+job the batch at every size.
+"""
 
 import dataclasses
 import math

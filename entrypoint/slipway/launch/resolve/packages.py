@@ -1,7 +1,8 @@
-"""What this Python must have for a job: PyTorch, and for a workload of ours what the extra `train` brings.
+"""What this Python must have for a job: PyTorch, and for a workload of ours what the extra `train` brings; and which software and
+machine this is, for a bug report.
 
 A wheel without extras is the launcher alone, for an environment with a PyTorch of its own. Nothing is imported to find out:
-that would take longer than all else before a start.
+that would take longer than everything else before a start.
 """
 
 import os
@@ -19,9 +20,8 @@ from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.protocol.errors import LaunchError
 
-LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that agent.py stands on
+LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that process/agent.py uses
 TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what each of our own workloads imports; modules
-VERSION = re.compile(r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", re.MULTILINE)
 
 
 def require_packages(workload: str, own: bool, locate: Callable[[str], Path | None] | None = None) -> None:
@@ -57,6 +57,9 @@ def locate_module(name: str) -> Path | None:
     """The folder of an installed module, found without importing it."""
     found = find_spec(name)
     return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+VERSION = re.compile(r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", re.MULTILINE)
 
 
 def read_version(torch: Path) -> tuple[str, tuple[int, int]] | None:

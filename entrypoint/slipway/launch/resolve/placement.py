@@ -1,4 +1,6 @@
-"""What runs on this node: device, number of processes, backend, threads. Pure."""
+"""What runs on this node: device, number of processes, backend, threads; and which process this is, where the launcher was
+started once per process rather than once per node. Pure.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,11 +12,6 @@ from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.resolve.settings import BY_NAME
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.errors import UNHEALTHY, LaunchError
-
-ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVICES=void"
-SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
-# What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant.
-HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
 class Process(NamedTuple):
@@ -53,12 +50,6 @@ def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | N
     return _read_process([sources.variable(name) for name in names], "LOCAL_RANK")
 
 
-def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], name: str) -> bool:
-    """Whether a container hook wrote this variable, so that it says nothing about nodes."""
-    slurm = any(reading.scheduler == SLURM.name for reading in readings)
-    return slurm and bool(environ.get(name)) and environ[name] == environ.get(HOOK_FORMULAS[name])
-
-
 def _read_process(claims: list[Claim | None], source: str) -> Process:
     rank, world_size, local_rank, local_world_size = (
         int(claim.value) if claim and claim.value.isdecimal() else None for claim in claims
@@ -82,6 +73,19 @@ def _read_process(claims: list[Claim | None], source: str) -> Process:
             "Set LOCAL_WORLD_SIZE, or start one launcher per node and unset LOCAL_RANK."
         )
     return Process(rank, world_size, local_rank, local_world_size or world_size, source)
+
+
+# What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant.
+HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], name: str) -> bool:
+    """Whether a container hook wrote this variable, so that it says nothing about nodes."""
+    slurm = any(reading.scheduler == SLURM.name for reading in readings)
+    return slurm and bool(environ.get(name)) and environ[name] == environ.get(HOOK_FORMULAS[name])
+
+
+ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVICES=void"
 
 
 def place_processes(
@@ -135,6 +139,9 @@ def _refuse_other_count(asked: Claim, wish: object, process: Process) -> None:
             "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of "
             "all, start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node)."
         )
+
+
+SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
 
 
 def _refuse_old_gpus(devices: Devices) -> None:

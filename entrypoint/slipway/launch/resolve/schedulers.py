@@ -1,4 +1,6 @@
-"""One small table per scheduler: which of its variables says what about the job. Those of clouds are in clouds.py. Pure."""
+"""One small table per scheduler: which of its variables says what about the job; and Slurm's compressed host lists. The tables of
+clouds are in clouds.py. Pure.
+"""
 
 import itertools
 import math
@@ -18,10 +20,6 @@ from slipway.launch.resolve.clouds import (
 from slipway.launch.resolve.scheduler import Claims, Reading, Scheduler
 from slipway.launch.resolve.sources import Claim
 from slipway.protocol.errors import LaunchError
-
-LIMIT = 65_536  # hosts; Slurm's own MAX_RANGE (64k) for one expression
-_NAME = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...]:
@@ -81,8 +79,8 @@ def _is_single_mpi(reading: Reading) -> bool:
     return mpi and size is not None and size.value == "1" and reading.get("PROCESSES") is None
 
 
-# What starters of several processes tell them, by the ends of the variables' names: how many they are, and which one this is. A
-# SIZE is one of processes only after certain words: TRAIN_BATCH_SIZE is none. The rank of LoRA is that of a matrix.
+# How starters of several processes name, by the ends of the names, the variables for how many there are, and which one this is.
+# SIZE counts processes only after certain words: TRAIN_BATCH_SIZE does not. The rank of LoRA is that of a matrix.
 _SIZE = re.compile(
     r"[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS)"
     r"|[A-Z0-9]+_(?:(?:COMM|WORLD|GLOBAL|JOB|STEP|TASK|GROUP|GANG|NAMESPACE|CLUSTER|NODE|WORKER|POD|REPLICA)_)*SIZE"
@@ -91,14 +89,12 @@ _INDEX = re.compile(
     r"[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)"
 )
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
-# How a framework divides a model or its data: said by its user, and of processes that it starts itself.
+# How a framework divides a model or its data: set by its user, for processes that it starts itself.
 _DIVISIONS = frozenset(
     {"DP", "TP", "PP", "CP", "EP", "ETP", "SP", "MP", "FSDP", "HSDP", "VLLM", "SGLANG", "MEGATRON"}
 ) | {
     *("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE", "MODEL", "SHARD"),
 }
-# An index without a size, or a size without an index: the name of the first, and what is missing.
-_HALVES = (("PMI_SIZE", ("PMI_RANK",)), ("PMIX_RANK", ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "SLURM_STEP_ID")))
 
 
 def explain_unknown_start(environ: Mapping[str, str]) -> str:
@@ -123,6 +119,10 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
                 "MASTER_ADDR. Where each is a job of its own, type --nnodes 1."
             )
     return ""
+
+
+# An index without a size, or a size without an index: the name of the first, and what is missing.
+_HALVES = (("PMI_SIZE", ("PMI_RANK",)), ("PMIX_RANK", ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "SLURM_STEP_ID")))
 
 
 def warn_of_half_start(environ: Mapping[str, str]) -> Iterator[str]:
@@ -189,18 +189,6 @@ def warn_of_terminal(environ: Mapping[str, str], local: int) -> str:
         f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this or a shell before it. It is taken as one of {local} "
         "launchers that srun started on this node. Where you typed it in that shell, the others never come: type --standalone"
     )
-
-
-def expand_tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's `2(x3),1` to [2, 2, 2, 1]; what cannot be read gives an empty list."""
-    counts: list[int] = []
-    for part in text.split(","):
-        count, _, repeat = part.partition("(x")
-        repeat = repeat.rstrip(")") or "1"
-        if not (count.isdecimal() and repeat.isdecimal() and int(repeat) <= 65_536):
-            return []
-        counts += [int(count)] * int(repeat)
-    return counts
 
 
 def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -376,10 +364,17 @@ SCHEDULERS = (
 )
 # These win over plain RANK and WORLD_SIZE, the others do not. Clouds that set WORLD_SIZE in processes are among them.
 BEFORE_PLAIN = frozenset(scheduler.name for scheduler in (PET, INSTANT_CLUSTER, AZURE_ML, SLURM))
+LIMIT = 65_536  # nodes; Slurm's own MAX_RANGE (64k) for one expression
+_NAME = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand_nodelist(text: str) -> tuple[str, ...]:
-    """Return the host names of a Slurm host list in its own order. Raises LaunchError where it cannot be read."""
+    """Return the host names of a Slurm host list in its own order. Raises LaunchError where it cannot be read.
+
+    `gpu[07-08],login` -> `gpu07`, `gpu08`, `login`, without `scontrol`, which no container has. The grammar is that of `scontrol
+    show hostnames`, with several brackets in one name: https://slurm.schedmd.com/scontrol.html (hostlist expressions).
+    """
     hosts: list[str] = []
     position = 0
     while True:
@@ -423,3 +418,15 @@ def _unreadable(text: str, why: str) -> LaunchError:
         f"The Slurm host list {text[:200]!r} cannot be read: {why}. "
         "Give the address of the first node yourself: --master-addr HOST."
     )
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Expand Slurm's `2(x3),1` to [2, 2, 2, 1]; what cannot be read gives an empty list."""
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, repeat = part.partition("(x")
+        repeat = repeat.rstrip(")") or "1"
+        if not (count.isdecimal() and repeat.isdecimal() and int(repeat) <= LIMIT):
+            return []
+        counts += [int(count)] * int(repeat)
+    return counts

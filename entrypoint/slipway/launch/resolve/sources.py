@@ -1,45 +1,24 @@
-"""TODO."""
+"""Where the values of settings come from: the command line, the environment and a `.env` file; how such a file is read; and which
+names in both look like a setting's, mistyped.
+"""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.launch.resolve.foreign_values import ExplainedError, explain_value
-from slipway.protocol.errors import LaunchError
-from slipway.protocol.mistake import did_you_mean
+from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
+from slipway.protocol.errors import LaunchError, told_if_unreadable
+from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.redact import redact
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding
-
-import os
-from collections.abc import Collection, Iterator
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
-from slipway.protocol.errors import told_if_unreadable
-from slipway.protocol.mistake import nearest
-
-PREFIX = "SLIPWAY_"
-# Beside the settings: what the launcher tells its workers, and the image the launcher (docs/design.md); and the tests'.
-WITHIN = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "MEMORY", "NODE_DIR", "PIPES",
-        "PREVIOUS_OUTCOME", "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
-    )
-)  # fmt: skip
-TESTS = f"{PREFIX}TEST_"
-# What Kubernetes tells every pod of a Service called slipway-…
-SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
-# Further from the right name than a slip of the finger, and not used by others.
-LONGER = {"MASTER_ADDRESS": "MASTER_ADDR", "NNODE": "NNODES"}
-# From how many letters on one of them may be wrong, and two; in shorter names only two that changed places.
-ONE, TWO = 8, 12
 
 
 class Claim(NamedTuple):
@@ -54,73 +33,6 @@ class Claim(NamedTuple):
             return f"{typed[1]} {self.value}"
         source = self.source.removesuffix(f" ({name})")
         return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
-
-
-# What is read of a `.env` file beside the settings: variables of torch and its libraries, handed to the workers, and what
-# `slipway render` takes from Compose's own lines.
-LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
-
-
-_COMPOSE = ("IMAGE", "COMPOSE_FILE")
-
-
-def read_env_file(path: Path) -> dict[str, str]:
-    """What a `.env` file says to us. Raises LaunchError."""
-    return split_env_file(path)[0]
-
-
-def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
-
-    Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
-    docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
-    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
-    SLIPWAY_… that is no setting.
-    """
-    values: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for binding in _parse(path):
-        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
-        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
-        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
-        if not name or not _is_ours(name[1]):
-            others |= {name[1]: binding.value} if name and binding.value else {}
-            continue
-        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
-        if not re.fullmatch(_PORTABLE, line):
-            raise LaunchError(  # never the value: it may be a secret
-                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
-                "comment behind it; docker, compose and Slipway then read the same."
-            )
-        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
-            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
-        values[name[1]] = line.partition("=")[2]
-    return {name: value for name, value in values.items() if value}, others
-
-
-def read_all_values(path: Path) -> dict[str, str]:
-    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
-    return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
-
-
-def _parse(path: Path) -> "list[Binding]":
-    from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
-
-    try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # some editors begin a file with a mark, which docker and compose skip
-        return list(parse_stream(StringIO(text)))
-    except (OSError, UnicodeDecodeError) as error:
-        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
-        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
-
-
-def _is_ours(name: str) -> bool:
-    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
-
-
-_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
 
 
 @dataclass(frozen=True)
@@ -185,76 +97,6 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         raise LaunchError(text.rstrip()) from None
 
 
-def misspelt(given: Mapping[str, str], where: str, known: Collection[str] = ()) -> Iterator[str]:
-    """A sentence for each of the variables `given` in `where` that seems to be a setting mistyped.
-
-    One whose right name is `known` to have a value was not meant to be that.
-    """
-    for name, value in given.items():
-        if not value or name in NAMES or name in WITHIN or name.startswith(TESTS) or _is_service(name, value):
-            continue
-        near = meant(name)
-        if near and near not in known:
-            yield f"{name} (from {where}) is no setting of Slipway's. Did you mean {near}?"
-        elif not near and name.startswith(PREFIX):
-            yield f"{name} (from {where}) is no setting of Slipway's; `slipway run --help` lists them."
-
-
-def meant(name: str) -> str:
-    """The setting that a name which is none was probably meant to be; empty where none comes near."""
-    if name in LONGER:
-        return LONGER[name]
-    if name.startswith(PREFIX):
-        return _meant_behind_prefix(name.removeprefix(PREFIX))
-    # Nobody slips at the first letter, and this is asked of every variable at every start.
-    return next((known for known in _beginning_with(name[:1]) if _is_slip(name, known)), "")
-
-
-@cache
-def _beginning_with(letter: str) -> tuple[str, ...]:
-    return tuple(sorted(known for known in NAMES if known.startswith(letter)))
-
-
-def _meant_behind_prefix(rest: str) -> str:
-    bare = {known.removeprefix(PREFIX): known for known in sorted(NAMES)}
-    if rest in bare:
-        return bare[rest]
-    words = rest.split("_")
-    within = [known for known in bare if set(words) <= set(known.split("_"))]  # SLIPWAY_GRACE
-    begun = [known for known in bare if known.split("_")[0] == words[0]]  # SLIPWAY_CPU
-    only = next((names[0] for names in (within, begun) if len(names) == 1), "")
-    return bare.get(only or nearest(rest, bare), "")
-
-
-def _is_service(name: str, value: str) -> bool:
-    return SERVICE.search(name) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
-
-
-def _is_slip(name: str, known: str) -> bool:
-    typed, right = name.replace("_", ""), known.replace("_", "")
-    if typed == f"{known}S":  # WORKLOADS: a word of its own
-        return False
-    if len(right) < ONE:
-        return typed != right and sorted(typed) == sorted(right) and _distance(typed, right) == 1
-    allowed = 2 if len(right) >= TWO else 1
-    return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
-
-
-def _distance(one: str, other: str) -> int:
-    """How many letters were left out, added, changed, or changed places (optimal string alignment)."""
-
-    @cache
-    def between(i: int, j: int) -> int:
-        if min(i, j) == 0:
-            return max(i, j)
-        ways = [between(i - 1, j) + 1, between(i, j - 1) + 1, between(i - 1, j - 1) + (one[i - 1] != other[j - 1])]
-        if min(i, j) > 1 and one[i - 1] == other[j - 2] and one[i - 2] == other[j - 1]:
-            ways.append(between(i - 2, j - 2) + 1)
-        return min(ways)
-
-    return between(len(one), len(other))
-
-
 def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
     names = {setting.name for setting in SETTINGS}
@@ -282,3 +124,155 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
     return sources
+
+
+# What is read of a `.env` file beside the settings: variables of torch and its libraries, passed to the workers, and what
+# `slipway render` takes from Compose's own lines.
+LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
+_COMPOSE = ("IMAGE", "COMPOSE_FILE")
+_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """What a `.env` file says to us. Raises LaunchError."""
+    return split_env_file(path)[0]
+
+
+def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
+
+    Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
+    docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
+    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
+    SLIPWAY_… that is no setting.
+    """
+    values: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for binding in _parse(path):
+        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
+        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
+        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
+        if not name or not _is_ours(name[1]):
+            others |= {name[1]: binding.value} if name and binding.value else {}
+            continue
+        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
+        if not re.fullmatch(_PORTABLE, line):
+            raise LaunchError(  # never the value: it may be a secret
+                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
+                "comment behind it; docker, compose and Slipway then read the same."
+            )
+        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
+            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
+        values[name[1]] = line.partition("=")[2]
+    return {name: value for name, value in values.items() if value}, others
+
+
+def read_all_values(path: Path) -> dict[str, str]:
+    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
+    return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
+
+
+def _parse(path: Path) -> "list[Binding]":
+    from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
+
+    try:
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # docker and compose, too, skip the mark that some editors write first
+        return list(parse_stream(StringIO(text)))
+    except (OSError, UnicodeDecodeError) as error:
+        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
+        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
+
+
+def _is_ours(name: str) -> bool:
+    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
+
+
+PREFIX = "SLIPWAY_"
+# Beside the settings: what the launcher passes to its workers, and the image to the launcher (docs/design.md); and the tests'.
+WITHIN = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "MEMORY", "NODE_DIR", "PIPES",
+        "PREVIOUS_OUTCOME", "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
+    )
+)  # fmt: skip
+TESTS = f"{PREFIX}TEST_"
+# What Kubernetes sets in every pod for a Service called slipway-…
+SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+# Further from the right name than a slip of the finger, and not used by others.
+LONGER = {"MASTER_ADDRESS": "MASTER_ADDR", "NNODE": "NNODES"}
+# In names of at least so many letters one letter may be wrong, or two; in shorter ones only two that changed places.
+ONE, TWO = 8, 12
+
+
+def misspelt(given: Mapping[str, str], where: str, known: Collection[str] = ()) -> Iterator[str]:
+    """A sentence for each of the variables `given` in `where` that seems to be a mistyped setting. Pure.
+
+    Another program's variable must not be taken for one: a name with our prefix is ours, any other has to be within a letter or
+    two of a setting. One whose right name is `known` to have a value was not meant to be that.
+    """
+    for name, value in given.items():
+        if not value or name in NAMES or name in WITHIN or name.startswith(TESTS) or _is_service(name, value):
+            continue
+        near = meant(name)
+        if near and near not in known:
+            yield f"{name} (from {where}) is no setting of Slipway's. Did you mean {near}?"
+        elif not near and name.startswith(PREFIX):
+            yield f"{name} (from {where}) is no setting of Slipway's; `slipway run --help` lists them."
+
+
+def _is_service(name: str, value: str) -> bool:
+    return SERVICE.search(name) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
+def meant(name: str) -> str:
+    """The setting that a name which is none was probably meant to be; empty where none comes near."""
+    if name in LONGER:
+        return LONGER[name]
+    if name.startswith(PREFIX):
+        return _meant_behind_prefix(name.removeprefix(PREFIX))
+    # Nobody slips at the first letter, and this is asked of every variable at every start.
+    return next((known for known in _beginning_with(name[:1]) if _is_slip(name, known)), "")
+
+
+def _meant_behind_prefix(rest: str) -> str:
+    bare = {known.removeprefix(PREFIX): known for known in sorted(NAMES)}
+    if rest in bare:
+        return bare[rest]
+    words = rest.split("_")
+    within = [known for known in bare if set(words) <= set(known.split("_"))]  # SLIPWAY_GRACE
+    begun = [known for known in bare if known.split("_")[0] == words[0]]  # SLIPWAY_CPU
+    only = next((names[0] for names in (within, begun) if len(names) == 1), "")
+    return bare.get(only or nearest(rest, bare), "")
+
+
+@cache
+def _beginning_with(letter: str) -> tuple[str, ...]:
+    return tuple(sorted(known for known in NAMES if known.startswith(letter)))
+
+
+def _is_slip(name: str, known: str) -> bool:
+    typed, right = name.replace("_", ""), known.replace("_", "")
+    if typed == f"{known}S":  # WORKLOADS: a word of its own
+        return False
+    if len(right) < ONE:
+        return typed != right and sorted(typed) == sorted(right) and _distance(typed, right) == 1
+    allowed = 2 if len(right) >= TWO else 1
+    return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
+
+
+def _distance(one: str, other: str) -> int:
+    """How many letters were left out, added, changed, or changed places (optimal string alignment)."""
+
+    @cache
+    def between(i: int, j: int) -> int:
+        if min(i, j) == 0:
+            return max(i, j)
+        ways = [between(i - 1, j) + 1, between(i, j - 1) + 1, between(i - 1, j - 1) + (one[i - 1] != other[j - 1])]
+        if min(i, j) > 1 and one[i - 1] == other[j - 2] and one[i - 2] == other[j - 1]:
+            ways.append(between(i - 2, j - 2) + 1)
+        return min(ways)
+
+    return between(len(one), len(other))
