@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.resolve.sources import read_all_values, read_env_file
+from slipway.launch.resolve.sources import read_all_values, split_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
 def read(folder: Path, text: str) -> dict[str, str]:
     file = folder / ".env"
     file.write_text(text, encoding="utf-8")
-    return read_env_file(file)
+    return split_env_file(file)[0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_last_of_two_lines_counts(tmp_path: Path) -> None:
 def test_line_ends_of_windows_are_no_part_of_a_value(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_bytes(b"RANK=1\r\nWORLD_SIZE=2\r\n")
-    assert read_env_file(file) == {"RANK": "1", "WORLD_SIZE": "2"}
+    assert split_env_file(file)[0] == {"RANK": "1", "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize("content", [None, b"WORKLOAD=\xff\xfe\n"])
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, co
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(LaunchError, match=r"job\.env cannot be read"):
-        read_env_file(file)
+        split_env_file(file)
 
 
 @pytest.mark.parametrize(

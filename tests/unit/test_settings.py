@@ -8,7 +8,7 @@ import pytest
 from stand_ins import make_sources
 
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Setting
-from slipway.launch.resolve.sources import Claim, Sources, parse_claim, read_env_file
+from slipway.launch.resolve.sources import Claim, Sources, parse_claim, split_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 ROOT = Path(__file__).parents[2]
@@ -244,7 +244,7 @@ def test_the_example_file_can_be_read_when_everything_in_it_is_switched_on(tmp_p
     file.write_text(re.sub(r"^# ([A-Z][A-Z_]*=)", r"\1", text, flags=re.MULTILINE))
     settings, compose = example_lines()
     read = [line for line in compose if line[1] in ("COMPOSE_FILE", "IMAGE")]  # the rest is Compose's alone
-    assert read_env_file(file) == {name: value for _, name, value in settings + read if value}
+    assert split_env_file(file)[0] == {name: value for _, name, value in settings + read if value}
 
 
 def test_the_readme_lists_the_contract() -> None:
@@ -256,7 +256,7 @@ def test_the_readme_lists_the_contract() -> None:
 def test_reading_leaves_the_process_alone(tmp_path: Path) -> None:
     file, before = tmp_path / ".env", dict(os.environ)
     file.write_text("RANK=1\nFRESH_NAME=x\n")
-    read_env_file(file)
+    split_env_file(file)
     assert dict(os.environ) == before
 
 

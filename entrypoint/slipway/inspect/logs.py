@@ -45,6 +45,7 @@ LOOK = 0.5  # s between two looks for more
 PARENTS = MappingProxyType(
     {name.removesuffix(".log"): -number for number, name in enumerate((AGENT_LOG, SPAWN_LOG), 1)}
 )
+
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 _HEADER = re.compile(rb"--- attempt (\d{1,9})(?:, (.*))? ---")
 

@@ -161,6 +161,7 @@ img { max-width: 100%; image-rendering: pixelated; min-width: min(100%, 256px) }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem }
 @media print { .card, .wide { break-inside: avoid } }
 """
+
 TEMPLATE = """
 {%- macro head(names) -%}
 <thead><tr>{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead>

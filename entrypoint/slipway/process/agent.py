@@ -1,13 +1,13 @@
 """torchrun, started in this process, that tells the launcher which workers it has and how each of them ended.
 
 Started by the launcher as `python -m slipway.process.agent LAUNCHER EVENTS LOGS ERRORS EARLY LINK FILES TORCHRUN-ARGUMENTS…`, or
-forked from a process that was (parked.py). LAUNCHER is its process id, EVENTS the number of a pipe for JSON lines, LOGS a
+forked from a process that was (warm.py). LAUNCHER is its process id, EVENTS the number of a pipe for JSON lines, LOGS a
 comma-separated list of pipes (stdout and stderr of each worker in turn), ERRORS a folder for the error files of
-`torch.distributed.elastic`'s @record. EARLY is for warm_workers.py: whether workers begin early (1 or 0), the first one's rank
-here, and how many there are on all nodes. LINK is the number of a socket
-for a process that is left behind for the next attempt, empty where none is wanted; FILES are the numbers of further files that
-workers get, as the launcher has them open. The first `--` ends torchrun's own arguments: what follows is the worker's command,
-which torchrun's parser never sees. The only file that knows both the launcher and torch.
+`torch.distributed.elastic`'s @record. EARLY is for warm.py: whether workers begin early (1 or 0), the first one's rank here, and
+how many there are on all nodes. LINK is the number of a socket for a process that is left for the next attempt, empty where none
+is wanted; FILES are the numbers of further files that workers get, as the launcher has them open. The first `--` ends torchrun's
+own arguments: what follows is the worker's command, which torchrun's parser never sees. The only file that knows both the
+launcher and torch.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""Workers that begin before torchrun has told who they are, and import their workload meanwhile.
+"""Processes that have imported what they need before they are needed: workers that begin before torchrun has their variables, and
+the parked process from which the next attempt's agent is forked.
 
 Importing torch takes seconds, under torchrun first in its own process and then once more in each worker. In a job's first attempt
-our own workloads begin theirs at once, as `python -m slipway.process.warm MODULE ARGUMENTS…`; later ones are forked from an
-agent that has all of it imported (parked.py). Both wait on stdin for the variables that torchrun has for them. A user's program
+our own workloads begin theirs at once, as `python -m slipway.process.warm MODULE ARGUMENTS…`; later ones are forked from an agent
+that was itself forked from the parked process. Both wait on stdin for the variables that torchrun has for them. A user's program
 starts when torchrun starts it: it may set variables itself before it imports torch.
 """
 
@@ -27,10 +28,7 @@ from slipway.process import watcher
 from slipway.process.tree import FILES, Forked, close_files, end_with, rename_process
 from slipway.protocol.binding import move_to, on_cores, own_cores, own_device
 
-# By these libgomp places its threads when it is loaded; without OMP_NUM_THREADS it counts cores then.
-PLACED = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 Worker = subprocess.Popen[bytes] | Forked
-NICE = 10  # of the thread that imports, and where the kernel weighs sessions, of this one
 Work = Callable[[], int]
 # From an agent's words to what is to be done, in that agent or in a worker forked from it.
 Begin = Callable[[Sequence[str]], Work]
@@ -82,7 +80,7 @@ class Crew:
                 )
         return workers
 
-    def fork(self) -> list[Worker] | Callable[[], int]:
+    def fork(self) -> list[Worker] | Work:
         """Fork them from this process, which has imported everything. In a worker, returns what it has to do."""
         if not (self.command and is_forkable(os.environ)):
             return self.begin()
@@ -109,7 +107,7 @@ class Crew:
         own = own_device(os.environ, local)
         return {"RANK": f"{self.first_rank + local}", "LOCAL_RANK": f"{local}", **counts, **own}
 
-    def _become(self, agent: int, local: int, streams: tuple[int, ...]) -> Callable[[], int]:
+    def _become(self, agent: int, local: int, streams: tuple[int, ...]) -> Work:
         end_with(agent, signal.SIGKILL)
         os.setsid()
         for number, stream in enumerate(streams):
@@ -122,6 +120,10 @@ class Crew:
         if watcher.ADDRESS in os.environ:  # as slipway.pth does where a Python begins
             watcher.begin()
         return partial(main, *self.words)
+
+
+# These tell libgomp, when it is loaded, where to place its threads; without OMP_NUM_THREADS it counts cores then.
+PLACED = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def is_forkable(environ: Mapping[str, str]) -> bool:
@@ -149,7 +151,7 @@ def main(module: str, *arguments: str) -> int:
         workload = import_module(module)
     variables = sys.stdin.readline()
     if not variables:
-        return 1  # torchrun came to its end before it started workers, and has said why
+        return 1  # torchrun ended before it started workers, and has said why
     os.environ.update(json.loads(variables))
     os.environ.pop(watcher.ADDRESS, None)  # this process has its watcher already
     with Path(os.devnull).open() as nothing:
@@ -157,10 +159,6 @@ def main(module: str, *arguments: str) -> int:
     sys.argv = [module, *arguments]
     workload.main()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
 
 
 def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Begin) -> Work | None:
@@ -178,7 +176,15 @@ def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Beg
 
 
 class Parked:
-    """The process and its one `link`, to the launcher."""
+    """The process from which the next attempts are forked, and its one `link`, to the launcher.
+
+    Importing torch, torch._dynamo (otherwise the first DistributedDataParallel does, for seconds) and a workload takes most of a
+    restart. This process is forked from the first attempt's agent before that has a thread, so that they share what they
+    imported, and lasts to the job's end. It runs no tensor operation, since a child of a parent that used OpenMP hangs at its
+    first product, and has no CUDA context. The launcher sends it, through a socket, a line `{"load": MODULE}` once the job makes
+    steps, then one line per attempt with the words, the variables and the open files of the agent that it would start otherwise
+    (launch/attempt/lasting.py).
+    """
 
     def __init__(self, link: socket.socket, launcher: int, begin: Begin) -> None:
         """Become it: in a session of its own, with no file open but the link."""
@@ -193,7 +199,7 @@ class Parked:
         link.sendall(f"{os.getpid()}\n".encode())
 
     def serve(self) -> Work:
-        """Do as the launcher says, until it is gone. Returns in a child, with what that has to do."""
+        """Answer the launcher's requests until it is gone. Returns in a child, with what that has to do."""
         while True:
             request, files = self._listen()
             if "load" in request:
@@ -218,7 +224,7 @@ class Parked:
         """Fork an agent, the launcher's own child."""
         if self._loading:
             if self._loading.is_alive():
-                weigh_session(0)  # who was not to be disturbed is gone
+                weigh_session(0)  # the attempt that was not to be slowed down is over
             self._loading.join()
         end_with(self._launcher, signal.SIGKILL)  # whose child it is by now
         between = os.fork()
@@ -243,14 +249,17 @@ class Parked:
         return self._begin(words[words.index("slipway.process.agent") + 1 :])
 
 
+NICE = 10  # of the thread that imports, and where the kernel weighs sessions, of this one
+
+
 def load(module: str) -> None:
-    """Import what the next attempt needs, without getting into the way of this one; Linux has a priority per thread."""
+    """Import what the next attempt needs, at a low priority, so that this one is not slowed down; Linux has one per thread."""
     weigh_session(NICE)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     with no_collection():
         for name in ("torch._dynamo", *([module] if module else [])):
-            with suppress(Exception):  # whoever needs it meets the error himself
+            with suppress(Exception):  # whatever needs it meets the error itself
                 import_module(name)
     weigh_session(0)
 
@@ -270,3 +279,10 @@ def take_numbers(wanted: dict[int, int]) -> None:
     for number, to in aside.items():
         os.dup2(number, to)
         os.close(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,6 @@
-"""Text from elsewhere, made safe to print: workers, files that others may write, and other nodes may say anything."""
+"""Text from elsewhere, made safe to print (workers, files that others may write, and other nodes may send anything), and numbers
+of ranks or nodes as people read them. Pure.
+"""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +9,6 @@ from itertools import groupby
 # Colours and cursor movements go; other control characters, and those that turn the direction of text, are shown as odd.
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}])")
-MOST = 20  # parts of a text; a job may have thousands of ranks
 
 
 def printable(text: str) -> str:
@@ -20,6 +21,9 @@ def printable(text: str) -> str:
 def last_line(lines: Iterable[str]) -> str:
     """The last line that is not empty; empty where none is."""
     return next((line.strip() for line in reversed([*lines]) if line.strip()), "")
+
+
+MOST = 20  # parts of a text; a job may have thousands of ranks
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:

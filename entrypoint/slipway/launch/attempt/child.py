@@ -1,5 +1,5 @@
-"""The process that a launcher starts: torchrun through agent.py, with `--launcher spawn` a process that spawns the workers,
-and with one launcher per process the workload itself.
+"""The process that a launcher starts: torchrun through process/agent.py, with `--launcher spawn` a process that spawns the
+workers, and with one launcher per process the workload itself.
 """
 
 import json

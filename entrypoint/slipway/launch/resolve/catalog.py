@@ -31,7 +31,7 @@ class Workload:
     summary: str
     command: tuple[str, ...]
     own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
-    early: bool = False  # a module of ours, whose processes may begin before torchrun starts them (warm_workers.py)
+    early: bool = False  # a module of ours, whose processes may begin before torchrun starts them (process/warm.py)
     next: tuple[str, ...] = ()
     data: str = ""  # its data sets, in a line
     resumes: bool = True  # leaves snapshots; else another attempt would only do the same once more

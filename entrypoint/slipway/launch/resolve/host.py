@@ -195,6 +195,7 @@ def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:
 
 
 CACHES = {"XDG_CACHE_HOME": "cache", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
 WORKSPACE = Path("/workspace")  # the image's working directory, which is its user's home
 
 

@@ -1,7 +1,4 @@
-"""Every setting once: its variable, option, default, parser and help; and where its values come from.
-
-Command line > environment > `.env` > default. Nothing here changes the process's environment.
-"""
+"""Every setting once: its variable, option, default, parser and help. sources.py reads their values."""
 
 import re
 import shlex
@@ -340,6 +337,5 @@ SETTINGS = (
     ),
 )
 BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
-
 
 NAMES = frozenset(name for setting in SETTINGS for name in (setting.name, *setting.aliases))

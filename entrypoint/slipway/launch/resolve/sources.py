@@ -1,5 +1,5 @@
-"""Where the values of settings come from: the command line, the environment and a `.env` file; how such a file is read; and which
-names in both look like a setting's, mistyped.
+"""Where the values of settings come from: command line > environment > `.env` > default; how a `.env` file is read; and which
+names look like a mistyped setting. Nothing here changes the process's environment.
 """
 
 import os
@@ -129,13 +129,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
 # What is read of a `.env` file beside the settings: variables of torch and its libraries, passed to the workers, and what
 # `slipway render` takes from Compose's own lines.
 LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
+
 _COMPOSE = ("IMAGE", "COMPOSE_FILE")
 _PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
-
-
-def read_env_file(path: Path) -> dict[str, str]:
-    """What a `.env` file says to us. Raises LaunchError."""
-    return split_env_file(path)[0]
 
 
 def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:

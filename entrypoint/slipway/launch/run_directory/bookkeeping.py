@@ -1,4 +1,6 @@
-"""The ledger of a job while its launcher runs: what passes is booked as it does, and written down every few seconds."""
+"""The ledger of a job while its launcher runs: how far its workers are, what the time goes into, and the file that keeps both, so
+that the next launcher continues where one was killed, and others can read it.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,12 +18,12 @@ from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.files import LEDGER_FILE, OUTCOME_FILE, STEPS, node_folder, read_json, write_json
 from slipway.protocol.outcomes import Word
 
-EVERY = 10.0  # s between two times that it is written down while an attempt runs
-KEPT = 100  # failures
-
 
 class Milestones:
-    """Moments of one attempt, in monotonic seconds: its beginning, when its workers ran, when its end was noticed."""
+    """How far the workers of this node came in one attempt, and when. Pure: what was seen and the clock come in.
+
+    Moments are monotonic seconds: its beginning, when its workers ran, when its end was noticed.
+    """
 
     def __init__(self, now: float, before: int) -> None:
         """`before`: the highest step of all attempts before this one."""
@@ -51,7 +53,7 @@ class Milestones:
 
     @property
     def trained(self) -> float:
-        """Seconds of training beyond the highest step of all attempts before. Who stands still there does not train."""
+        """Seconds of training beyond the highest step of all attempts before. Standing still there is not training."""
         return self._new[1] - self._new[0] if self._new else 0.0
 
     @property
@@ -60,7 +62,7 @@ class Milestones:
         return max(0.0, self._moved - self.started) if self.started is not None else 0.0
 
     def seen(self, now: float, *, own: bool) -> Seen:
-        """What the ledger needs of it by now; `own`: it is a workload of ours, whose ranks tell what they do."""
+        """What the ledger needs of it by now; `own`: it is a workload of ours, whose ranks report what they do."""
         seen = Seen(self.begun, now, own, self.started, self.noticed)
         if not (own and self._beat):
             return seen
@@ -69,21 +71,17 @@ class Milestones:
         return replace(said, reached=self.reached, before=self.before)
 
 
-def earlier_ledger(run: Path, node_rank: int, clock: Clock = CLOCK) -> Ledger:
-    """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
-
-    A run that was finished, or that its user stopped, was in no queue meanwhile.
-    """
-    found = last_ledger(run, node_rank) or NOTHING
-    wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
-    return go_on(found, Kind.QUEUED, clock.time() - clock.age()) if found.until and wanted else found
+EVERY = 10.0  # s between two times that it is written down while an attempt runs
 
 
 class Books:
-    """The ledger, and up to which moment it is kept. It is written where this launcher speaks for its node."""
+    """The ledger, and up to which moment it is kept. What passes is booked at once, and written every few seconds.
+
+    Only the launcher that represents its node writes it.
+    """
 
     def __init__(self, ledger: Ledger, plan: Plan, clock: Clock = CLOCK) -> None:
-        """Go on with a `ledger`, from the start of this process."""
+        """Continue a `ledger`, from the start of this process."""
         self._clock = clock
         process = plan.topology.process
         self.ledger, self._own, self._node_rank = ledger, plan.workload.own, plan.topology.node_rank
@@ -142,6 +140,14 @@ class Books:
             write_ledger(self._run.node(self._node_rank), ledger, self._failures)
 
 
+def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
+    """A ledger that somebody else wrote, with what has passed since, up to `now` (Unix seconds), booked as this `kind`."""
+    return ledger.book({kind: now - ledger.until})
+
+
+KEPT = 100  # failures
+
+
 def write_ledger(node_dir: Path, ledger: Ledger, failures: Sequence[Mapping[str, Any]] = ()) -> None:
     """Keep a node's ledger, with what failed. A disk that is full or away does not end a job that runs."""
     with suppress(OSError):
@@ -161,6 +167,11 @@ def last_ledger(run: Path, node_rank: int = 0) -> Ledger | None:
     return max(found, key=lambda ledger: ledger.until, default=None)
 
 
-def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
-    """A ledger that somebody else wrote, with what has passed since, up to `now` (Unix seconds), booked as this `kind`."""
-    return ledger.book({kind: now - ledger.until})
+def earlier_ledger(run: Path, node_rank: int, clock: Clock = CLOCK) -> Ledger:
+    """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
+
+    A run that was finished, or that its user stopped, was in no queue meanwhile.
+    """
+    found = last_ledger(run, node_rank) or NOTHING
+    wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
+    return go_on(found, Kind.QUEUED, clock.time() - clock.age()) if found.until and wanted else found

@@ -1,4 +1,4 @@
-"""Where each rank says that it stands.
+"""What ranks report about themselves in the run directory: their heartbeats, and the newest numbers that rank 0 wrote.
 
 Each rank writes `heartbeat/rank-N.json` into its node's folder from the thread that trains: at every change of phase, and
 at most twice a second otherwise.
@@ -28,14 +28,12 @@ from slipway.protocol.files import (
 )
 from slipway.protocol.phases import PHASES, Phase
 
-TAIL = 16_384  # bytes of it in which its newest lines stand
-
 
 class Beat(NamedTuple):
-    """Where a rank says that it stands; `monotonic` is its own clock, `pid` its process.
+    """Where a rank reports that it is; `monotonic` is its own clock, `pid` its process.
 
-    `beats` counts what it said so far but for waiting for data, and is the same on all ranks at the same place. `first` is the
-    step that training began with, `spent` the seconds in each phase so far, up to this one, `again` those of them in which it
+    `beats` counts its reports so far except those of waiting for data, and is the same on all ranks at the same place. `first` is
+    the step that training began with, `spent` the seconds in each phase so far, up to this one, `again` those of them in which it
     made steps that it had made before. `own`: seconds that it works on a step by itself; `slow`: the rank that makes all others
     wait, and by which share it is slower; `waited`: for how many seconds they did so far, by rank.
     """
@@ -62,7 +60,7 @@ class Beat(NamedTuple):
 
 
 def heartbeat_file(node_dir: Path, rank: int) -> Path:
-    """Where a rank says that it lives."""
+    """The file that a rank writes its heartbeat to."""
     return rank_file(node_dir, HEARTBEATS, rank)
 
 
@@ -111,7 +109,7 @@ def _slow(record: object) -> tuple[int, float] | None:
 
 
 def highest_step(run: Path) -> int:
-    """The highest step that anybody wrote down in a run: its snapshots, its verdict, the heartbeats of who was killed with its
+    """The highest step recorded in a run: in its snapshots, its verdict, and the heartbeats of ranks that were killed with their
     launcher.
     """
     steps = [newest_step(run) or 0]
@@ -125,8 +123,11 @@ def highest_step(run: Path) -> int:
     return min(max(steps), STEPS)
 
 
+TAIL = 16_384  # bytes at the end of metrics.jsonl in which its newest lines are
+
+
 def newest_numbers(run: Path) -> dict[str, float]:
-    """The newest value of each number by its name, as far as the newest lines tell; none where there are none."""
+    """The newest value of each number in the last lines of `metrics.jsonl`, by its name; none where there are none."""
     found: dict[str, float] = {}
     with suppress(OSError), open_run_file(run / METRICS_FILE) as file:
         file.seek(max(0, file.seek(0, 2) - TAIL))

@@ -1,4 +1,6 @@
-"""The run directory: its name, what it holds already, and the files that the launcher keeps in it."""
+"""The run directory: its name, what it holds already, the files that the launcher keeps in it, and which files are skipped
+because they cannot be read.
+"""
 
 import dataclasses
 import itertools
@@ -56,8 +58,6 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.redact import make_redactor, redact_json, secret_values
 
 OTHER_RUN = "Choose another with --run-dir, --runs or --resume."
-OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
-MOST = 5  # lines
 
 
 @dataclass(frozen=True)
@@ -351,6 +351,9 @@ def cannot_make(error: OSError) -> LaunchError:
     return LaunchError(text, code_of(error))
 
 
+OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
+
+
 def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files, and what one that was killed had not finished writing; where there is one per process, its
     neighbours may have written theirs already, or be writing them."""
@@ -368,21 +371,28 @@ def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
 
 
 def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
-    """Write what `slipway plan --json` shows, and the launcher's `notes`; options.json has the workload's. Raises OSError."""
+    """Write what `slipway plan --json` shows, without secrets, and the launcher's `notes`; options.json has the workload's
+    options.
+
+    Raises OSError.
+    """
     shown = plan_json(plan, resolved_values(plan.topology, sources), {})
     del shown["options"]
     clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
     write_json(node_dir / PLAN_FILE, redact_json({**shown, "notes": list(plan.topology.notes)}, clean))
 
 
+MOST = 5  # lines
+
+
 @told_if_unreadable("Type this as its owner, or name another folder with --runs DIR.")
 def odd_records(runs: Path) -> list[str]:
-    """The runs in a folder of runs that count for none, each with the reason."""
+    """The runs in a folder of runs that are skipped because they cannot be read, each with the reason."""
     return _told(_unreadable(runs.glob(f"*/{RUN_FILE}")))
 
 
 def odd_files(run: Path) -> list[str]:
-    """The files of a run that are passed over, each with the reason."""
+    """The files of a run that are skipped because they cannot be read, each with the reason."""
     nodes = (run.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
     files = chain((run / RUN_FILE, run / OUTCOME_FILE), *nodes)
     return _told([*_unreadable(files), *_not_regular(run.glob(f"{NODE}*/{LOGS}/*.log"))])
