@@ -19,10 +19,8 @@ from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, read_json, touch_run_file
 from slipway.protocol.printable import printable
 
-PATIENCE, GLANCE = (
-    15.0,
-    0.1,
-)  # s for an answer, which takes a second or two, and longer of who is silent; between two looks
+PATIENCE = 15.0  # s for an answer, which takes a second or two, and longer where a process does not answer
+GLANCE = 0.1  # s between two looks
 
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")

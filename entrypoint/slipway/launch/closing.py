@@ -93,9 +93,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     if step is None and job.plan.workload.resumes:
         return
     error = sys.stderr.fileno()
-    columns = (
-        columns_of(error) if os.isatty(error) else sys.maxsize
-    )  # a log is no place to fold what is searched and cut out
+    # Lines of a log are searched and copied, so they are not folded there.
+    columns = columns_of(error) if os.isatty(error) else sys.maxsize
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     for command in commands:
         filled = as_typed(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), here)

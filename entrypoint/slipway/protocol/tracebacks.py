@@ -228,9 +228,8 @@ def _summary(story: Sequence[_Entry]) -> Raised:
     parts = [entry for entry in story[tops[-1] + 1 :] if not _GROUP.search(_text(entry))]
     leaf = parts[0] if parts else last
     first = story[tops[0]]
-    again = first is not last and _text(first) == _text(
-        leaf
-    )  # another process raised it, and it was raised here once more
+    # Another process raised it, and it was raised here once more.
+    again = first is not last and _text(first) == _text(leaf)
     frames = [*last.frames, *(leaf.frames if leaf is not last else first.frames if again else ())]
     return Raised(
         said=_text(leaf),

@@ -13,14 +13,10 @@ from slipway.render.request import JobRequest
 from slipway.render.times import read_time
 
 LEAVING = 40  # s between the end of the grace and the time limit: verdict, srun's return, and the job puts itself back
-EARLY, LONGEST = (
-    60,
-    65_535,
-)  # s that the signal may come too early, and the most that Slurm allows (sbatch(1), --signal)
-CPUS_PER_GPU, MEM_PER_GPU = (
-    8,
-    "32G",
-)  # few enough for the usual nodes with GPUs; sbatch refuses at once what no node has
+# s that the signal may come too early, and the most that Slurm allows (sbatch(1), --signal)
+EARLY, LONGEST = 60, 65_535
+# Few enough for the usual nodes with GPUs; sbatch refuses at once what no node has.
+CPUS_PER_GPU, MEM_PER_GPU = 8, "32G"
 SHARING = """\
 # A job that counts its GPUs shares its nodes with others. Its task would get one core, and what memory the site gives by
 # default, or all. So both are asked for, with each GPU, and srun passes them on. sbatch refuses what no node has."""

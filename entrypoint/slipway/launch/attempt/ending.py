@@ -44,9 +44,8 @@ OUT_OF_MEMORY = "out of memory: killed by the kernel (SIGKILL), which counts an 
 KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
 STANDING = 4  # ranks of which it is told one by one where they stood
 RECENT = 200  # last lines of stderr of a rank that failed; what it printed before, it may have got over
-_STORE = re.compile(
-    r"(?:timed out|connect to|connection)[^()]*\((?:::ffff:)?([\w.:-]+), ?([0-9]{2,5})\)"
-)  # of c10d's socket.cpp
+# In messages of c10d's socket.cpp.
+_STORE = re.compile(r"(?:timed out|connect to|connection)[^()]*\((?:::ffff:)?([\w.:-]+), ?([0-9]{2,5})\)")
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its evidence and more of its fields
 
 

@@ -102,9 +102,8 @@ class Console:
         self._give_up = give_up
         self._stalled = False
         self._bar = self._drawn = b""
-        self._open: dict[
-            tuple[int, int], tuple[int, bytes]
-        ] = {}  # by file the line without an end: its descriptor and text
+        # By file the line without an end: its descriptor and text.
+        self._open: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def line(self, prefix: bytes, text: bytes, out: int) -> None:
         """Write a whole line to a file descriptor, or the rest of it where that was begun."""

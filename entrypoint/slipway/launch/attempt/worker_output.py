@@ -235,9 +235,8 @@ class WorkerOutput:
 
 
 STDIN = 0
-LINE = (
-    select.PIPE_BUF
-)  # bytes; no line that is typed is longer (termios(3)), and a pipe that is ready to write takes as many
+# Bytes; no line that is typed is longer (termios(3)), and a pipe that is ready to write takes as many.
+LINE = select.PIPE_BUF
 
 
 class StandardInput:

@@ -111,9 +111,8 @@ def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     ]
     room, kept = FINDINGS, set()
     for index in sorted(range(len(short)), key=lambda index: short[index].level not in (ERROR, WARNING)):
-        room -= (
-            len(short[index].what) + len(short[index].found) + len(short[index].advice) + 50
-        )  # names and marks of JSON
+        row = short[index]
+        room -= len(row.what) + len(row.found) + len(row.advice) + 50  # names and marks of JSON
         if room >= 0:
             kept.add(index)
     return tuple(row for index, row in enumerate(short) if index in kept)

@@ -47,9 +47,8 @@ class State:
     links: dict[int, Link] = field(default_factory=dict)
     processes: int = 0  # of each node
     standings: dict[int, tuple[Standing, ...]] = field(default_factory=dict)  # of nodes that stand still
-    telling: dict[int, tuple[Standing, ...]] = field(
-        default_factory=dict
-    )  # of nodes that have not told of all ranks yet
+    # Of nodes that have not reported all their ranks yet.
+    telling: dict[int, tuple[Standing, ...]] = field(default_factory=dict)
 
 
 class Server:
@@ -194,12 +193,9 @@ class Server:
     async def _assess(self, link: Link, seat: Seat) -> Seat | None:
         """Whether a launcher with the right token can have its seat."""
         hello, now = seat.hello, asyncio.get_running_loop().time()
-        if (
-            not await self.until(
-                lambda: self.state.roster is not None, now + HELLO_SECONDS / 2
-            )  # it gives up after as many
-            or self.state.roster is None
-        ):
+        # The launcher gives up after HELLO_SECONDS.
+        there = await self.until(lambda: self.state.roster is not None, now + HELLO_SECONDS / 2)
+        if not there or self.state.roster is None:
             self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
         roster, node_rank = self.state.roster, hello.card.node_rank

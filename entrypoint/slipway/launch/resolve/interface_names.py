@@ -11,10 +11,8 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 def absent_interfaces(job: Job) -> str:
     """What is wrong with the names that this job's libraries were given, and what to type; empty where nothing is."""
-    own, topology = (
-        job.plan.workload.own,
-        job.plan.topology,
-    )  # ours agree on stops through gloo, also where they train over nccl
+    # Workloads of ours agree on stops through gloo, also where they train over nccl.
+    own, topology = job.plan.workload.own, job.plan.topology
     if topology.world_size == 1 and not own:
         return ""  # it may train without torch.distributed, on a machine that lacks what others have
     return missing_interfaces(job.sources, topology.backend, own, interfaces_with_address())

@@ -172,9 +172,8 @@ def _parse(path: Path) -> "list[Binding]":
     from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
 
     try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # docker and compose, too, skip the mark that some editors write first
+        # Some editors begin a file with a mark, which docker and compose skip.
+        text = path.read_text(encoding="utf-8-sig")
         return list(parse_stream(StringIO(text)))
     except (OSError, UnicodeDecodeError) as error:
         wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
