@@ -74,14 +74,9 @@ def try_products(name: str, ground: Ground) -> Iterator[Result]:
         yield judge_finding(finding)
 
 
-def try_triton(name: str, ground: Ground) -> Iterator[Result]:
-    """A kernel of Triton's."""
-    yield judge_probe(name, ground.ask(KERNELS, "triton"))
-
-
-def try_compile(name: str, ground: Ground) -> Iterator[Result]:
-    """A compiled model against the same model."""
-    yield judge_probe(name, ground.ask(KERNELS, "compile"))
+def try_kernel(name: str, ground: Ground) -> Iterator[Result]:
+    """`triton`: a kernel of Triton's; `compile`: a compiled model against the same model."""
+    yield judge_probe(name, ground.ask(KERNELS, name))
 
 
 def try_allreduce(name: str, ground: Ground) -> Iterator[Result]:
@@ -127,8 +122,8 @@ def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
 ROWS = (
     Row("node", "driver, /dev/shm, limits and disks: the quick part of `slipway check`", try_node),
     Row("products", "each device multiplies right, in each arithmetic that it has", try_products),
-    Row("triton", "a kernel of Triton's is compiled and adds right", try_triton, no_gpu),
-    Row("compile", "a compiled model learns what the same model learns that is not compiled", try_compile),
+    Row("triton", "a kernel of Triton's is compiled and adds right", try_kernel, no_gpu),
+    Row("compile", "a compiled model learns what the same model learns that is not compiled", try_kernel),
     Row("all-reduce", "all devices exchange numbers, and right ones", try_allreduce, nobody_else),
     Row("gpt", "50 steps on all devices, flags and reports over gloo beside NCCL", try_gpt),
     Row("resume", "from a snapshot that was written while training went on, bit for bit", try_resume),

@@ -14,11 +14,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import IO
 
-STATES = {
-    "T": "stopped (SIGSTOP)",
-    "t": "stopped by a debugger",
-    "D": "waiting for a disk or a driver",
-}  # proc_pid_stat(5)
+# Those in which a process makes no progress, by their letter (proc_pid_stat(5)).
+STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a driver"}
 
 
 def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
@@ -277,7 +274,7 @@ def close_files(spared: Collection[int] = ()) -> None:
                 os.close(number)
 
 
-FILES = 250  # that one message can carry; the kernel allows 253 (unix(7), SCM_RIGHTS)
+FILES = 250  # that one message to the parked process can carry; the kernel allows 253 (unix(7), SCM_RIGHTS)
 
 
 class Forked:

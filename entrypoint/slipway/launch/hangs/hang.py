@@ -69,14 +69,8 @@ def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int
             if call.group not in found or call.number < found[call.group].number:
                 found[call.group] = call
     calls = sorted(found.values(), key=lambda call: call.since)
-    return [
-        (call, [rank for rank, one in by_rank.items() if any(_same(call, other) for other in one.pending)])
-        for call in calls
-    ]
-
-
-def _same(call: Call, other: Call) -> bool:
-    return (call.group, call.number) == (other.group, other.number)
+    waiting = {rank: {(call.group, call.number) for call in one.pending} for rank, one in by_rank.items()}
+    return [(call, [rank for rank in by_rank if (call.group, call.number) in waiting[rank]]) for call in calls]
 
 
 def _members(call: Call, by_rank: Mapping[int, Standing]) -> list[int]:

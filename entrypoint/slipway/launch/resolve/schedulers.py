@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from slipway.launch.resolve.clouds import (
     AWS_BATCH,
@@ -217,14 +218,6 @@ def _derive_volcano(environ: Mapping[str, str], fqdn: str, claims: Claims) -> No
         claims["MASTER_ADDR"] = Claim(hosts[0], f"Volcano ({tasks[0]})")
 
 
-def _derive_open_mpi(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
-    _derive_mpi("Open MPI", environ, claims)
-
-
-def _derive_jsrun(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
-    _derive_mpi("jsrun", environ, claims)
-
-
 def _derive_mpich(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     if "LOCAL_PROCESSES" not in claims and (size := claims.get("WORLD_SIZE")) and size.value != "1":
         for name in ("WORLD_SIZE", "RANK"):
@@ -233,10 +226,10 @@ def _derive_mpich(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
             f"mpiexec started {size.value} of these (PMI_SIZE), and says nothing about how many of them are on this node. Set "
             "NNODES, NODE_RANK and MASTER_ADDR, or start one launcher per node by hand."
         )
-    _derive_mpi("MPICH", environ, claims)
+    _derive_mpi("MPICH", environ, fqdn, claims)
 
 
-def _derive_mpi(name: str, environ: Mapping[str, str], claims: Claims) -> None:
+def _derive_mpi(name: str, environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
     """What an mpirun says: of one launcher per node or, where several are on this node, of one per process."""
     # In an allocation of Slurm mpirun starts rank 0 on its first node.
     if hosts := environ.get("SLURM_JOB_NODELIST"):
@@ -311,7 +304,7 @@ OPEN_MPI = Scheduler(
         "LOCAL_PROCESSES": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
         "JOB": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     },
-    _derive_open_mpi,
+    partial(_derive_mpi, "Open MPI"),
 )
 JSRUN = Scheduler(
     "jsrun",
@@ -323,7 +316,7 @@ JSRUN = Scheduler(
         "LOCAL_PROCESSES": ("JSM_NAMESPACE_LOCAL_SIZE",),
         "JOB": ("LSB_JOBID",),
     },
-    _derive_jsrun,
+    partial(_derive_mpi, "jsrun"),
 )
 # Hydra's mpiexec, of MPICH and of Intel MPI; Cray's PALS says PMI_LOCAL_…
 MPICH = Scheduler(
