@@ -42,7 +42,7 @@ def sick(what: str, found: str, advice: str = "") -> Finding:
 
 
 def misconfigured(what: str, found: str, advice: str = "") -> Finding:
-    """An error that somebody configured, and that another node would have, too."""
+    """An error of the configuration, which another node would have, too."""
     return Finding(what, ERROR, found, advice, CONFIGURATION)
 
 
@@ -52,7 +52,7 @@ def skipped(what: str, reason: str) -> Finding:
 
 
 def probe(what: str, look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
-    """What a probe finds. One that breaks says so in its own row and hides no other."""
+    """What a probe finds. A probe that fails is reported in its own row and hides no other."""
     try:
         return tuple(look())
     except Exception as error:

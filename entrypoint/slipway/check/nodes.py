@@ -41,7 +41,7 @@ OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
 
 
 class InterruptedCheckError(Exception):
-    """Somebody stopped the check; `code` is the exit code that says so."""
+    """The check was stopped; `code` is the exit code for that."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"stopped with exit code {code}")
@@ -67,7 +67,7 @@ def passing(job: Job, folder: Path) -> Job:
     given = {name: str(value) for name, value in (options | quiet).items()}
     sources = dataclasses.replace(job.sources, options={**job.sources.options, **given})
     topology = dataclasses.replace(job.plan.topology, notes=())
-    # Without an image nobody warns that the results, which are temporary, do not outlive the container.
+    # Without an image there is no warning that the results, which are temporary, do not outlive the container.
     host = dataclasses.replace(job.host, image=None)
     return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
 

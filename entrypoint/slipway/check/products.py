@@ -51,7 +51,7 @@ def look_at_products(devices: Devices, environ: Mapping[str, str], seconds: floa
 
 
 def judge_product(what: str, ending: ProbeEnding, seconds: float) -> Finding:
-    """What a child's end says about its device."""
+    """The row of a device, by how its child process ended."""
     advice = "take the node out of service and look at nvidia-smi -q, dmesg and the memory test of the machine"
     if ending.status is None:
         return sick(what, f"no result within {seconds:.0f} s", advice)

@@ -33,7 +33,7 @@ from slipway.protocol.files import ALLREDUCE_FILE, LOGS, MANIFEST, SNAPSHOTS, no
 KERNELS = "slipway.train.measure.kernels"
 LEARNING = "gpt --preset tiny --steps 50 --warmup 10 --log-every 25 --eval-samples 16 --sample-tokens 0".split()  # noqa: SIM905
 HALF, WHOLE = 4, 8  # steps to the snapshot that is resumed from, and in all
-# Dropout, so that the random generators count; no preset of its own, since nobody trains this.
+# Dropout, so that the random generators count; no preset of its own, since it is of no other use.
 RESUMED = (
     "gpt --layers 2 --heads 2 --embed 64 --context 64 --batch-size 32 --dropout 0.1 --warmup 0 --eval-samples 16 "
     f"--sample-tokens 0 --steps {WHOLE} --save-every {HALF} --keep 2"
@@ -44,7 +44,7 @@ LARGEST = {"cuda": "256M", "cpu": "4M"}  # the largest message of all-reduce
 
 @dataclass(frozen=True)
 class Row:
-    """`proves` is said while it runs; `lacks` says what it lacks here, which may be nothing; `look` tries it."""
+    """A row: `proves` is printed while it runs; `lacks` returns what it lacks here, empty if nothing; `look` tries it."""
 
     name: str
     proves: str
@@ -64,7 +64,7 @@ def nobody_else(ground: Ground) -> str:
 
 def try_node(name: str, ground: Ground) -> Iterator[Result]:
     """The probes of this node that need no torch."""
-    host = dataclasses.replace(ground.host, image=None)  # nobody wants to keep these results
+    host = dataclasses.replace(ground.host, image=None)  # these results need not be kept
     yield judge_node(name, quick_check(ground.environ, host, ground.devices, ground.folder, None))
 
 
@@ -155,7 +155,7 @@ def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str)
 
 
 def report_lines(report: Mapping[str, Any], colour: bool, width: int) -> list[str]:
-    """The table of what `report_json` says, what it adds up to, and one line about the machine."""
+    """The table of what `report_json` returned, the totals, and one line about the machine."""
     rows = [
         (row["level"], row["what"], f"{row['found']}  ({row['seconds']:.0f} s)", row["advice"])
         for row in report["rows"]

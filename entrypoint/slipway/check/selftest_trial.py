@@ -25,7 +25,7 @@ from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEA
 from slipway.protocol.files import LOGS, METRICS_FILE, OUTCOME_FILE, node_folder, rank_log, read_json, read_run_text
 
 PATIENCE = 300.0  # s that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
-# On this node alone, whatever the environment says of others, and once.
+# On this node alone, even if the environment names others, and once.
 ALONE = ("--standalone", "--nproc-per-node", "auto", "--max-restarts", "0")
 
 
@@ -114,7 +114,7 @@ class Ground:
 
 
 def count_processes(environ: Mapping[str, str], devices: Devices, host: Host) -> int:
-    """How many processes a job has here; 1 where none can start, which every job then says itself."""
+    """How many processes a job has here; 1 where none can start, which every job then reports itself."""
     sources = Sources({"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}, environ, {})
     try:
         return resolve_topology(sources, devices, host).processes_per_node
@@ -123,7 +123,7 @@ def count_processes(environ: Mapping[str, str], devices: Devices, host: Host) ->
 
 
 def environment_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what it says of Slipway's settings: jobs of a selftest have those that it gives them. Pure."""
+    """The environment without Slipway's settings: jobs of a selftest have only those that it gives them. Pure."""
     ours = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
     return {name: value for name, value in environ.items() if name not in ours}
 
@@ -200,7 +200,7 @@ def failed_job(what: str, ended: Ended) -> Result | None:
 
 
 class Verdict(NamedTuple):
-    """How a job with a fault has to end: its exit code, and what the verdict says of the rank that has it."""
+    """How a job with a fault has to end: its exit code, and the evidence against the rank that has it."""
 
     code: int
     evidence: str
@@ -244,7 +244,7 @@ def judge_stacks(row: Result, processes: int, recorded: int, ended: Ended) -> Re
     return passed(row.what, f"{row.found}; stacks of all ranks{recorder}")
 
 
-WITHOUT_LEARNING = math.log(256)  # nats per byte of text, for who knows nothing of it
+WITHOUT_LEARNING = math.log(256)  # nats per byte of text, for a model that has learned nothing
 
 
 def judge_training(what: str, ended: Ended) -> Result:

@@ -78,7 +78,7 @@ class ArchivePart:
 def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mapping[str, str], now: float) -> Bundle:
     """Pack a run into the archive `name`, by default one in the working directory. Raises LaunchError.
 
-    The values of secrets in `environ`, `env_file` and the run's arguments are taken out, and all that looks like one.
+    The values of secrets in `environ`, `env_file` and the run's arguments are removed, and everything that looks like one.
     """
     run = run.resolve()
     target = Path(name or f"slipway-{run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}{NAME_ENDS}")
@@ -131,7 +131,7 @@ def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
 
 
 def list_others(run: Path, packed: list[Path]) -> list[str]:
-    """What is left out of a run directory, with its size: by folder, or by file where it lies on top."""
+    """What is left out of a run directory, with its size: by folder, or by file at the top level."""
     kept, sizes = set(packed), dict[str, list[int]]()
     for path in (Path(parent, name) for parent, _, names in os.walk(run) for name in names):
         if path not in kept:

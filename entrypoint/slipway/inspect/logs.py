@@ -181,7 +181,7 @@ def read_log_lines(
 ) -> Iterator[Line | None]:
     """All lines that are wanted, merged; `takes_file` gets a file's node and rank.
 
-    None stands where everything that was there has been read. While it is `going_on` more is waited for.
+    None is yielded where everything that was there has been read. While `going_on` returns true more is waited for.
     """
     files: dict[Path, LogFile] = {}
     while True:

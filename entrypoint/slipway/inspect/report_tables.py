@@ -61,7 +61,7 @@ def overview(runs: Sequence[Record]) -> list[Row]:
 
 
 def pick_fact(label: str) -> Callable[[Record], str]:
-    """What the launcher says of a run under a label."""
+    """What the launcher recorded of a run under a label."""
     return lambda run: dict(run.ending.facts).get(label, NONE)
 
 
@@ -90,7 +90,7 @@ def duration(run: Record) -> str:
 
 
 def clock_text(seconds: object) -> str:
-    """A time in Unix seconds as people read it; whatever a file says."""
+    """A time in Unix seconds as people read it; NONE for anything else that a file holds."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(seconds)))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):
@@ -98,7 +98,7 @@ def clock_text(seconds: object) -> str:
 
 
 def scalar_text(value: object) -> str:
-    """What a file says, where it says a word or a number."""
+    """What a file holds, where that is a text or a number; else NONE."""
     return str(value) if isinstance(value, str | int | float) else NONE
 
 
@@ -180,7 +180,7 @@ def plots(runs: Sequence[Record]) -> list[str]:
 
 
 def remarks(run: Record) -> list[str]:
-    """What a run says beside its numbers: how it was measured, what was left out, who is slow."""
+    """What a run reports besides its numbers: how it was measured, what was left out, which rank is slow."""
     about = run.allreduce
     lines = [
         f"{about.get('processes')} processes, {about.get('backend')} on {about.get('device')}, {about.get('dtype')}, "

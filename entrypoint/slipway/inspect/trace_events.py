@@ -88,7 +88,7 @@ def is_nccl(event: Mapping[str, Any]) -> bool:
 
 
 def exchanges_values(event: Mapping[str, Any]) -> bool:
-    """Whether a collective in flight carries numbers of the model, as far as the trace tells."""
+    """Whether a collective in flight carries numbers of the model, as far as the trace shows it."""
     arguments = event.get("args")
     types = arguments.get("Input type") if isinstance(arguments, dict) else None
     flat = types if isinstance(types, list) else []

@@ -33,9 +33,10 @@ TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminatio
 
 
 def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
-    """Write the verdict down, print it, tell the pod, and return this node's exit code.
+    """Write the verdict to a file, print it, pass it to the pod, and return this node's exit code.
 
-    `run` is None where there is none, or where another node writes into the same folder; what a later attempt found stands.
+    `run` is None where there is none, or where another node writes into the same folder; the verdict of a later attempt is not
+    overwritten.
     """
     node_rank = job.plan.topology.node_rank
     if run and is_newest(run.path, course.number):
@@ -72,7 +73,7 @@ def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
 
 
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
-    """Show how the loss went, say where the results of `run` lie, what to type next, and whether they outlive the container.
+    """Show how the loss went, say where the results of `run` are, what to type next, and whether they outlive the container.
 
     Raises OSError.
     """
@@ -164,7 +165,7 @@ LEAST, LEAST_COLUMNS = 4, 30  # points, fewer are no curve; columns, fewer have 
 
 
 def draw_curve(points: Sequence[tuple[int, float]], width: int) -> list[str]:
-    """The lines, of `width` columns at most, of a picture of losses by step, each with what its row stands for.
+    """The lines, of `width` columns at most, of a picture of losses by step, each with the loss of its row.
 
     None of them where there is nothing to see, or no room.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PAUSE = 60.0  # s between two messages
-EVERY = 5.0  # s between two looks at what the training wrote down
+EVERY = 5.0  # s between two looks at what the training recorded
 TRIES = (0.0, 0.5, 2.0)  # s before each try
 TIMEOUT = 3.0  # s for each
 LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
@@ -42,7 +42,7 @@ class Notices:
     """Messages from the launcher that decides for all, sent by a thread. A context manager.
 
     At most one a minute is sent: what happens meanwhile is part of the next one, or of the last, which does not wait. A failure
-    is reported once. The address is a secret, as those of chats are: whoever has it may write there.
+    is reported once. The address is a secret, as those of chats are: anyone who has it can write there.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Node:
 
 
 def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK) -> Node:
-    """Where the launcher of a single node stands that has just been started. At the end of the `stack` the folder of a new run is
+    """The state of a single node's launcher at its start. At the end of the `stack` the folder of a new run is
     removed where nothing was begun in it.
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
@@ -65,7 +65,7 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK) 
 
 
 def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK) -> Node:
-    """Where one of several launchers stands that has just been started; the others learn of its problems, and do not wait. The
+    """The state of one of several launchers at its start; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
     node = Node(place_run(job.plan, job.sources, clock.time()))
@@ -100,7 +100,7 @@ def hold(stack: ExitStack, path: Path) -> bool:
 
 
 def name_odd_runs(job: Job) -> None:
-    """Where `--resume auto` looks for the newest run, name those that it passes over: somebody may mean one of them."""
+    """Where `--resume auto` looks for the newest run, name those that it skips: one of them may be meant."""
     named = job.sources.value("SLIPWAY_RUN_DIR") or job.plan.topology.job
     if job.sources.value("SLIPWAY_RESUME") == "auto" and not named:
         for line in odd_records(Path(job.sources.value("SLIPWAY_RUNS"))):
@@ -127,7 +127,7 @@ class SingleNode:
         return with_free_port(job), dataclasses.replace(node, run=run)
 
     def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
-        """Where all ranks stand, once all stand still: those of this node are all."""
+        """Where all ranks are, once none moves: those of this node are all."""
         return standings
 
     def report(
@@ -137,12 +137,12 @@ class SingleNode:
         stopped: Callable[[], bool],
         hangs: HangReport | None = None,
     ) -> Ending:
-        """The verdict on an attempt, and what follows by the `rule`; nobody else is there who may hang."""
+        """The verdict on an attempt, and what follows by the `rule`; no other node can hang."""
         return rule(judge((outcome,)), ())
 
 
 def with_free_port(job: Job) -> Job:
-    """The job with another port for torchrun's store where any will do: somebody may have taken the first meanwhile."""
+    """The job with another port for torchrun's store where any will do: another process may have taken the first meanwhile."""
     topology = job.plan.topology
     if topology.values["MASTER_PORT"].source != FREE_PORT:
         return job

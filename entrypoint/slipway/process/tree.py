@@ -172,7 +172,7 @@ class OwnProcesses:
         """
         children = read_children(self._proc)
         foreign = {pid for pid, start in self._foreign.items() if start_ticks(pid, self._proc) == start}
-        if self._foreign:  # else there is nobody who could leave orphans to us but our own processes
+        if self._foreign:  # otherwise only our own processes can leave orphans to us
             ours = {pid for pid in children.get(self._root, []) if self._is_marked(pid) or self._is_member(pid)}
             foreign |= {*children.get(self._root, [])} - ours
         found, queue = list[int](), [self._root]
@@ -189,7 +189,7 @@ class OwnProcesses:
         self._sessions.clear()  # in days to come their numbers may be given to foreign processes
 
     def end_unmarked(self) -> None:
-        """Kill those of our own processes that whoever adopts them would take for foreign ones."""
+        """Kill those of our own processes that the process which adopts them would take for foreign ones."""
         kill_all(lambda: [pid for pid in self.find() if not self._is_marked(pid) and start_ticks(pid, self._proc)])
 
     def _session(self, pid: int) -> int:
@@ -198,7 +198,7 @@ class OwnProcesses:
         return int(fields[3]) if len(fields) > 3 else 0
 
     def _is_member(self, pid: int) -> bool:
-        """Whether a process is in a session that one of ours began, since nobody can enter another's session.
+        """Whether a process is in a session that one of ours began, since no process can enter another's session.
 
         The number of a session is not given away while it has members, even if the leader has ended.
         """
@@ -292,7 +292,7 @@ class Forked:
         if self.returncode is None:
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else waited for it
+            except ChildProcessError:  # it was waited for elsewhere
                 self.returncode = 0
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if ended else None
@@ -315,7 +315,7 @@ def rename_process(module: str, *words: str) -> None:
     """Make `ps` show `python -P -u -m MODULE WORDS…`, cut off to the length of this process's own command line."""
     with suppress(OSError, ValueError, IndexError):
         start, end = (int(field) for field in stat_fields(os.getpid())[ARG_START : ARG_START + 2])
-        if not 0 < start < end:  # a kernel that does not tell
+        if not 0 < start < end:  # a kernel that does not show it
             return
         text = "\0".join((sys.executable, "-P", "-u", "-m", module, *words)).encode()[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -102,7 +102,7 @@ class Crew:
         return zip(self.pipes[::2], self.pipes[1::2], strict=True)
 
     def _place(self, local: int) -> dict[str, str]:
-        """What a site's own start-up code (sitecustomize.py) may tell workers by, and its device."""
+        """What a site's own start-up code (sitecustomize.py) may distinguish workers by, and its device."""
         counts = {"WORLD_SIZE": f"{self.world_size}", "LOCAL_WORLD_SIZE": f"{len(self.pipes) // 2}"}
         own = own_device(os.environ, local)
         return {"RANK": f"{self.first_rank + local}", "LOCAL_RANK": f"{local}", **counts, **own}
@@ -132,7 +132,7 @@ def is_forkable(environ: Mapping[str, str]) -> bool:
 
 
 def seed_anew() -> None:
-    """Give this process random numbers of its own where nobody seeds them; Python's own module does that at a fork."""
+    """Give this process random numbers of its own, unless the program seeds them; Python's own module does that at a fork."""
     sys.modules["torch"].default_generator.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()

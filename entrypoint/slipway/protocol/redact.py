@@ -78,7 +78,7 @@ LINE_FORMS = (
     r"(?i)\b(?:login|user|account)\s{1,9}\S{1,100}\s{1,9}password\s{1,9}(?P<secret>\S+)",  # .netrc
     r"(?i)\b(?:identified by|password)\s{1,9}(?P<secret>'[^'\n]{1,300}')",  # SQL
     r"""(?i);\s{0,3}(?:pwd|pw|key|sig)=(?P<secret>\{[^}\n]{1,300}\}|[^;\s"']+)""",  # within a connection string
-    # tokens that begin with who gave them
+    # tokens whose beginning names their issuer
     r"\b(?P<secret>hf_(?=[a-z]{0,99}[A-Z0-9])[A-Za-z0-9]{10,})",  # not hf_something of a program
     r"\b(?P<secret>gh[oprsu]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,})",
     r"\b(?P<secret>(?:gl[a-z]{2,6}-|[rs]k_(?:live|test)_|xapp-|npm_|pypi-|dckr_[a-z]{3}_|nvapi-|gsk_|r8_|pplx-|tgp_v1_"
@@ -105,7 +105,7 @@ Span = tuple[int, int]
 
 
 def redact(name: str, value: str) -> str:
-    """Return the value, or stars where its name says that it is a secret, and in place of what has the form of one."""
+    """Return the value, with stars in place of what has the form of a secret, or only stars where its name is that of one."""
     return STARS if names_secret(name) and value else _blank(value, sorted(_find(value)))
 
 
@@ -161,7 +161,7 @@ def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
 
 
 def _passwords(address: str) -> Iterator[str]:
-    """The passwords within an address, which a program may print alone: as they stand there and decoded."""
+    """The passwords within an address, which a program may print alone: as they are written there and decoded."""
     for form in ADDRESSES:
         for match in re.finditer(form, address):
             yield from (match["secret"], urllib.parse.unquote(match["secret"]))
@@ -209,7 +209,7 @@ def _value_end(line: str, begin: int) -> tuple[int, str]:
 
 
 def _closing(text: str, begin: int, quote: str) -> int:
-    """Where a quoted value ends that goes on in the next lines; at this line's end where its quote is not found there."""
+    """Where a quoted value ends that continues in the next lines; at this line's end where its quote is not found there."""
     below = "\n".join(text[begin : begin + KEY_BLOCK].split("\n", LINES)[:LINES])
     match = re.search(rf"(?<!\\){re.escape(quote)}", below)
     return begin + match.end() if match else begin

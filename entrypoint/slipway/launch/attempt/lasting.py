@@ -149,7 +149,7 @@ class Spare:
         return False
 
     def _read(self, seconds: float) -> int:
-        """A process id that it says within so many seconds; 0 where it is gone or says nothing. BlockingIOError without time."""
+        """A process id that it sends within so many seconds; 0 where none comes or it is gone. BlockingIOError without time."""
         assert self._link
         self._link.settimeout(seconds)
         with suppress(TimeoutError, ConnectionError, ValueError):
@@ -175,8 +175,8 @@ def lasting(environ: Mapping[str, str]) -> dict[str, str]:
 @dataclass(frozen=True)
 class Lasting:
     """`memory`: what outlives the workers; `spare`: what the next attempt is forked from; `own`: what this launcher started, as
-    opposed to what was below it before; `look_on` is called at every look, and `hears` is told of a hang. `silence`: the seconds
-    without a sign of life after which the other nodes count this one as lost.
+    opposed to what was below it before; `look_on` is called at every look, and `hears` with the text of a hang. `silence`: the
+    seconds without a sign of life after which the other nodes count this one as lost.
     """
 
     memory: Memory | None = None

@@ -51,7 +51,7 @@ def turn_deaf() -> None:
 
 
 class Stops:
-    """The requests that came, for a `with` block. Remembers only; whoever waits is woken through `reader`."""
+    """The requests that came, for a `with` block. It only remembers; a process that waits is woken through `reader`."""
 
     def __init__(self) -> None:
         self.came: list[Stop] = []
@@ -105,7 +105,7 @@ class Stops:
             self.came.append(Stop(time.monotonic(), number, name))
 
     def drain(self) -> None:
-        """Empty `reader` once it has woken somebody."""
+        """Empty `reader` after a wake-up."""
         with suppress(BlockingIOError):
             self.reader.recv(4096)
 

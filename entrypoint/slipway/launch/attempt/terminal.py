@@ -31,12 +31,12 @@ def write_own(text: str) -> None:
 
 def short_path(path: Path) -> str:
     """A path as one would type it here."""
-    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path lies elsewhere
+    with suppress(FileNotFoundError, ValueError):  # the working directory is gone, or the path is elsewhere
         return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
-PAUSE = 0.5  # s between two looks at whether we should go on waiting for our reader
+PAUSE = 0.5  # s between two looks at whether to wait for our reader any longer
 _begun: set[tuple[int, int]] = set()  # files in which the last line has no end yet
 
 
@@ -51,7 +51,9 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
     while rest:
         try:
             if select.select([], [out], [], pause)[1]:
-                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # so much fits where select says that it does
+                rest = rest[
+                    os.write(out, rest[: select.PIPE_BUF]) :
+                ]  # a descriptor that select returns takes as many bytes
             elif give_up():
                 return False
         except BlockingIOError:
@@ -69,7 +71,7 @@ def is_within_line(out: int) -> bool:
 
 
 def end_line(out: int) -> None:
-    """Take note that somebody else, as a terminal does at Enter, ended the line."""
+    """Note that the line was ended by something else, as by a terminal at Enter."""
     _note(out, begun=False)
 
 
@@ -130,7 +132,7 @@ class Console:
             self._open[_identity(out)] = out, prefix + text
         if opened == out and (prefix + text).startswith(begun):
             before, rest = b"", (prefix + text)[len(begun) :]
-            if not is_within_line(out):  # somebody has typed an answer, or the launcher said something
+            if not is_within_line(out):  # an answer was typed, or the launcher printed something
                 rest = prefix + rest
         else:
             before, rest = self._wipe(out), prefix + text
@@ -216,7 +218,7 @@ def fold(prefix: str, text: str, columns: int) -> str:
 
 
 def fold_error(prefix: str, text: str, columns: int) -> str:
-    """The same for an error. What it says to type stays in one row of its own, whatever its length: it is copied."""
+    """The same for an error. The command to type stays in one row of its own, whatever its length, so that it can be copied."""
     said, told, command = text.partition(" Type: ")
     if not told or len(prefix) + len(text) <= columns:
         return fold(prefix, text, columns)

@@ -41,7 +41,7 @@ PRINTED = 5  # lines of stdout, of which the last that is not empty shows how fa
 class Way(NamedTuple):
     """How the output of a worker reaches the console.
 
-    `prefix` begins each line, `bars` says that progress bars are shown as they change, `prompts` after how many
+    `prefix` begins each line, `bars`: progress bars are shown as they change, `prompts` after how many
     seconds a line is shown that has no end (None: never; only rank 0 has a stdin to answer with), `folds` that lines are
     folded to the terminal's width.
     """
@@ -136,13 +136,13 @@ class OutputStream:
 
 
 def stamp(seconds: float) -> bytes:
-    """A time (Unix seconds) as it stands in front of a log's line: UTC with milliseconds, always 24 bytes."""
+    """A time (Unix seconds) as it begins a log's line: UTC with milliseconds, always 24 bytes."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z".encode()
 
 
 def open_log(file: Path, header: str) -> FileIO:
-    """Open a log file to add to; a line without a time says which attempt's lines follow. Raises OSError."""
+    """Open a log file to add to; a line without a time names the attempt whose lines follow. Raises OSError."""
     log = FileIO(append_to_run_file(file), "ab")
     with suppress(OSError):  # a full disk is reported elsewhere
         log.write(f"--- {header} ---\n".encode())
@@ -213,7 +213,7 @@ class WorkerOutput:
 
     @property
     def open(self) -> bool:
-        """Whether somebody still holds a pipe that could bring more."""
+        """Whether a process still holds a pipe that could bring more."""
         return bool(self._streams)
 
     def close_writers(self) -> None:
@@ -295,7 +295,7 @@ class StandardInput:
             os.write(self._writer, text)
         except BrokenPipeError:
             text = b""
-        if not text:  # Ctrl-D, or nobody reads any more
+        if not text:  # Ctrl-D, or the reader is gone
             self.close()
 
     def close(self) -> None:

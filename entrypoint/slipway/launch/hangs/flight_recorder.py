@@ -31,7 +31,7 @@ def read_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
 
 
 def read_answer(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `all`. A recorder that says it in another way, another torch's, leaves the stacks."""
+    """The answer to `all`. Of a recorder with another format, as of another torch, only the stacks are used."""
     begun: list[Any] = []
     last: dict[str, int] = {}
     groups = dict(content["members"])
@@ -103,9 +103,9 @@ def buffer_size(environ: Mapping[str, str]) -> str:
 
 
 def record(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the variables that make NCCL's last collectives a file per rank, `prefix` with the rank behind, on a time-out.
+    """Return the variables that make NCCL's last collectives a file per rank, `prefix` followed by the rank, on a time-out.
 
-    What the user set stands, under the names before torch 2.9 as well.
+    What the user set is kept, also under the names before torch 2.9.
     """
     rows = (
         (SIZE, OLD_SIZE, BUFFERED),
@@ -136,7 +136,7 @@ class Pipes:
             except OSError:
                 return {}
             self._prefix = f"{self._folder.name}/rank-"
-        # DumpPipe knows the old name of the size alone. torch says once that it is deprecated, and prefers the new one.
+        # DumpPipe knows only the old name of the size. torch says once that it is deprecated, and prefers the new one.
         return {PIPES: self._prefix, OLD_SIZE: buffer_size(environ)}
 
     def ask(self) -> bool:
@@ -151,7 +151,7 @@ class Pipes:
 
 
 def _write(pipe: str) -> bool:
-    with suppress(OSError):  # none was made, or nobody has it open for reading (ENXIO)
+    with suppress(OSError):  # none was made, or no process has it open for reading (ENXIO)
         number = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         try:
             return os.write(number, b"dump") > 0

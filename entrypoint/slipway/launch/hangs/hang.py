@@ -35,7 +35,7 @@ class Hang:
 
 
 def find_hang(standings: Sequence[Standing]) -> Hang | None:
-    """Who keeps the others waiting, by where all ranks stand; None where nobody waits in a collective."""
+    """Which ranks keep the others waiting, by where all ranks are; None where none waits in a collective."""
     by_rank = {standing.rank: standing for standing in sorted(standings, key=lambda standing: standing.rank)}
     waits = {rank: one for rank, one in by_rank.items() if one.pending or one.waits_in}
     if not waits:
@@ -50,7 +50,7 @@ def find_hang(standings: Sequence[Standing]) -> Hang | None:
 
 
 def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
-    """Ranks that wait for a store that is not torchrun's: nobody answers there."""
+    """Ranks that wait for a store that is not torchrun's, where nothing answers."""
     astray = [rank for rank, one in by_rank.items() if one.store]
     if not astray:
         return None
@@ -62,7 +62,7 @@ def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
 
 
 def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int]]]:
-    """Of each process group the first collective that somebody waits in, and who does; the oldest first."""
+    """Of each process group the first collective that ranks wait in, and which do; the oldest first."""
     found: dict[str, Call] = {}
     for one in by_rank.values():
         for call in one.pending:
@@ -160,7 +160,7 @@ def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -
 
 
 def _places(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
-    """Where some ranks stand."""
+    """Where some ranks are."""
     if len(ranks) == 1:
         return f"it {by_rank[ranks[0]].place}"
     more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
@@ -209,17 +209,17 @@ class HangReport:
         hears: Callable[[str], None] = lambda hang: None,
         process: int | None = None,
     ) -> None:
-        """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `hears` is told of one;
-        `process`: the rank of the launcher's only one, where each has its own.
+        """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `hears` is called with its
+        text; `process`: the rank of the launcher's only one, where each has its own.
         """
         self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
         self._hears = hears
         self._since: float | None = None  # when all ranks were first known to stand still
         self._told = False
-        self.stacks: tuple[str, ...] = ()  # of those that are told of
+        self.stacks: tuple[str, ...] = ()  # of those that were reported
 
     def judge(self, everywhere: Sequence[Standing] | None, now: float) -> Hang | None:
-        """Take where all ranks stand, None where some move; the hang that is told now, if any."""
+        """Take where all ranks are, None where some move; returns the hang that is reported now, if any."""
         if everywhere is None:
             self._since = None
             if self._told:
@@ -320,7 +320,7 @@ class HangDetector:
         return any(beat.phase != Phase.DATA or beat.step > step for beat in beats)  # it waits for data before that, too
 
     def stragglers(self, state: Callable[[int], str]) -> tuple[Beat, ...]:
-        """The ranks that the others wait for, as far as it can be told; all where none differs.
+        """The ranks that the others wait for, as far as it can be known; all where none differs.
 
         `state`: a process's state, as a letter of /proc/PID/stat.
         """

@@ -26,13 +26,13 @@ LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
 
 
 class Worker:
-    """A connection to a watcher. What it says is taken as somebody's program says it: bounded, and read as data."""
+    """A connection to a watcher. Its answers come from a user's program, so they are bounded, and read as data."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self._begun = bytearray()  # of a line, which may be a megabyte
         self.pid, self.rank = 0, -1
-        self.numbers: Mapping[str, Sequence[int]] | None = None  # as told last
+        self.numbers: Mapping[str, Sequence[int]] | None = None  # as answered last
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
         self.answered = 0.0  # when that came, monotonic seconds
 
@@ -178,7 +178,7 @@ def find_program() -> str | None:
 
 
 def read_dump(threads: Any, pid: int) -> dict[str, Any]:
-    """What py-spy says of a process, as its watcher would. KeyError or TypeError where that makes no sense."""
+    """What py-spy prints of a process, in the form of a watcher's answer. KeyError or TypeError where that makes no sense."""
     rows = [
         [
             thread.get("thread_name") or "",

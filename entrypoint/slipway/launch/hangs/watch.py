@@ -44,10 +44,10 @@ class Watch:
         self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
         self._next = now if limit else math.inf
-        self._cpu: dict[int, float] = {}  # of each worker's processes, when the node came to a stand
+        self._cpu: dict[int, float] = {}  # of each worker's processes, when nothing moved any more
         self._seen: dict[int, Sight] = {}  # of each rank at the last look
-        self._judged: Inquiry | None = None  # for the judgement on what stands still
-        self._wanted: Inquiry | None = None  # for somebody who asked
+        self._judged: Inquiry | None = None  # for the judgement of a hang
+        self._wanted: Inquiry | None = None  # for `slipway stacks`
         self._listener: Listener | None = None
         self.stands: tuple[Standing, ...] | None = None  # the ranks' stacks, once nothing has moved for the limit
 
@@ -69,7 +69,7 @@ class Watch:
     def look(self, workers: Sequence[int], chunks: int, now: float) -> bool:
         """Look when it is time; `workers`: their process ids in the order of the ranks, `chunks` of output that came so far.
 
-        Returns whether `stands` is new: each time that it was asked for again, and when something moves.
+        Returns whether `stands` is new: after each inquiry, and when something moves again.
         """
         if self._listener is None:
             return False

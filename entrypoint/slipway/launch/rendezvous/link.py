@@ -98,7 +98,7 @@ async def send_all(lines: Sequence[bytes], link: Link) -> None:
 
 
 async def connect(addresses: Sequence[str], port: int) -> Link:
-    """Connect to the first of some addresses that takes a connection. OSError says what failed at the last one."""
+    """Connect to the first of some addresses that takes a connection. OSError has what failed at the last one."""
     error: OSError = OSError("no address")
     for address in addresses[:4]:
         try:
@@ -114,7 +114,7 @@ async def resolve(address: str) -> tuple[str, ...]:
     try:
         async with asyncio.timeout(DIAL_SECONDS):
             found = await _ask(address)
-    except TimeoutError:  # the resolver itself says so only after all its tries, half a minute and more
+    except TimeoutError:  # the resolver itself gives up only after all its tries, half a minute and more
         raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {DIAL_SECONDS:.0f} s") from None
     return tuple(str(target[0]) for *_, target in found)
 
@@ -167,7 +167,7 @@ def encode(message: Any) -> bytes:
 
 
 def stands_line(standing: Standing, *, first: bool) -> bytes:
-    """The message of where a rank stands, with as much of its stack as fits into a line."""
+    """The message of where a rank is, with as much of its stack as fits into a line."""
     while True:
         try:
             return encode(Stands(standing, first))

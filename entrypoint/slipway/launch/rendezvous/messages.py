@@ -52,8 +52,8 @@ class Card:
     run can begin here, unless the job is under way. `tries` counts the attempts of this job that the launcher made, of which the
     last `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or
     its run directory has seen. `goes_on`: it is to resume the newest run (--resume auto). `nonce` tells a job that it takes part
-    in already from every other. `run_dir` is what --run-dir says. `findings` are those of a check, `ledger` is what was booked so
-    far.
+    in already from every other. `run_dir` is the value of --run-dir. `findings` are those of a check, `ledger` is what was booked
+    so far.
     """
 
     node_rank: int
@@ -120,7 +120,7 @@ def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Node 0 to whoever connects: what to prove the token against (hex)."""
+    """Node 0 to a launcher that connects: what to prove the token against (hex)."""
 
     challenge: str
 
@@ -291,7 +291,7 @@ class Report:
 
 @dataclass(frozen=True)
 class News:
-    """Another node failed or was lost while the run goes on here."""
+    """Another node failed or was lost while the run continues here."""
 
     outcome: Outcome
 
@@ -326,7 +326,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Stands:
-    """Nothing moves on the sender's node any more; where one of its ranks stands. `first`: of those that it tells of now."""
+    """Nothing moves on the sender's node any more; where one of its ranks is. `first`: the first of those that are sent now."""
 
     standing: Standing
     first: bool

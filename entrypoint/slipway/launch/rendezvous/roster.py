@@ -50,7 +50,7 @@ class Roster:
         self._allow_uneven, self._doubtful = allow_uneven, doubtful
 
     def objection(self, hello: Hello) -> str | None:
-        """Why this launcher can never have a seat (its fault alone: the muster goes on), or None."""
+        """Why this launcher can never have a seat (only its fault: the muster continues), or None."""
         card, own = hello.card, self.own
         if card.node_rank == 0 and hello.process != self._process:
             return f"RANK=0 is taken by {own.host}, which MASTER_ADDR names; every node needs a RANK of its own."
@@ -85,7 +85,7 @@ class Roster:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The node ranks that nobody has claimed."""
+        """The node ranks that no launcher has claimed."""
         return tuple(rank for rank in range(self.nodes) if rank not in self.seats)
 
     @property
@@ -111,8 +111,8 @@ class Roster:
 
     @property
     def run(self) -> str:
-        """The name of the run: as those who made attempts of this job have it, else as node 0 does. Where that is to go on and
-        has no snapshot, as with an empty disk, it is the run with the newest snapshot that another is to go on with.
+        """The name of the run: as those who made attempts of this job have it, else as node 0 does. Where that is to be resumed
+        and has no snapshot, as with an empty disk, it is the run with the newest snapshot that another is to go on with.
         """
         if self.newest:
             return self.newest.card.run

@@ -42,7 +42,7 @@ class Gpu:
 class Devices(NamedTuple):
     """What this node has. `reason` says why there is no GPU, `problem` why those that are there cannot be used.
 
-    `hidden`: somebody keeps them from us on purpose, and the CPU is meant.
+    `hidden`: they are withheld on purpose, and the CPU is meant.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -65,7 +65,7 @@ def read_devices(environ: Mapping[str, str], nvml: Any = None, root: Path = Path
     found = _ask_driver(nvml, wanted) if nvml else Devices(problem=_misplaced(root))
     if (withheld and nvml is None) or hides_all(wanted):
         return found._replace(cpus=cpus, problem="", hidden=True)
-    if files and not found.gpus and not found.problem:  # nobody wants to train on the CPU there
+    if files and not found.gpus and not found.problem:  # training on the CPU is not what is wanted there
         found = found._replace(problem=f"/dev/{files[0]} is there, but {found.reason}")
     return found._replace(cpus=cpus)
 
@@ -90,7 +90,7 @@ def _load_nvml() -> Any:
 
 
 def _misplaced(root: Path) -> str:
-    """Where the driver lies that the linker does not find, and what to type; empty where there is none."""
+    """Where a driver is that the linker does not find, and what to type; empty where there is none."""
     folder = next((folder for folder in DRIVER_FOLDERS if (root / folder / LIBRARY).exists()), None)
     return f"the driver lies in /{folder}, which is not searched: export LD_LIBRARY_PATH=/{folder}" if folder else ""
 
@@ -250,7 +250,7 @@ class GpuUse:
         return handle
 
 
-PATIENCE = 60.0  # s; what is held longer than that is held by somebody else, or for good
+PATIENCE = 60.0  # s; what is held longer than that is held by other processes, or for good
 PAUSE = 0.5  # s between two looks
 SLACK = 256 << 20  # bytes; less than a process needs that has but started CUDA
 

@@ -46,7 +46,7 @@ class Host:
 
     @property
     def shell(self) -> str:
-        """The runtime from whose shell one starts us: a checkout is started by hand, also in a container of somebody else's."""
+        """The runtime whose shell we are started from: a checkout is started by hand, also in a container of another image."""
         return "host" if self.runtime == "docker" and self.image is None else self.runtime
 
 
@@ -147,7 +147,7 @@ EMPTY_DIR = "emptyDir"
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
     """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable.
 
-    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever it lies on.
+    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever its file system.
     """
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
@@ -167,7 +167,7 @@ def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) ->
     """What an engine mounted at `point`: the name of a volume, empty where it has none, or a folder of the host.
 
     The folder is an absolute path where the container shows it. mountinfo has the path within the file system only; that is the
-    path on the host if Docker's own /etc/hosts lies on the same file system below /var/lib/docker, where Docker keeps it by
+    path on the host if Docker's own /etc/hosts is on the same file system below /var/lib/docker, where Docker keeps it by
     default. Otherwise, as on Docker Desktop, only the name is known: ./NAME, and ./runs where nothing is mounted.
     """
     try:
@@ -190,7 +190,7 @@ def _unescaped(field: str) -> str:
 
 
 def mount_point(folder: Path, mounts: Collection[Path]) -> Path | None:
-    """The mount point that a folder lies on."""
+    """The mount point of the file system that a folder is on."""
     return next((place for place in (folder, *folder.parents) if place in mounts), None)
 
 
@@ -204,7 +204,7 @@ def place_home(
 ) -> dict[str, str]:
     """Return the variables for a home that cannot be written, and for caches where the usual places do not do.
 
-    `data`, the image's own folder for caches, comes first, then `scratch`, which lies among the temporary files, then
+    `data`, the image's own folder for caches, comes first, then `scratch`, which is among the temporary files, then
     the home. Code is cached where it may be executed, if there is such a place. In the image a home is the user's own
     where a volume is in it; `mounts` are the mount points.
     """
@@ -243,7 +243,7 @@ def private_folder(parent: Path) -> Path:
     try:
         found = folder.lstat()
     except OSError:
-        return folder  # whoever starts makes it
+        return folder  # it is made at the start
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder
     return parent / f"{folder.name}-{os.urandom(8).hex()}"

@@ -33,13 +33,13 @@ class Job:
 
     @property
     def after_failure(self) -> float | None:
-        """Seconds that the other ranks have once one failed; None where nobody says."""
+        """Seconds that the other ranks have once one failed; None for `auto`."""
         seconds = self.sources.parsed("SLIPWAY_AFTER_FAILURE_SECONDS")
         return None if seconds == "auto" else float(str(seconds))
 
     @property
     def single(self) -> bool:
-        """Whether this launcher agrees with nobody: that of a single node, or one of as many as there are processes."""
+        """Whether this launcher need not agree with others: that of a single node, or one of as many as there are processes."""
         return self.plan.topology.nodes == 1 or self.plan.topology.process is not None
 
     @property
@@ -78,10 +78,10 @@ class Job:
 
     @property
     def replaced(self) -> bool:
-        """Whether a node that is told to go, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
+        """Whether a node that is asked to stop, or is unhealthy, leaves alone, since another comes in its place: an Indexed Job
         creates the pod again, with the same index and an empty disk, while the others keep theirs, and their snapshots.
 
-        Not where the workload has to be told on every node, or may not be started again.
+        Not where the workload has to be stopped on every node, or may not be started again.
         """
         topology, workload = self.plan.topology, self.plan.workload
         return topology.replaces and not topology.elastic and workload.own and self.restarts > 0

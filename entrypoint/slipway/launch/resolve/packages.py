@@ -27,7 +27,7 @@ TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what ea
 def require_packages(workload: str, own: bool, locate: Callable[[str], Path | None] | None = None) -> None:
     """Raise LaunchError, with what to type, where a job cannot start for want of a package. `own`: a workload of ours.
 
-    `locate` says where the file of a module is; it is for tests.
+    `locate` finds the folder of a module; it is for tests.
     """
     locate = locate or locate_module
     folder = locate("torch")

@@ -30,9 +30,9 @@ class Process(NamedTuple):
 
 
 def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | None:
-    """Return this process's place where Slurm, mpirun or somebody who set LOCAL_RANK started one launcher per process.
+    """Return this process's place where Slurm, mpirun or a user who set LOCAL_RANK started one launcher per process.
 
-    None for one launcher per node, and where the command line says which node this is. Raises LaunchError where the
+    None for one launcher per node, and where the command line names this node's rank. Raises LaunchError where the
     values do not fit together.
     """
     if all(sources.option(BY_NAME[name]) for name in ("RANK", "WORLD_SIZE")):
@@ -80,7 +80,7 @@ HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RA
 
 
 def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], name: str) -> bool:
-    """Whether a container hook wrote this variable, so that it says nothing about nodes."""
+    """Whether a container hook wrote this variable, so that it does not describe nodes."""
     slurm = any(reading.scheduler == SLURM.name for reading in readings)
     return slurm and bool(environ.get(name)) and environ[name] == environ.get(HOOK_FORMULAS[name])
 
@@ -199,9 +199,9 @@ def choose_backend(
 def choose_threads(
     sources: Sources, readings: tuple[Reading, ...], devices: Devices, processes: int, process: Process | None
 ) -> int | None:
-    """Return OMP_NUM_THREADS for each process; None where the user's own value stands.
+    """Return OMP_NUM_THREADS for each process; None where the user's own value is kept.
 
-    A container hook's OMP_NUM_THREADS=1, which nobody chose, is replaced.
+    A container hook's OMP_NUM_THREADS=1, which no user chose, is replaced.
     """
     own = sources.variable("OMP_NUM_THREADS")
     if own and not (own.value == "1" and injected_by_hook(sources.environ, readings, "WORLD_SIZE")):

@@ -1,4 +1,4 @@
-"""One small table per scheduler: which of its variables says what about the job; and Slurm's compressed host lists. The tables of
+"""One small table per scheduler: what each of its variables means for the job; and Slurm's compressed host lists. The tables of
 clouds are in clouds.py. Pure.
 """
 
@@ -26,7 +26,7 @@ from slipway.protocol.errors import LaunchError
 def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...]:
     """Return the readings of all schedulers that left their marks in the environment, in the order of precedence.
 
-    `fqdn` is this host's full name; Kubernetes says only there which Service the pods share.
+    `fqdn` is this host's full name; only there Kubernetes names the Service that the pods share.
     """
     readings = []
     for scheduler in SCHEDULERS:
@@ -41,7 +41,7 @@ def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...
                 if scheduler.derive:
                     scheduler.derive(environ, fqdn, claims)
             except LaunchError as error:
-                broken = str(error)  # harmless where somebody else names the master
+                broken = str(error)  # harmless where another source names the master
             readings.append(Reading(scheduler.name, claims, scheduler.strict, broken))
     return _without_outer(environ, tuple(readings))
 
@@ -99,7 +99,7 @@ _DIVISIONS = frozenset(
 
 
 def explain_unknown_start(environ: Mapping[str, str]) -> str:
-    """What to set where the environment looks as if somebody started several of these whom nobody here knows; else empty."""
+    """What to set where the environment looks as if an unknown starter started several of these; else empty."""
     for size, count in environ.items():
         family = size.partition("_")[0]
         if (
@@ -127,7 +127,7 @@ _HALVES = (("PMI_SIZE", ("PMI_RANK",)), ("PMIX_RANK", ("OMPI_COMM_WORLD_SIZE", "
 
 
 def warn_of_half_start(environ: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable of a starter that says nothing alone, and may be left of an earlier start."""
+    """A line for each variable of a starter that means nothing alone, and may be left from an earlier start."""
     for name, others in _HALVES:
         value = environ.get(name, "")
         alone = value.isdecimal() and not any(map(environ.get, others))
@@ -230,7 +230,7 @@ def _derive_mpich(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
 
 
 def _derive_mpi(name: str, environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
-    """What an mpirun says: of one launcher per node or, where several are on this node, of one per process."""
+    """What an mpirun set: for one launcher per node or, where several are on this node, for one per process."""
     # In an allocation of Slurm mpirun starts rank 0 on its first node.
     if hosts := environ.get("SLURM_JOB_NODELIST"):
         claims["MASTER_ADDR"] = Claim(expand_nodelist(hosts)[0], "Slurm (SLURM_JOB_NODELIST)")
@@ -318,7 +318,7 @@ JSRUN = Scheduler(
     },
     partial(_derive_mpi, "jsrun"),
 )
-# Hydra's mpiexec, of MPICH and of Intel MPI; Cray's PALS says PMI_LOCAL_…
+# Hydra's mpiexec, of MPICH and of Intel MPI; Cray's PALS sets PMI_LOCAL_…
 MPICH = Scheduler(
     "MPICH",
     ("PMI_SIZE",),

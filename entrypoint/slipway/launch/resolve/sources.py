@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """A value somebody gave, as text, and who did: `source` reads like `environment (RANK)`."""
+    """A value that was given, as text, and where it came from: `source` reads like `environment (RANK)`."""
 
     value: str
     source: str
@@ -45,24 +45,24 @@ class Sources:
     env_file_name: str = ".env"
     defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
     origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
-    slips: tuple[str, ...] = ()  # what is said of names that seem to be mistyped
+    slips: tuple[str, ...] = ()  # a sentence for each name that seems to be mistyped
 
     def option(self, setting: Setting) -> Claim | None:
-        """What the command line says."""
+        """The value on the command line."""
         value = self.options.get(setting.name)
         source = self.origins.get(setting.name, f"command line ({setting.option})")
         return None if value is None else Claim(value, source)
 
     def from_environment(self, *names: str) -> list[Claim]:
-        """What the environment says about these variables."""
+        """The values of these variables in the environment."""
         return [Claim(value, f"environment ({name})") for name in names if (value := self.environ.get(name))]
 
     def from_file(self, *names: str) -> list[Claim]:
-        """What the `.env` file says about these variables."""
+        """The values of these variables in the `.env` file."""
         return [Claim(value, f"{self.env_file_name} ({name})") for name in names if (value := self.env_file.get(name))]
 
     def variable(self, *names: str) -> Claim | None:
-        """What the environment says about a variable (the first that is set), else what the `.env` file says."""
+        """The value of a variable (the first that is set) in the environment, else in the `.env` file."""
         return next(iter((*self.from_environment(*names), *self.from_file(*names))), None)
 
     def claims(self, setting: Setting) -> list[Claim]:
@@ -135,11 +135,12 @@ _PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^
 
 
 def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Read a `.env` file without touching the environment: what it says to us, and to others; empty values are left out.
+    """Read a `.env` file without touching the environment: the values for Slipway, and those for others; empty values are left
+    out.
 
     Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
     docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
-    All others are somebody else's. Raises LaunchError naming file, line and what to write instead; also for a name in
+    All others are ignored. Raises LaunchError naming file, line and what to write instead; also for a name in
     SLIPWAY_… that is no setting.
     """
     values: dict[str, str] = {}
@@ -164,7 +165,7 @@ def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def read_all_values(path: Path) -> dict[str, str]:
-    """Every value in a `.env` file, whoever's it is: what must not be shown. Raises LaunchError where it cannot be read."""
+    """Every value in a `.env` file, of any program: what must not be shown. Raises LaunchError where it cannot be read."""
     return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
 
 
@@ -228,7 +229,7 @@ def meant(name: str) -> str:
         return LONGER[name]
     if name.startswith(PREFIX):
         return _meant_behind_prefix(name.removeprefix(PREFIX))
-    # Nobody slips at the first letter, and this is asked of every variable at every start.
+    # The first letter is hardly ever mistyped, and every variable is compared at every start.
     return next((known for known in _beginning_with(name[:1]) if _is_slip(name, known)), "")
 
 

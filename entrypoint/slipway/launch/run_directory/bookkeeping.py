@@ -100,7 +100,7 @@ class Books:
 
     def meet(self, run: Run, ledger: Ledger, *, again: bool) -> None:
         """All nodes are here, and an attempt on this run begins, `again` after others. The ledger is the one to go on with: this
-        launcher's, or that of those who were there before it.
+        launcher's, or that of launchers that were there before it.
         """
         kind = Kind.REJOINING if again else Kind.WAITING
         if ledger == self.ledger:
@@ -111,7 +111,7 @@ class Books:
         self._run, self._milestones = run, None
 
     def look(self, milestones: Milestones) -> None:
-        """An attempt goes on."""
+        """An attempt continues."""
         self._milestones = milestones
         if self._clock.monotonic() - self._written >= EVERY:
             self._write(self._with_attempt(good=False))
@@ -141,7 +141,7 @@ class Books:
 
 
 def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
-    """A ledger that somebody else wrote, with what has passed since, up to `now` (Unix seconds), booked as this `kind`."""
+    """A ledger that another launcher wrote, with what has passed since, up to `now` (Unix seconds), booked as this `kind`."""
     return ledger.book({kind: now - ledger.until})
 
 

@@ -103,17 +103,17 @@ class AlreadyFinishedError(Exception):
 
 class NoNewRunError(LaunchError):
     """Nothing new can begin: the run directory that was named is taken, or what to begin from is not there; the message says
-    what to type. A job that is under way goes on all the same."""
+    what to type. A job that is under way continues all the same."""
 
 
 def is_free(path: Path) -> bool:
-    """Whether a new run could lie there. Creates nothing."""
+    """Whether a new run could be there. Creates nothing."""
     return not os.path.lexists(path)
 
 
 def claim(path: Path) -> bool:
-    """Create the folder of a new run. False where it is there already: whoever creates it has it, also among launchers that start
-    at the same moment on several hosts. Raises LaunchError (78, 77) where it cannot be created.
+    """Create the folder of a new run. False where it is there already: the one that creates it has it, also among launchers that
+    start at the same moment on several hosts. Raises LaunchError (78, 77) where it cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def choose_run(
     finished_is_fine: bool = False,
     take: Callable[[Path], bool] = is_free,
 ) -> Run:
-    """Decide where this run lies. What is created is up to `take`, which says whether a new run gets the folder of that name.
+    """Decide where this run is. What is created is up to `take`, which returns whether a new run gets the folder of that name.
 
     Raises NoNewRunError where a run would be overwritten or there is nothing to resume from, AlreadyFinishedError where
     there is nothing left to do; with several nodes that is for the workers to see, on all of them.
@@ -163,19 +163,19 @@ def choose_run(
 
 
 def _among_others(plan: Plan) -> bool:
-    """Whether launchers that agree with nobody use one folder: those of a job with one for each process."""
+    """Whether launchers that do not agree with each other use one folder: those of a job with one for each process."""
     return plan.topology.process is not None and plan.topology.world_size > 1
 
 
 def _is_unnamed(run: Run, plan: Plan, sources: Sources) -> bool:
-    """Whether it is a new run whose folder nobody named, and no other launcher looks for."""
+    """Whether it is a new run whose folder was not named, and which no other launcher looks for."""
     if run.own or sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         return False
     return run.resume != "auto" or not (plan.topology.job or (run.path / RUN_FILE).exists())
 
 
 def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
-    """The run in a folder that nobody has. One that is empty may be what an earlier start of the same job left."""
+    """The run in a folder that no other has. One that is empty may be what an earlier start of the same job left."""
     numbered = (run.path.with_name(f"{run.path.name}-{number}") for number in itertools.count(2))
     left = plan.topology.may_have_begun and run.path.is_dir() and not any(run.path.iterdir())
     path = run.path if left else next(path for path in itertools.chain([run.path], numbered) if take(path))
@@ -184,7 +184,7 @@ def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
 
 @told_if_unreadable(OTHER_RUN)
 def place_run(plan: Plan, sources: Sources, now: float) -> Run:
-    """Where the settings, the job and the time put a run; for nodes other than 0 that is a guess until node 0 says."""
+    """Where the settings, the job and the time put a run; for nodes other than 0 that is a guess until node 0 answers."""
     resume, given = sources.value("SLIPWAY_RESUME"), sources.value("SLIPWAY_RUN_DIR")
     runs = Path(sources.value("SLIPWAY_RUNS")).absolute()
     if given:
@@ -235,7 +235,7 @@ def newest_run(runs: Path, workload: str = "") -> Path | None:
 
 
 def _number(value: object) -> float:
-    """What a file says, or 0: files get damaged."""
+    """A number in a file, or 0: files get damaged."""
     return value if isinstance(value, int | float) else 0
 
 
@@ -255,12 +255,12 @@ def last_outcome(path: Path) -> dict[str, Any]:
 
 
 def is_newest(path: Path, attempt: int) -> bool:
-    """Return whether nobody has begun a later attempt on a run: one that took it over, or goes on without this node."""
+    """Return whether no launcher has begun a later attempt on a run: one that took it over, or continues without this node."""
     return newest_attempt(path) <= attempt
 
 
 def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
-    """Return what outcome.json says of attempts before the `first` of this start; what is damaged is left out."""
+    """Return what outcome.json has on attempts before the `first` of this start; what is damaged is left out."""
     tries = read_json(path / OUTCOME_FILE).get("attempts")
     whole = (tried for tried in tries if isinstance(tried, dict)) if isinstance(tries, list) else ()
     return [tried for tried in whole if 0 < _number(tried.get("number")) < first]
@@ -408,7 +408,7 @@ def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     for file in files:
         try:
             regular = stat.S_ISREG(file.lstat().st_mode)
-        except OSError:  # it is gone, or nobody may look
+        except OSError:  # it is gone, or may not be looked at
             continue
         if not regular:
             yield file, "is not a regular file"
