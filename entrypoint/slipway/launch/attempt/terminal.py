@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 
 def write_own(text: str) -> None:
-    """Write lines to stderr as they are, each to its end, from the start of a row."""
+    """Write lines to stderr as they are, from the start of a row."""
     error = sys.stderr.fileno()
     start = "\n" if is_within_line(error) else ""
     write_out(f"{start}{text}\n".encode(errors="replace"), error)
@@ -37,7 +37,7 @@ def short_path(path: Path) -> str:
 
 
 PAUSE = 0.5  # s between two looks at whether to wait for our reader any longer
-_begun: set[tuple[int, int]] = set()  # files in which the last line has no end yet
+_begun: set[tuple[int, int]] = set()  # files whose last line has no end yet
 
 
 def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True, pause: float = PAUSE) -> bool:
@@ -51,9 +51,7 @@ def write_out(text: bytes, out: int, give_up: Callable[[], bool] = lambda: True,
     while rest:
         try:
             if select.select([], [out], [], pause)[1]:
-                rest = rest[
-                    os.write(out, rest[: select.PIPE_BUF]) :
-                ]  # a descriptor that select returns takes as many bytes
+                rest = rest[os.write(out, rest[: select.PIPE_BUF]) :]  # as much as select promises to fit
             elif give_up():
                 return False
         except BlockingIOError:
@@ -165,7 +163,9 @@ def terminal_variables() -> dict[str, str]:
     return {}
 
 
-USUAL = 80  # columns, where a terminal does not say (`docker run --tty` in its first moment, a pseudo-terminal of a program)
+USUAL = (
+    80  # columns, where a terminal has no size (`docker run --tty` in its first moment, a pseudo-terminal of a program)
+)
 _STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")  # takes no room
 
 
