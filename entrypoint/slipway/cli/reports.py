@@ -1,17 +1,17 @@
-"""Commands that tell what there is: `slipway workloads`, `slipway completion` for the shell, and `slipway report`, a page about
-one or several runs."""
-
-from __future__ import annotations
+"""Commands that show what there is: `slipway workloads`, `slipway completion` for the shell, and `slipway report`, a page about
+one or several runs.
+"""
 
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
+from slipway.inspect.report_run import RECORDS, RunEnding, Tried, read_run
 from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
@@ -19,9 +19,6 @@ from slipway.launch.verdict.block import ENDINGS, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
-
-if TYPE_CHECKING:
-    from slipway.inspect.report_run import RunEnding, Tried
 
 NO_DATA, NONE = "none", "–"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in
@@ -84,7 +81,6 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
     report.html here, unless --out says otherwise.
     """
     from slipway.inspect.report import NotOursError, make_page, write_page
-    from slipway.inspect.report_run import read_run
 
     paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
     found = [read_run(path, describe_ending(read_status(path))) for path in paths]
@@ -103,8 +99,6 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
 @told_if_unreadable("Type this as its owner.")
 def _find_run(name: str, runs: str | None) -> Path:
     """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
-    from slipway.inspect.report_run import RECORDS
-
     try:
         return named_run(name, runs)
     except LaunchError:
@@ -117,9 +111,7 @@ def _find_run(name: str, runs: str | None) -> Path:
 
 
 def describe_ending(status: Status) -> RunEnding:
-    """How a run stands or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
-    from slipway.inspect.report_run import RunEnding
-
+    """How a run is going or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
     outcome = status.outcome
     word, first, attempts = str(outcome.get("word")), outcome.get("first"), outcome.get("attempts")
     tried = attempts if isinstance(attempts, list) else []
@@ -144,8 +136,6 @@ def describe_ending(status: Status) -> RunEnding:
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:
-    from slipway.inspect.report_run import Tried
-
     ended = tried.get("outcome")
     ended = ended if isinstance(ended, dict) else {}
     evidence = f"{ENDINGS.get(str(ended.get('word')), 'unknown')}: {_or_none(ended.get('evidence'))}"

@@ -392,7 +392,9 @@ def odd_records(runs: Path) -> list[str]:
 
 
 def odd_files(run: Path) -> list[str]:
-    """The files of a run that are skipped because they cannot be read, each with the reason."""
+    """The files of a run that are skipped because they cannot be read, each with the reason, so that they are not missed
+    silently.
+    """
     nodes = (run.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
     files = chain((run / RUN_FILE, run / OUTCOME_FILE), *nodes)
     return _told([*_unreadable(files), *_not_regular(run.glob(f"{NODE}*/{LOGS}/*.log"))])
