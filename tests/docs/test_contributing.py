@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, step by step in a copy of the checkout; and what stands beside it says what the code says.
+"""docs/extending.md, step by step in a copy of the checkout; and CONTRIBUTING.md and the forms say what the code says.
 
 The blocks of a section are taken in their order: a file that is named above a block is written, a diff is applied, a shell
 block is run, and a block of text is what was to be seen.
@@ -23,15 +23,16 @@ import slipway
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+STEPS = (ROOT / "docs/extending.md").read_text()
 BLOCK = re.compile(r"^(?:`(?P<file>\S+)`:\n\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir() if path.name != "config.yml")
 PRE_COMMIT = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
 HOOKS = [hook for repository in PRE_COMMIT["repos"] for hook in repository["hooks"]]
 
 
-def section(title: str) -> str:
-    """What stands below a heading."""
-    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(page: str, title: str) -> str:
+    """The text below a heading of a page."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def kept_files() -> list[str]:
@@ -78,7 +79,7 @@ class Checkout:
     def follow(self, title: str) -> str:
         """Do what a section of the page says; what its commands printed. The code is as `make lint` wants it."""
         printed, code = "", list[str]()
-        for block in BLOCK.finditer(section(title)):
+        for block in BLOCK.finditer(section(STEPS, title)):
             if block["file"]:
                 code.append(block["file"])
                 assert not (self.folder / block["file"]).exists()
@@ -103,7 +104,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_a_workload_takes_four_steps(checkout: Checkout) -> None:
-    assert len(re.findall(r"^### ", section("A workload in four steps"), re.MULTILINE)) == 4
+    assert len(re.findall(r"^### ", section(STEPS, "A workload in four steps"), re.MULTILINE)) == 4
     checkout.follow("A workload in four steps")
     run = checkout.folder / "runs/sine"
     record = json.loads((run / "run.json").read_text())
@@ -116,14 +117,14 @@ def test_a_workload_takes_four_steps(checkout: Checkout) -> None:
 
 
 def test_a_scheduler_takes_three_steps(checkout: Checkout) -> None:
-    assert len(re.findall(r"^### ", section("A scheduler in three steps"), re.MULTILINE)) == 3
+    assert len(re.findall(r"^### ", section(STEPS, "A scheduler in three steps"), re.MULTILINE)) == 3
     assert "2 nodes × 2 CPU processes" in checkout.follow("A scheduler in three steps")
 
 
 @pytest.mark.core
 def test_the_table_names_every_folder() -> None:
     named = set(
-        re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]+)\|", section("What lies where"), re.MULTILINE)))
+        re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]+)\|", section(PAGE, "Folders"), re.MULTILINE)))
     )
     assert [name for name in named if not (ROOT / name).is_dir()] == []
     parts = [Path(name).parts for name in kept_files()]
