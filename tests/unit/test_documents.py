@@ -12,7 +12,21 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.protocol.errors import EXITS
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "entrypoint/slipway"
 README = (ROOT / "README.md").read_text()
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for part in ("docs", "compose", "images", "k8s", "slurm") for page in (ROOT / part).rglob("*.md")),
+    ]
+)
+# Python files that pages name and that are not in the repository: a user's, Python's, and those that the reader makes.
+ELSEWHERE = {
+    *("path/to/script.py", "train.py", "begin.py", "bad.py", "follow.py", "tell.py", "to_wandb.py", "to_mlflow.py"),
+    *("__main__.py", "click.py", "json.py", "types.py", "sitecustomize.py"),
+    *("options/NAME.py", "train/workloads/NAME.py", "tests/train/test_sine.py"),
+    *("entrypoint/slipway/options/sine.py", "entrypoint/slipway/train/workloads/sine.py"),
+}
 
 
 def test_the_readme_lists_the_exit_codes_of_the_code() -> None:
@@ -41,19 +55,34 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert [line.partition("#")[0].strip() for line in block[1].splitlines()] == ["make run", "make test"]
 
 
-@pytest.mark.parametrize(
-    "page",
-    sorted(
-        [
-            *ROOT.glob("*.md"),
-            *(page for part in ("docs", "compose", "images", "k8s", "slurm") for page in (ROOT / part).rglob("*.md")),
-        ]
-    ),
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def find(path: str) -> Path | None:
+    """The file or folder that a page means: from the repository's root, from the package's, or anywhere by its bare name."""
+    if "/" not in path:
+        return next((found for part in ("entrypoint", "tests", "docs") for found in (ROOT / part).rglob(path)), None)
+    return next((root / path for root in (PACKAGE, ROOT) if (root / path).exists()), None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
+    files = set(re.findall(r"`([\w./-]+\.py)`", page.read_text())) - ELSEWHERE
+    parts = "|".join(["entrypoint", "tests", *(path.name for path in PACKAGE.iterdir() if path.is_dir())])
+    folders = set(re.findall(rf"`((?:{parts})/[a-z_/]+)`", page.read_text()))
+    assert sorted(path for path in files | folders if find(path) is None) == []
+
+
+def test_names_that_the_map_of_the_code_mentions_are_in_their_files() -> None:
+    text = (ROOT / "docs/design.md").read_text()
+    found = re.findall(r"((?:`\w+`(?:,| and)? )+)(?:in|of) `([\w/]+\.py)`", text)
+    assert len(found) > 10
+    named = [(name, path) for names, path in found for name in re.findall(r"`(\w+)`", names)]
+    code = {path: file.read_text() for _, path in named if (file := find(path))}
+    assert [(name, path) for name, path in named if not re.search(rf"\b{name}\b", code[path])] == []
 
 
 def test_every_make_target_is_described() -> None:
