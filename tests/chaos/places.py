@@ -66,9 +66,8 @@ def role_of(pid: int, words: list[str], agents: set[int]) -> str:
         return "torchrun" if parent.isdigit() and int(parent) in agents else "reaper"
     roles = {
         "tini": "tini",
+        "slipway.train": "worker",  # before the next: a worker that starts early is slipway.process.warm, too
         "slipway.process.warm": "parked",
-        "warm_workers": "worker",
-        "slipway.train": "worker",
         "slipway": "launcher",
     }
     line = " ".join(words)

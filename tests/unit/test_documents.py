@@ -61,6 +61,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_with_the_name_of_a_file_leads_to_that_file(page: Path) -> None:
+    links = re.findall(r"\[`?([\w./-]+\.(?:py|sh|sbatch))`?\]\(([^)#]+)", page.read_text())
+    assert [link for link in links if Path(link[0]).name != Path(link[1]).name] == []
+
+
 def find(path: str) -> Path | None:
     """The file or folder that a page means: from the repository's root, from the package's, or anywhere by its bare name."""
     if "/" not in path:
