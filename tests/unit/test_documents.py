@@ -67,6 +67,13 @@ def test_a_link_with_the_name_of_a_file_leads_to_that_file(page: Path) -> None:
     assert [link for link in links if Path(link[0]).name != Path(link[1]).name] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_name_that_links_to_code_is_in_that_file(page: Path) -> None:
+    links = re.findall(r"\[`([\w.]+)(?:\(\))?`\]\(([^)#]+\.py)\)", page.read_text())
+    names = [(name.rpartition(".")[2], page.parent / file) for name, file in links if not name.endswith(".py")]
+    assert [name for name, file in names if not re.search(rf"\b{name}\b", file.read_text())] == []
+
+
 def find(path: str) -> Path | None:
     """The file or folder that a page means: from the repository's root, from the package's, or anywhere by its bare name."""
     if "/" not in path:
