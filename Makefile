@@ -5,19 +5,19 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 ARGS ?=
-# The sections of the tests stand in tests/sections.py; what each prints, and the table at the end, in tests/run.py.
+# tests/sections.py lists the sections of the tests; tests/run.py prints their results and the table at the end.
 SECTIONS := .venv/bin/python tests/run.py
 
 .PHONY: help
-help: ## List the targets
-	@awk -v first="run setup test image" -f entrypoint/targets.awk $(MAKEFILE_LIST)
+help: ## List the targets (ARGS=all describes all of them)
+	@awk -v first="run setup test image lint docs" -v all="$(filter all,$(ARGS))" -f entrypoint/targets.awk $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Train a small GPT here, in the image if Docker answers, on all GPUs or two CPU processes (ARGS="--steps 200")
+run: ## Train a small GPT, in the image if Docker answers (ARGS="--steps 200")
 	@images/run.sh run gpt --preset tiny $(ARGS)
 
 .PHONY: setup
-setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from the lock file
+setup: .venv/.train ## Make .venv with PyTorch and the launcher, from the lock file
 
 .venv/.train: locks/requirements.lock pyproject.toml
 	@entrypoint/setup.sh locks/requirements.lock
@@ -28,20 +28,20 @@ setup: .venv/.train ## Make .venv: PyTorch for CUDA 12 and the launcher, from th
 	@touch $@
 
 .PHONY: test
-test: .venv/.dev .venv/.train ## Test what this machine can run, the core of it, and print a table (more of it: TIER=pull or TIER=nightly)
+test: .venv/.dev .venv/.train ## Run the most important tests that this machine can run
 	@$(SECTIONS) -- $(ARGS)
 
+##@ Tests
 .PHONY: test-nightly
-test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold builds of images; hours (PART=1/4 runs a quarter of them)
+test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold builds of images; takes hours (PART=1/4 runs a quarter of them)
 	@TIER=nightly SIM_SEEDS=20000 $(SECTIONS) -- $(ARGS)
 
 .PHONY: test-under-load
-test-under-load: .venv/.dev .venv/.train ## Run the core of what needs no engine while other programs keep every core busy
+test-under-load: .venv/.dev .venv/.train ## Run the core tests that need no engine while other programs keep every core busy
 	@tests/under_load.sh $(SECTIONS) unit muster launch train
 
-##@ Tests, section by section
 .PHONY: test-tools
-test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere say what that is
+test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere, print what that is
 	@tests/tools.sh
 
 .PHONY: test-unit
@@ -53,7 +53,7 @@ test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no 
 	@$(SECTIONS) muster -- $(ARGS)
 
 .PHONY: test-sim
-test-sim: .venv/.dev ## Simulate jobs whose nodes are harmed, with a virtual clock and network (needs no torch; SIM_SEEDS=20000, SIM_SEED=17)
+test-sim: .venv/.dev ## Simulate jobs whose nodes fail, with a virtual clock and network (needs no torch; SIM_SEEDS=20000, SIM_SEED=17)
 	@$(SECTIONS) sim -- $(ARGS)
 
 .PHONY: test-launch
@@ -61,15 +61,15 @@ test-launch: .venv/.dev .venv/.train ## Start real jobs: signals, failures, seve
 	@$(SECTIONS) launch -- $(ARGS)
 
 .PHONY: test-train
-test-train: .venv/.dev .venv/.train ## Train for real on the CPU, two gloo processes among it
+test-train: .venv/.dev .venv/.train ## Train for real on the CPU, also in two processes over gloo
 	@$(SECTIONS) train -- $(ARGS)
 
 .PHONY: faults
-faults: .venv/.dev .venv/.train ## Harm real jobs in every way that we know, and print what each of them ended with
+faults: .venv/.dev .venv/.train ## Inject every known fault into real jobs, and print how each job ended
 	@$(SECTIONS) faults -- $(ARGS)
 
 .PHONY: hangs
-hangs: .venv/.dev .venv/.train ## Let programs hang in every way that we know, and print what is told of each (ARGS="a word of their names")
+hangs: .venv/.dev .venv/.train ## Run programs that hang in every known way, and print what is reported for each (ARGS="a word of their names")
 	@.venv/bin/python -u tests/hangs/hangs.py $(ARGS)
 
 .PHONY: test-docs
@@ -77,11 +77,11 @@ test-docs: .venv/.dev .venv/.train ## Build the site, and run the shell blocks o
 	@$(SECTIONS) docs -- $(ARGS)
 
 .PHONY: test-image
-test-image: .venv/.dev .venv/.train ## Run containers of the image: endings, locks, settings, two nodes
+test-image: .venv/.dev .venv/.train ## Run containers of the image: exit codes, locks, settings, two nodes
 	@$(SECTIONS) image -- $(ARGS)
 
 .PHONY: test-compose
-test-compose: .venv/.dev .venv/.train ## Bring the compose files up for real, and look at TensorBoard in Chromium
+test-compose: .venv/.dev .venv/.train ## Start the compose files, and look at TensorBoard in Chromium
 	@$(SECTIONS) compose -- $(ARGS)
 
 .PHONY: test-release
@@ -89,7 +89,7 @@ test-release: .venv/.dev .venv/.train ## Run what a release does: bill of materi
 	@$(SECTIONS) release -- $(ARGS)
 
 .PHONY: test-slurm
-test-slurm: .venv/.dev .venv/.train ## Bring a Slurm cluster up for real: jobs, stops, losses, time limits, containers
+test-slurm: .venv/.dev .venv/.train ## Start a real Slurm cluster: jobs, stops, losses, time limits, containers
 	@$(SECTIONS) slurm -- $(ARGS)
 
 .PHONY: test-machine
@@ -97,29 +97,28 @@ test-machine: .venv/.dev .venv/.train ## Try the README's commands in a Debian c
 	@TIER=nightly $(SECTIONS) machine -- $(ARGS)
 
 .PHONY: test-k8s
-test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and rehearse whole jobs of them on the Docker engine
+test-k8s: .venv/.dev .venv/.train ## Check the Kubernetes manifests, and run whole jobs of them on the Docker engine
 	@$(SECTIONS) k8s -- $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one those that a CPU can rehearse
+test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one, those that a CPU can stand in for
 	@TIER=nightly $(SECTIONS) gpu -- $(ARGS)
 
-##@ Tests of the tests, and harm
 .PHONY: mutants
-mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test notices; a quarter of an hour (ARGS=--all, ARGS="plan ending")
+mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test noticed; 15 minutes (ARGS=--all, ARGS="plan ending")
 	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
 
 .PHONY: chaos
-chaos: .venv/.dev .venv/.train ## Harm jobs of one and two nodes at random, and see whether they end as if nothing had happened (ARGS="--minutes 20 --seed 7")
+chaos: .venv/.dev .venv/.train ## Kill, freeze and disconnect jobs at random, and compare their results with undisturbed ones (ARGS="--minutes 20 --seed 7")
 	@.venv/bin/python -u tests/chaos/chaos.py $(ARGS)
 
 ##@ The image
 .PHONY: engine
-engine: ## See to a Docker Engine with buildx and Compose; on Debian it is installed and started
+engine: ## Check for a Docker Engine with buildx and Compose; on Debian, install and start it
 	@images/engine.sh
 
 .PHONY: base
-base: ## Build the image's base, Debian 13, from Debian packages, where no image registry answers
+base: ## Build the image's base from Debian packages, for places without an image registry
 	@images/base.sh
 
 .PHONY: image
@@ -127,28 +126,28 @@ image: ## Build the image slipway:dev (BASE=… CA=… PIP_CONF=… IMAGE=…)
 	@images/build.sh
 
 .PHONY: image-report
-image-report: .venv/.dev ## Weigh the image layer by layer, on disk and packed, against the targets (IMAGE=…)
+image-report: .venv/.dev ## Report the size of each layer of the image, on disk and compressed, against the targets (IMAGE=…)
 	@.venv/bin/python images/release/report.py
 
 .PHONY: save
-save: ## Write the image into dist/, with its checksum, for a site without a network (IMAGE=… ARCHIVE=…)
+save: ## Write the image and its checksum into dist/, for a site without a network (IMAGE=… ARCHIVE=…)
 	@images/release/archive.sh save
 
 .PHONY: load
-load: ## Check and load what `make save` wrote (ARCHIVE=…)
+load: ## Verify and load an image that `make save` wrote (ARCHIVE=…)
 	@images/release/archive.sh load
 
 ##@ Releases
 .PHONY: sbom
-sbom: ## Put the image's bill of materials (CycloneDX) into dist/
+sbom: ## Write the image's bill of materials (CycloneDX) into dist/
 	@images/release/sbom.sh
 
 .PHONY: wheel
-wheel: .venv/.train ## Make the launcher's wheel in dist/, for environments that have PyTorch, and print its name
+wheel: .venv/.train ## Build the launcher's wheel in dist/, for environments that have PyTorch, and print its name
 	@entrypoint/wheel.sh
 
 .PHONY: audit
-audit: .venv/.dev ## Ask a service on the internet for known vulnerabilities in the lock
+audit: .venv/.dev ## Look up known vulnerabilities of the locked packages, in a service on the internet
 	@images/release/audit.sh
 
 .PHONY: tags
@@ -156,7 +155,7 @@ tags: ## Print the tags under which this version is published
 	@images/release/tags.sh
 
 .PHONY: release-ref
-release-ref: ## Print the git tag to publish: the pushed one, else the newest release
+release-ref: ## Print the git tag to publish: the pushed one, otherwise the newest release
 	@images/release/ref.sh
 
 .PHONY: base-digest
@@ -164,7 +163,7 @@ base-digest: ## Print the base with its digest, for BASE=… of a release
 	@images/release/base_digest.sh
 
 .PHONY: push
-push: ## Push the image under its tags, and print it by its digest (REPOSITORY=…)
+push: ## Push the image under its tags, and print its digest (REPOSITORY=…)
 	@images/release/push.sh
 
 ##@ Measurements
@@ -173,36 +172,36 @@ push: ## Push the image under its tags, and print it by its digest (REPOSITORY=�
 	@touch $@
 
 .PHONY: bench
-bench: .venv/.bench engine image ## Measure every row beside its peers, on an idle machine, into bench/RESULTS.md (ARGS="--only gpt")
+bench: .venv/.bench engine image ## Run every benchmark beside its peers, on an idle machine, into bench/RESULTS.md (ARGS="--only gpt")
 	@.venv/bench/bin/python bench/results.py $(ARGS)
 
 .PHONY: bench-smoke
-bench-smoke: .venv/.bench ## Run every row of `make bench` once, briefly, without judging its times
+bench-smoke: .venv/.bench ## Run every benchmark once, briefly, without judging its times
 	@.venv/bench/bin/python bench/results.py --smoke $(ARGS)
 
 .PHONY: bench-gpu
-bench-gpu: .venv/.bench ## Measure the rows that need a GPU: bench/RESULTS-GPU.md
+bench-gpu: .venv/.bench ## Run the benchmarks that need a GPU, into bench/RESULTS-GPU.md
 	@.venv/bench/bin/python bench/results.py --gpu $(ARGS)
 
 ##@ Work on the code
 .PHONY: docs
-docs: .venv/.dev ## Build docs/ as a site in build/site, without warnings or broken links (ARGS=serve shows it while one writes)
+docs: .venv/.dev ## Build docs/ as a site in build/site (ARGS=serve shows it)
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs $(or $(ARGS),build)
 
 .PHONY: bench-muster
-bench-muster: .venv/.dev ## Rehearse how up to 256 nodes find each other, on this machine: time, bytes, memory
+bench-muster: .venv/.dev ## Simulate on this machine how up to 256 nodes find each other: time, bytes, memory
 	@.venv/bin/python bench/muster.py $(ARGS)
 
 # The others are plain PyTorch, parts of which have no types.
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)
 .PHONY: lint
-lint: .venv/.dev .venv/.train ## Check style, types and who imports whom: ruff, mypy, import-linter, shellcheck, yamllint
+lint: .venv/.dev .venv/.train ## Check style, types and imports: ruff, mypy, import-linter, shellcheck
 	@.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/lint-imports
 	@.venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py
 	@git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .
 
 .PHONY: format
-format: .venv/.dev ## Let ruff put the code into its form
+format: .venv/.dev ## Format the code with ruff
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
 
 # uv resolves for Python 3.11 to 3.13 at once; no index host is written into the files.
@@ -212,11 +211,11 @@ LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --for
 # No wheel of it is published, and cosmic-ray wants it for pages of HTML alone, which nobody makes here.
 LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
-lock: .venv/.dev ## Write the lock files anew from pyproject.toml
+lock: .venv/.dev ## Write the lock files from pyproject.toml
 	$(LOCK) --extra train --extra cuda12 --output-file locks/requirements.lock
 	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 
 .PHONY: clean
-clean: ## Remove what make made, but neither the runs nor the fetched wheels (~/.cache/slipway/wheels)
+clean: ## Remove what make made, except runs and downloaded wheels (~/.cache/slipway/wheels)
 	rm -rf .venv .tmp build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
