@@ -80,7 +80,7 @@ before=$(fetched)
 if ((needed_gb > 1)); then
     say "fetching PyTorch and CUDA 12: 4.2 GB, but for what $wheels holds; .venv takes 8 GB, $free_gb GB are free"
 else
-    say "fetching what $lock names and $wheels lacks"
+    say "downloading packages that are not in the cache ($wheels)"
 fi
 show_progress &
 progress=$!

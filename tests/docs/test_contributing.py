@@ -123,9 +123,7 @@ def test_a_scheduler_takes_three_steps(checkout: Checkout) -> None:
 
 @pytest.mark.core
 def test_the_table_names_every_folder() -> None:
-    named = set(
-        re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]+)\|", section(PAGE, "Folders"), re.MULTILINE)))
-    )
+    named = set(re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]+)\|", section(PAGE, "Folders"), re.MULTILINE))))
     assert [name for name in named if not (ROOT / name).is_dir()] == []
     parts = [Path(name).parts for name in kept_files()]
     wanted = {part[0] for part in parts if len(part) > 1} - {"entrypoint", "tests"}

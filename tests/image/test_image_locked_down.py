@@ -48,7 +48,7 @@ def test_a_mounted_folder_gets_files_of_the_caller_who_can_go_on_with_the_comman
     assert {path.stat().st_uid for path in runs.rglob("*")} == {os.getuid()}
     said = [line.partition("next: docker run --rm ")[2] for line in job.closing if "next: docker run --rm " in line]
     report, sample, resume = (line.replace("$PWD/runs", str(runs)).replace(" slipway:dev ", " IMG ") for line in said)
-    assert "or whatever you call the image; to have it named add -e IMAGE=NAME to docker run" in job.text
+    assert "with your image's name, or pass -e IMAGE=NAME to docker run." in job.text
     container(report)
     assert list(runs.glob("*/report.html"))
     assert container(f"{sample} --tokens 4").stdout.startswith("def ")

@@ -56,17 +56,17 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
     (tmp_path / "a_while.py").write_text(HANGS_A_WHILE)
     os.mkfifo(tmp_path / "go")
     job = start("run", *HANG, "a_while.py")
-    job.wait_for("rank 1 (node 0) has not come to all_reduce #2, in which rank 0 waits since")
+    job.wait_for("rank 1 (node 0) has not reached all_reduce #2; rank 0 has been waiting since")
     shown = subprocess.run(
         [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert shown.returncode == 0, shown.stderr
-    assert "rank 1 (node 0) stands in a_while.py:7 <module>()" in shown.stdout
-    assert "rank 0 (node 0) stands in a_while.py:8 <module>(); waits in all_reduce #2" in shown.stdout
+    assert "rank 1 (node 0) is at a_while.py:7 <module>()" in shown.stdout
+    assert "rank 0 (node 0) is at a_while.py:8 <module>(); waits in all_reduce #2" in shown.stdout
     shown = subprocess.run(
         [sys.executable, "-m", "slipway", "status"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert "  hang        rank 1 (node 0) has not come to all_reduce #2" in shown.stdout
+    assert "  hang        rank 1 (node 0) has not reached all_reduce #2" in shown.stdout
     assert "rank  collectives  per second  cores  last line" in shown.stdout
     (tmp_path / "go").write_text("")
     assert job.end() == 0, job.text
@@ -82,13 +82,13 @@ def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> N
     words = ("run", "--nproc-per-node", "1", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
     nodes = [node(rank, 2, *words) for rank in range(2)]
     assert [one.end() for one in nodes] == [76, 76]
-    line = "hang: rank 1 (node 1) has not come to all_reduce #2, in which rank 0 waits since"
+    line = "hang: rank 1 (node 1) has not reached all_reduce #2; rank 0 has been waiting since"
     assert f"slipway: {line}" in nodes[0].text
     assert f"slipway: {line}" not in nodes[1].text
     assert line in nodes[1].text  # in the verdict
     for outcome in tmp_path.glob("**/outcome.json"):
         stacks = json.loads(outcome.read_text())["first"]["stacks"]
-        assert stacks[0] == "  rank 1 (node 1) stands in stuck.py:7 <module>()"
+        assert stacks[0] == "  rank 1 (node 1) is at stuck.py:7 <module>()"
     assert not [*tmp_path.glob("**/hang.json")]
 
 
@@ -101,7 +101,7 @@ def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, t
     shown = subprocess.run(
         [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert "rank 0 (node 0) stands in elsewhere.py:3 load(), and has no watcher" in shown.stdout, shown.stderr
+    assert "rank 0 (node 0) is at elsewhere.py:3 load(), and has no watcher" in shown.stdout, shown.stderr
     job.signal(signal.SIGINT)
     assert job.end() == 79, job.text
 

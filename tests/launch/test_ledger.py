@@ -65,7 +65,9 @@ def test_two_restarts_and_all_else_are_the_time_that_a_job_took(
     assert not {
         kind: (seconds.get(kind), least) for kind, least in held.items() if seconds.get(kind, 0) < least - ROUNDED
     }
-    [line] = [line for line in job.closing if re.search(r"^of .* % training, .*; 2 restarts cost [0-9.]+ %$", line)]
+    [line] = [
+        line for line in job.closing if re.search(r"^time: .* \(.* % training, .*; 2 restarts cost [0-9.]+ %\)$", line)
+    ]
     shown = slipway("status")
     assert shown.end() == 0
     assert f"  time        {line}" in shown.text

@@ -49,12 +49,12 @@ def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, 
     assert stopping.end() == 0, stopping.text
     assert job.end() == 79, job.text
     assert any("`slipway stop`" in line for line in job.closing)
-    assert "stopped by its user" in stopping.text
+    assert "cancelled by the user" in stopping.text
     assert len(list(tmp_path.glob("runs/mine/snapshots/step-*"))) == 1
     again = slipway("stop", "runs/mine")
     assert again.end() == 78, again.text
     assert "ended with exit code 79" in again.text
-    assert "stopped by its user" in slipway("status").text
+    assert "cancelled by the user" in slipway("status").text
     assert read_json(slipway("status", "mine", "--json"))["outcome"]["code"] == 79
 
 

@@ -129,15 +129,15 @@ def test_a_hang_is_told_by_the_launcher_of_process_0_and_each_answers_where_its_
     (tmp_path / "a_while.py").write_text(HANGS.format(seconds=30))
     words = ("run", "--run-dir", "mine", "--hang-seconds", "6", "a_while.py")
     jobs = [process(rank, *words) for rank in (0, 1)]
-    hang = "rank 1 (node 0) has not come to all_reduce #2, in which rank 0 waits since"
+    hang = "rank 1 (node 0) has not reached all_reduce #2; rank 0 has been waiting since"
     jobs[0].wait_for(f"slipway: hang: {hang}")
     jobs[0].wait_for("it is left alone")
-    assert "; it stands in a_while.py:6 <module>()" in jobs[0].text
+    assert "; rank 1 is at a_while.py:6 <module>()" in jobs[0].text
     shown = ask(tmp_path, "stacks", "mine")
-    assert "rank 0 (node 0) stands in a_while.py:7 <module>(); waits in all_reduce #2" in shown
-    assert "rank 1 (node 0) stands in a_while.py:6 <module>()" in shown
+    assert "rank 0 (node 0) is at a_while.py:7 <module>(); waits in all_reduce #2" in shown
+    assert "rank 1 (node 0) is at a_while.py:6 <module>()" in shown
     shown = ask(tmp_path, "stacks", "mine", "--rank", "1")
-    assert "rank 1 (node 0) stands in a_while.py:6 <module>()" in shown
+    assert "rank 1 (node 0) is at a_while.py:6 <module>()" in shown
     assert "done: all_reduce #1" in shown
     assert "rank 0" not in shown
     shown = ask(tmp_path, "status", "mine")
@@ -154,6 +154,6 @@ def test_a_hang_ends_every_launcher_where_that_is_asked_for(process: Process, tm
     jobs = [process(rank, *words) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [76, 76], jobs[0].text + jobs[1].text
     outcome = json.loads((tmp_path / "mine" / "outcome.json").read_text())
-    assert outcome["first"]["evidence"].startswith("hang: rank 1 (node 0) has not come to all_reduce #2")
-    assert outcome["first"]["stacks"][0] == "  rank 1 (node 0) stands in stuck.py:6 <module>()"
-    assert "hang: rank 1 (node 0) has not come to all_reduce #2" in jobs[1].text
+    assert outcome["first"]["evidence"].startswith("hang: rank 1 (node 0) has not reached all_reduce #2")
+    assert outcome["first"]["stacks"][0] == "  rank 1 (node 0) is at stuck.py:6 <module>()"
+    assert "hang: rank 1 (node 0) has not reached all_reduce #2" in jobs[1].text

@@ -49,7 +49,7 @@ def test_its_workers_say_where_they_stand_and_a_stop_saves_and_ends_with_75(star
         timeout=PATIENCE,
     )
     assert shown.returncode == 0, shown.stderr
-    assert [line for line in shown.stdout.splitlines() if line.startswith("  rank 1 (node 0) stands in ")], shown.stdout
+    assert [line for line in shown.stdout.splitlines() if line.startswith("  rank 1 (node 0) is at ")], shown.stdout
     assert "has no watcher" not in shown.stdout
     for pid in workers(tmp_path):
         os.kill(pid, signal.SIGTERM)  # as some schedulers do; it is for the launcher to pass it on

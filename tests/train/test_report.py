@@ -130,7 +130,7 @@ def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tm
     )
     tries = page.sections["attempts"][1:]
     assert [row[0] for row in tries] == ["1", "2"]
-    assert [row[2] for row in tries] == ["a peer was lost, or workers hang: lost node 1", "finished: 10 steps"]
+    assert [row[2] for row in tries] == ["a peer was lost, or workers hung: lost node 1", "finished: 10 steps"]
     bars = [
         (values["x"], values["width"])
         for tag, values in page.tags

@@ -69,7 +69,9 @@ def test_mounts_are_read_with_their_types_and_odd_names(tmp_path: Path) -> None:
 )
 def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(runtime: str, flag: str) -> None:
     (line,) = said(in_image(runtime), processes="1")
-    assert line.startswith("warning: /checkpoints is no volume: the results go when the container is removed.")
+    assert line.startswith(
+        "warning: /checkpoints is not a mounted volume; results are lost when the container is removed."
+    )
     assert flag in line
 
 
@@ -89,7 +91,7 @@ def test_results_that_outlive_the_container_are_not_warned_of(host: Host, folder
 
 def test_results_that_go_with_a_pod_are_warned_of() -> None:
     line = fleeting_results(in_image("kubernetes", {**OVERLAY, CHECKPOINTS: "emptyDir"}), CHECKPOINTS)
-    assert line.startswith("warning: /checkpoints is an emptyDir: the results go when the pod is removed.")
+    assert line.startswith("warning: /checkpoints is an emptyDir; results are lost when the pod is removed.")
     assert "PersistentVolumeClaim" in line
 
 
@@ -97,7 +99,7 @@ def test_results_in_memory_are_warned_of_and_a_folder_of_the_users_own_is_named(
     assert '-v "$PWD/runs:/mine"' in fleeting_results(in_image(), Path("/mine"))
     spare = Path("/tmp/slipway-7/runs")
     warning = fleeting_results(in_image(), spare)
-    assert warning.startswith(f"warning: {spare} is no volume")
+    assert warning.startswith(f"warning: {spare} is not a mounted volume")
     assert '-v "$PWD/runs:/checkpoints"' in warning
 
 

@@ -48,7 +48,7 @@ def test_who_has_not_come_is_named_with_the_collective_and_the_line() -> None:
     assert hang is not None
     assert hang.ranks == (1,)
     assert hang.text == (
-        "rank 1 (node 1) has not come to all_reduce #56, in which 3 ranks wait since 00:00:00 UTC; it stands in user.py:6 load()"
+        "rank 1 (node 1) has not reached all_reduce #56; 3 ranks have been waiting since 00:00:00 UTC; rank 1 is at user.py:6 load()"
     )
 
 
@@ -63,7 +63,7 @@ def test_the_stacks_are_the_culprits_and_one_that_waits() -> None:
 
 def test_several_are_named_together() -> None:
     assert text(waits(0, call(2)), *(works(rank) for rank in (1, 2, 3))).startswith(
-        "ranks 1-3 have not come to all_reduce #2, in which rank 0 waits"
+        "ranks 1-3 have not reached all_reduce #2; rank 0 has been waiting"
     )
 
 
@@ -73,7 +73,7 @@ def test_nobody_waits_where_all_work() -> None:
 
 @pytest.mark.parametrize("state", ["is stopped (SIGSTOP)", "does not answer", "has left"])
 def test_a_process_that_says_nothing_is_told_as_it_is(state: str) -> None:
-    assert text(waits(0, call(3)), works(1, state=state)).endswith(f"since 00:00:00 UTC; it {state}")
+    assert text(waits(0, call(3)), works(1, state=state)).endswith(f"since 00:00:00 UTC; rank 1 {state}")
 
 
 def test_the_end_of_a_chain_is_to_blame() -> None:
@@ -102,7 +102,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups() -> None:
     hang = find_hang([waits(0, call(3)), waits(1, call(1, group="1"), groups=pair), waits(2, call(3))])
     assert hang is not None
     assert hang.text.startswith("the ranks wait for each other in different collectives: rank ")
-    assert hang.text.count("has not come") == 2
+    assert hang.text.count("has not reached") == 2
 
 
 def test_different_collectives_as_the_same_number() -> None:
@@ -110,7 +110,7 @@ def test_different_collectives_as_the_same_number() -> None:
     assert hang is not None
     assert hang.ranks == (1,)
     assert (
-        "do not agree on collective #7: ranks 0, 2 all_reduce of Float [4] (stands in user.py:9 step()); rank 1 (node 0) barrier"
+        "do not agree on collective #7: ranks 0, 2 all_reduce of Float [4] (is at user.py:9 step()); rank 1 (node 0) barrier"
         in hang.text
     )
 
@@ -128,7 +128,10 @@ def test_what_is_not_recorded_shows_in_the_stacks() -> None:
     hang = find_hang([inside, works(1)])
     assert hang is not None
     assert hang.ranks == (1,)
-    assert hang.text == "rank 1 (node 0) has not come to recv(), in which rank 0 waits; it stands in user.py:6 load()"
+    assert (
+        hang.text
+        == "rank 1 (node 0) has not reached recv(); rank 0 has been waiting in it; rank 1 is at user.py:6 load()"
+    )
 
 
 @pytest.mark.parametrize("package", ["lightning_fabric", "lightning/fabric"])
@@ -136,7 +139,7 @@ def test_so_does_the_barrier_of_lightning_which_calls_torchs_itself(package: str
     file = f"/venv/lib/python3.13/site-packages/{package}/utilities/distributed.py"
     inside = Standing(0, 0, frames=(Frame(file, 418, "__call__"), Frame("/home/me/user.py", 3, "get")))
     assert text(inside, works(1)).startswith(
-        "rank 1 (node 0) has not come to barrier(), in which rank 0 waits; it stands in"
+        "rank 1 (node 0) has not reached barrier(); rank 0 has been waiting in it; rank 1 is at"
     )
     inside = Standing(0, 0, frames=(Frame("/home/me/user.py", 3, "get"), Frame(file, 418, "__call__")))
     assert find_hang([inside, works(1)]) is None
@@ -189,7 +192,7 @@ def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
     }
     line = stands_line(read_standing(1, 0, many), first=True)
     assert len(line) < LINE_BYTES
-    assert decode(line).standing.place.startswith("stands in ")
+    assert decode(line).standing.place.startswith("is at ")
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, 2**60, -1, 1e300])
@@ -277,7 +280,7 @@ def test_of_several_that_wait_for_each_other_the_one_that_most_wait_for_is_to_bl
 
 def test_what_was_seen_from_outside_is_told_beside_what_is_odd() -> None:
     seen = Standing(1, 0, "does not answer", IN_LOAD)
-    assert text(waits(0, call(3)), seen).endswith("; it stands in user.py:6 load(), and does not answer")
+    assert text(waits(0, call(3)), seen).endswith("; rank 1 is at user.py:6 load(), and does not answer")
     hang = find_hang([waits(0, call(3)), seen, works(2, state="has no watcher")])
     assert hang is not None
     assert hang.ranks == (1,)

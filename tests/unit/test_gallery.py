@@ -17,7 +17,7 @@ def test_each_program_has_a_row_with_its_culprit_and_line() -> None:
     assert [case.name for case in CASES if case.name not in ROWS] == []
     for case in CASES:
         text = ROWS[case.name]
-        assert case.culprit is None or f"rank {case.culprit} has not come to" in text, case.name
+        assert case.culprit is None or f"rank {case.culprit} has not reached" in text, case.name
         assert not case.lines or any(f"{case.file.name}:{number} " in text for number in case.lines), case.name
 
 

@@ -15,7 +15,7 @@ from slipway.launch.verdict.verdict import Outcome, judge
 
 WAITS = Standing(0, 0, frames=(Frame("a.py", 1, "f"),), calls=(Call("0", 3, "all_reduce", "", 0.0, False),))
 HANG = (
-    "rank 1 (node 0) has not come to all_reduce #3, in which rank 0 waits since 00:00:00 UTC; it stands in b.py:2 g()"
+    "rank 1 (node 0) has not reached all_reduce #3; rank 0 has been waiting since 00:00:00 UTC; rank 1 is at b.py:2 g()"
 )
 
 
@@ -81,7 +81,7 @@ def test_a_hang_that_ends_a_job_is_its_reason_whatever_others_made_of_being_ende
     other = Outcome(1, "host1", "failed", ended.time + 1.0, 1, "RuntimeError: terminated")
     verdict = judge([other, ended])
     assert (verdict.word, verdict.first, verdict.code(1)) == ("peer", ended, 76)
-    assert verdict.first.stacks[0] == "  rank 1 (node 0) stands in b.py:2 g()"
+    assert verdict.first.stacks[0] == "  rank 1 (node 0) is at b.py:2 g()"
     assert not any("it is left alone" in line for line in scene.said)
 
 

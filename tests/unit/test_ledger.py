@@ -135,12 +135,12 @@ def ledger(attempts: int = 1, **seconds: float) -> Ledger:
 @pytest.mark.parametrize(
     ("kept", "line"),
     [
-        (ledger(12, training=9_410, restarting=200, noticing=50, pausing=30, repeating=40, starting=270), "of 2 h 46 min 94.1 % training, 2.7 % starting; 11 restarts cost 3.2 %"),
-        (ledger(training=99, starting=0.9, saving=0.1), "of 1 min 40 s 99.0 % training"),
-        (ledger(training=99, starting=1), "of 1 min 40 s 99.0 % training, 1.0 % starting"),
-        (ledger(2, running=90, rejoining=10), "of 1 min 40 s 90.0 % running; 1 restart cost 10.0 %"),
-        (ledger(starting=4), "of 4 s 0.0 % training, 100.0 % starting"),
-        (ledger(training=99.004, starting=0.996), "of 1 min 40 s 99.0 % training, 1.0 % starting"),  # as it is written
+        (ledger(12, training=9_410, restarting=200, noticing=50, pausing=30, repeating=40, starting=270), "2 h 46 min (94.1 % training, 2.7 % starting; 11 restarts cost 3.2 %)"),
+        (ledger(training=99, starting=0.9, saving=0.1), "1 min 40 s (99.0 % training)"),
+        (ledger(training=99, starting=1), "1 min 40 s (99.0 % training, 1.0 % starting)"),
+        (ledger(2, running=90, rejoining=10), "1 min 40 s (90.0 % running; 1 restart cost 10.0 %)"),
+        (ledger(starting=4), "4 s (0.0 % training, 100.0 % starting)"),
+        (ledger(training=99.004, starting=0.996), "1 min 40 s (99.0 % training, 1.0 % starting)"),  # as it is written
         (NOTHING, ""),
     ],
 )  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_training_that_went_back_itself_made_steps_again() -> None:
 def test_whom_the_others_waited_for_is_part_of_the_line() -> None:
     kept = ledger(training=90, starting=10).wait_for({3: 6.1, 0: 0.4}).wait_for({3: 1.0, 5: 2.0})
     assert ledger_line(kept) == (
-        "of 1 min 40 s 90.0 % training (waiting for rank 3: 7.1 %) (waiting for rank 5: 2.0 %), 10.0 % starting"
+        "1 min 40 s (90.0 % training (waiting for rank 3: 7.1 %) (waiting for rank 5: 2.0 %), 10.0 % starting)"
     )
     assert ledger_json(kept)["waited"] == {"3": 7.1, "5": 2.0, "0": 0.4}
     assert ledger_of(ledger_json(kept)) == kept

@@ -91,11 +91,11 @@ def test_json_has_a_line_per_line_of_each_rank(slipway: Slipway) -> None:
 def test_a_choice_that_fits_no_line_says_what_there_is(slipway: Slipway, words: list[str]) -> None:
     answer = slipway("logs", *words)
     assert (answer.code, answer.out) == (0, "")
-    assert answer.err.endswith("slipway: no line fits; the run has ranks 0, 1 and attempts 1, 2\n")
+    assert answer.err.endswith("slipway: No log lines match. The run has ranks 0, 1 and attempts 1, 2.\n")
 
 
 def test_where_a_line_fits_nothing_is_said_of_it(slipway: Slipway) -> None:
-    assert "no line fits" not in slipway("logs", "--rank", "1", "--tail", "1").err
+    assert "No log lines match" not in slipway("logs", "--rank", "1", "--tail", "1").err
 
 
 def ended(run: Path, *attempts: Outcome, newest: int) -> None:
@@ -198,7 +198,10 @@ def test_a_bundle_that_goes_with_the_container_is_warned_of(
     monkeypatch.setattr("slipway.launch.resolve.host.read_mounts", lambda: {Path("/"): "overlay"})
     inside = slipway("logs", "runs/gpt-1", "--bundle", "x.tar.gz", SLIPWAY_IMAGE="0.1")
     assert inside.code == 0
-    assert f"slipway: warning: {tmp_path} is no volume: the results go when the container is removed." in inside.err
+    assert (
+        f"slipway: warning: {tmp_path} is not a mounted volume; results are lost when the container is removed."
+        in inside.err
+    )
     assert "is no volume" not in slipway("logs", "--bundle", "y.tar.gz").err
 
 

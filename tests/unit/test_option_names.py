@@ -185,6 +185,6 @@ def test_an_option_of_ours_behind_a_script_is_warned_of_and_passed_on(
     Path("train.py").touch()
     answer = slipway("plan", *words)
     assert answer.code == 0
-    lines = [line for line in answer.out.splitlines() if "stands behind" in line]
+    lines = [line for line in answer.out.splitlines() if "comes after" in line]
     assert [line.partition("program: ")[2] for line in lines] == ([warned] if warned else [])
     assert not warned or words[-1] in answer.out.splitlines()[-1]

@@ -40,7 +40,7 @@ def test_it_is_read_like_an_answer_of_the_watcher(tmp_path: Path) -> None:
     outside = look(stand_in(tmp_path, f'echo "$@" >{tmp_path}/typed; cat {tmp_path}/dump.json'))
     assert (tmp_path / "typed").read_text() == "dump --nonblocking --json --full-filenames --pid 7\n"
     one = read_standing(1, 0, outside.answers[7], state="does not answer")
-    assert one.place == "stands in user.py:6 load(), and does not answer"
+    assert one.place == "is at user.py:6 load(), and does not answer"
     assert [name for name, _, _ in outside.answers[7]["threads"]] == ["", "MainThread"]
 
 

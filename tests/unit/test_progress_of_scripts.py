@@ -37,10 +37,10 @@ def test_status_shows_a_row_per_rank_and_what_hangs() -> None:
         make_status(
             Worker(0, 1234, 12.345, 0.98, None, "epoch 3"),
             Worker(1, None, None, 0.0, None, ""),
-            hang="rank 1 has not come",
+            hang="rank 1 has not reached all_reduce #2",
         )
     )
-    assert "  hang        rank 1 has not come" in lines
+    assert "  hang        rank 1 has not reached all_reduce #2" in lines
     assert lines[-3:] == [
         "    rank  collectives  per second  cores  last line",
         "       0        1,234       12.35   0.98  epoch 3",

@@ -97,7 +97,7 @@ def test_a_run_under_way_shows_its_holder_and_its_ranks() -> None:
         status = read_status(run)
         lines = "\n".join(status_lines(status))
     assert status.alive
-    assert "  time        of 1 min 40 s 90.0 % training, 10.0 % starting" in lines
+    assert "  time        1 min 40 s (90.0 % training, 10.0 % starting)" in lines
     assert "  failed      attempt 7, 1970-01-01 00:16:40 UTC: node 0 (n0), rank 1: ValueError: bad" in lines
     assert lines.count("  failed  ") == 5, "the newest"
     assert status_json(status)["failures"] == failed
@@ -171,7 +171,7 @@ def test_a_run_that_ended_shows_its_verdict() -> None:
 
 
 def test_the_stacks_of_a_hang_are_shown_with_its_verdict_and_in_the_report() -> None:
-    stacks = ["rank 1 (node 0) stands in b.py:2 g()", "    at a.py:1 f()"]
+    stacks = ["rank 1 (node 0) is at b.py:2 g()", "    at a.py:1 f()"]
     hang = FIRST | {"stacks": stacks, "advice": "look above; for more type `slipway logs /r --rank 1`"}
     status = read_status(make(outcome=FAILED | {"first": hang}))
     lines = status_lines(status)

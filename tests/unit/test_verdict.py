@@ -93,7 +93,7 @@ def test_what_another_attempt_would_not_change_is_not_left_to_a_scheduler() -> N
 
 
 def test_the_block_shows_the_stacks_and_the_commands_as_they_are_typed() -> None:
-    stacks = ("rank 1 (node 0) stands in b.py:2 g()", "    at f() a.py:1")
+    stacks = ("rank 1 (node 0) is at b.py:2 g()", "    at f() a.py:1")
     advice = "look above; for more type `slipway logs /runs/x --rank 1` or `slipway check`"
     outcomes = ended(("peer", {"rank": 1, "evidence": "hang: x", "stacks": stacks, "advice": advice}))
     lines = block(judge(outcomes), typed=lambda command: f"<{command}>")

@@ -131,8 +131,8 @@ def misplaced(arguments: Sequence[str], program: str) -> list[str]:
     if not (name := next((name for name in names if name in ours), "")):
         return []
     return [
-        f"warning: {name} stands behind {program}, which gets it as its own. The launcher's options come before the program: "
-        f"slipway run {name} … {program}"
+        f"warning: {name} comes after {program}, so your script receives it, not the launcher. The launcher's options come "
+        f"before the program: slipway run {name} … {program}"
     ]
 
 

@@ -103,7 +103,7 @@ def logs(
                 click.echo(text)
                 count += 1
         if not count and any(filters.values()) and (extent := tell_extent(path)):
-            click.echo(f"slipway: no line fits; the run has {extent}", err=True)
+            click.echo(f"slipway: No log lines match. The run has {extent}.", err=True)
     except BrokenPipeError:  # `| head`; what Python still has in hand would be written at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:  # how one leaves --follow

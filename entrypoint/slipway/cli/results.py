@@ -38,7 +38,7 @@ def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature
 @STEP
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: results now and those that the training noted.")
 def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int | None, as_json: bool) -> None:
-    """Judge a trained model again, in one process on this machine's best device.
+    """Re-evaluate a trained model, in one process on this machine's best device.
 
     RUN is a path or a name in the folder of runs, DIR a folder that `slipway export` made.
     """

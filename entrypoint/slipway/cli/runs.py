@@ -167,7 +167,7 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
     if not found.alive:
         code = found.outcome.get("code")
         how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
-        raise LaunchError(f"{path} is not running: {how}. `slipway status {shlex.quote(str(path))}` tells more.")
+        raise LaunchError(f"{path} is not running: {how}. For details: slipway status {shlex.quote(str(path))}")
     try:
         ask_to_stop(path)
     except OSError as error:

@@ -223,8 +223,8 @@ TEMPLATE = """
 {% endfor %}</section>
 {% endif %}
 {%- if settings %}<section id="settings"><h2>Settings</h2>
-<p class="soft">Under a value stands where it came from, unless it is the default.
-{%- if runs|length > 1 %} Marked are those in which the runs differ.{% endif %}</p>
+<p class="soft">Sources are shown below non-default values.
+{%- if runs|length > 1 %} Settings in which the runs differ are marked.{% endif %}</p>
 {{ table("option", settings) }}</section>
 {% endif %}
 {%- for run in runs if run.ending.seconds %}

@@ -47,7 +47,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
-        say(line)
+        say(f"time: {line}")
         for difference in read_differences(run.path)[-SHOWN:]:
             say(f"the replicas differed at {difference}")
     for line in block(verdict, course, job.plan.topology.process_rank, lambda command: _typed(command, job)):
@@ -106,9 +106,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
             "so type them in the folder that contains it"
         )
     if commands and not here.image and not here.program and here.runtime != "compose":
-        say(
-            f"  {USUAL_IMAGE} there, or whatever you call the image; to have it named {advise(LACKING, job.host.runtime)}"
-        )
+        say(f"  Replace {USUAL_IMAGE} with your image's name, or {advise(LACKING, job.host.runtime)}.")
 
 
 def find_here(job: Job, fleeting: bool) -> Here:

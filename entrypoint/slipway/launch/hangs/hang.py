@@ -91,8 +91,8 @@ def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
         ends = [rank for rank in ends if by_rank[rank].known] or ends
         have = "has" if len(ends or missing) == 1 else "have"
         text = (
-            f"{_ranks(ends or missing, by_rank)} {have} not come to {call}{_group(call, by_rank)}, in which "
-            f"{_count(waiting)} since {clock(call.since)}; {_places(ends or missing, by_rank)}"
+            f"{_ranks(ends or missing, by_rank)} {have} not reached {call}{_group(call, by_rank)}; "
+            f"{_count(waiting)} been waiting since {clock(call.since)}; {_places(ends or missing, by_rank)}"
         )
         hang = Hang(tuple(ends or missing), text, waiting[0])
         if ends:
@@ -140,7 +140,7 @@ def _unrecorded(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) 
     rank, one = next(iter(inside.items()))
     have = "has" if len(others) == 1 else "have"
     text = (
-        f"{_ranks(others, by_rank)} {have} not come to {one.waits_in}(), in which {_count(list(inside))}; "
+        f"{_ranks(others, by_rank)} {have} not reached {one.waits_in}(); {_count(list(inside))} been waiting in it; "
         f"{_places(others, by_rank)}"
     )
     return Hang(tuple(others), text, rank)
@@ -161,8 +161,6 @@ def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -
 
 def _places(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
     """Where some ranks are."""
-    if len(ranks) == 1:
-        return f"it {by_rank[ranks[0]].place}"
     more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
     return ", ".join(f"rank {rank} {by_rank[rank].place}" for rank in ranks[:MOST]) + more
 
@@ -174,7 +172,7 @@ def _ranks(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
 
 
 def _count(waiting: Sequence[int]) -> str:
-    return f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
+    return f"rank {waiting[0]} has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
 
 
 def _group(call: Call, by_rank: Mapping[int, Standing]) -> str:
@@ -191,7 +189,7 @@ def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
 
 
 BUSY = 0.05  # of a core: a rank that works so much may be waited for twice as long
-ADVICE = "look at the lines above, where it stands; for all that it printed type"
+ADVICE = "read the stacks above, which are also in outcome.json; for all that the rank printed, type"
 
 
 class HangReport:
@@ -245,7 +243,9 @@ class HangReport:
             self._say(line)
         self._note({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)})
         if not self.end:
-            self._say("it is left alone; --on-hang end would end it, `slipway stop` does. All stacks: slipway stacks")
+            self._say(
+                "the job is not stopped; `slipway stop` stops it, and --on-hang end would have. All stacks: slipway stacks"
+            )
 
     def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
         """How the attempt ends where the hang ends it, though this node's own ranks are through."""

@@ -103,7 +103,7 @@ class Standing:
         frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
         if frame is None:
             return self.state or "does not answer"
-        return f"stands in {frame}" + (f", and {self.state}" if self.state else "")
+        return f"is at {frame}" + (f", and {self.state}" if self.state else "")
 
     @property
     def known(self) -> bool:

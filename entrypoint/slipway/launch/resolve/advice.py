@@ -100,10 +100,10 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "host": "load the kernel's module ib_uverbs (modprobe ib_uverbs)",
         },
         "image's name": {
-            "docker": "add -e IMAGE=NAME to docker run",
+            "docker": "pass -e IMAGE=NAME to docker run",
             "kubernetes": "set IMAGE in the pod's env",
             "slurm": "export IMAGE=NAME before sbatch",
-            "host": "add -e IMAGE=NAME to docker run",
+            "host": "pass -e IMAGE=NAME to docker run",
         },
         "MASTER_ADDR": {
             "docker": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",

@@ -80,7 +80,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             ),
             _ours(
                 "pipeline",
-                "the transformer of gpt split into stages over several processes, and that as often as there are more",
+                "the transformer of gpt, split into pipeline stages, replicated over the remaining processes",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 staged=True,
                 next=(

@@ -50,9 +50,9 @@ def fleeting_results(host: Host, folder: Path) -> str:
     if point is None or (point != Path("/") and host.mounts[point] not in ("tmpfs", EMPTY_DIR)):
         return ""
     target = CHECKPOINTS if folder.is_relative_to(host.scratch) else folder
-    what = "no volume: the results go when the container is removed"
+    what = "not a mounted volume; results are lost when the container is removed"
     if host.mounts[point] == EMPTY_DIR:
-        what = "an emptyDir: the results go when the pod is removed"
+        what = "an emptyDir; results are lost when the pod is removed"
     return f"warning: {folder} is {what}. To keep them, {advise('results', host.runtime, str(target))}."
 
 

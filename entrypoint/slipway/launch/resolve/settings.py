@@ -159,8 +159,8 @@ SETTINGS = (
         "--resume",
         "none",
         str,
-        "none starts a new run; auto goes on from the newest snapshot of this run (or of the workload's newest one); "
-        "a PATH starts from that run or snapshot.",
+        "none starts a new run; auto resumes this run, or the workload's latest run if none is named; a PATH starts from that run "
+        "or snapshot.",
         "auto|none|PATH",
     ),
     Setting(
@@ -275,7 +275,7 @@ SETTINGS = (
         "--metrics-port",
         "0",
         _number(0, 65_535),
-        "Answer Prometheus and its like (OpenMetrics) on this port, on each node of its own ranks; 0 answers nobody.",
+        "Serve Prometheus metrics (OpenMetrics) for this node's ranks on this port; 0 disables it.",
         "PORT",
     ),
     Setting(

@@ -350,7 +350,7 @@ def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[
             f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
             "node 0, and PET_NODE_RANK on each node"
         )
-    return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, and nobody gave one: {hint}."
+    return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, but it is not set: {hint}."
 
 
 def _notes(

@@ -17,10 +17,10 @@ from slipway.protocol.outcomes import Word
 ENDINGS: Mapping[str, str] = {
     Word.FINISHED: "finished",
     Word.STOPPED: "stopped by the system",
-    Word.CANCELLED: "stopped by its user",
+    Word.CANCELLED: "cancelled by the user",
     Word.FAILED: "the workload failed",
     Word.CONFIGURATION: "wrong configuration",
-    Word.PEER: "a peer was lost, or workers hang",
+    Word.PEER: "a peer was lost, or workers hung",
     Word.LOST: "a node was lost",
     Word.UNHEALTHY: "a node is unhealthy",
     Word.NO_PROGRESS: "no progress",

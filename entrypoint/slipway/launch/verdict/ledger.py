@@ -187,7 +187,7 @@ def _add(parts: dict[Kind, float], kind: Kind, seconds: float) -> None:
 
 
 def ledger_line(ledger: Ledger) -> str:
-    """A ledger in a line: `of 2 h 3 min 94.1 % training, 1.5 % saving; 11 restarts cost 3.2 %`; empty where nothing is booked."""
+    """A ledger in a line: `2 h 3 min (94.1 % training, 1.5 % saving; 11 restarts cost 3.2 %)`; empty where nothing is booked."""
     ledger = ledger.written
     if not ledger.wall:
         return ""
@@ -197,7 +197,7 @@ def ledger_line(ledger: Ledger) -> str:
     parts[0] += "".join(f" ({text})" for text in waiting_texts(ledger))
     restarts = "1 restart" if ledger.restarts == 1 else f"{ledger.restarts} restarts"
     cost = f"; {restarts} cost {_share(ledger, *COSTS)}" if ledger.restarts else ""
-    return f"of {span(ledger.wall)} {', '.join(parts)}{cost}"
+    return f"{span(ledger.wall)} ({', '.join(parts)}{cost})"
 
 
 def waiting_texts(ledger: Ledger) -> list[str]:
