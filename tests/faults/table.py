@@ -139,7 +139,7 @@ def stops() -> list[Fault]:
 
 
 LOST = "the workload failed: .*, rank {}: {}"
-BEHIND = "workers hang: .*, rank 1: hang: behind: rank 1 {}"
+BEHIND = "workers hung: .*, rank 1: hang: behind: rank 1 {}"
 WRITING = r"snapshots/\.step-00000020\.writing"
 
 

@@ -131,7 +131,7 @@ def test_a_hang_is_told_by_the_launcher_of_process_0_and_each_answers_where_its_
     jobs = [process(rank, *words) for rank in (0, 1)]
     hang = "rank 1 (node 0) has not reached all_reduce #2; rank 0 has been waiting since"
     jobs[0].wait_for(f"slipway: hang: {hang}")
-    jobs[0].wait_for("it is left alone")
+    jobs[0].wait_for("the job is not stopped")
     assert "; rank 1 is at a_while.py:6 <module>()" in jobs[0].text
     shown = ask(tmp_path, "stacks", "mine")
     assert "rank 0 (node 0) is at a_while.py:7 <module>(); waits in all_reduce #2" in shown

@@ -82,7 +82,7 @@ def test_a_hang_that_ends_a_job_is_its_reason_whatever_others_made_of_being_ende
     verdict = judge([other, ended])
     assert (verdict.word, verdict.first, verdict.code(1)) == ("peer", ended, 76)
     assert verdict.first.stacks[0] == "  rank 1 (node 0) is at b.py:2 g()"
-    assert not any("it is left alone" in line for line in scene.said)
+    assert not any("the job is not stopped" in line for line in scene.said)
 
 
 def make_server(nodes: int = 2, processes: int = 1) -> Server:

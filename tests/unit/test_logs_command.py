@@ -202,7 +202,7 @@ def test_a_bundle_that_goes_with_the_container_is_warned_of(
         f"slipway: warning: {tmp_path} is not a mounted volume; results are lost when the container is removed."
         in inside.err
     )
-    assert "is no volume" not in slipway("logs", "--bundle", "y.tar.gz").err
+    assert "is not a mounted volume" not in slipway("logs", "--bundle", "y.tar.gz").err
 
 
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:

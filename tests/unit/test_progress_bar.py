@@ -166,8 +166,7 @@ def test_bars_in_several_rows_are_drawn_anew_as_one(tmp_path: Path) -> None:
 PROMPT = """
 import sys
 from pathlib import Path
-from slipway.launch.attempt.terminal import end_line
-from slipway.launch.attempt.worker_output import say
+from slipway.launch.attempt.terminal import end_line, say
 from worker_output import Output
 output = Output((0,), 0, True, Path(sys.argv[1]))
 output.write(b"\\r 10%", stream=1)

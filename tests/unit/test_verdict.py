@@ -97,6 +97,7 @@ def test_the_block_shows_the_stacks_and_the_commands_as_they_are_typed() -> None
     advice = "look above; for more type `slipway logs /runs/x --rank 1` or `slipway check`"
     outcomes = ended(("peer", {"rank": 1, "evidence": "hang: x", "stacks": stacks, "advice": advice}))
     lines = block(judge(outcomes), typed=lambda command: f"<{command}>")
+    assert lines[0] == "workers hung: node 0 (host0), rank 1: hang: x"
     assert f"  stacks      {stacks[0]}" in lines
     assert f"              {stacks[1]}" in lines
     assert "  what to do  look above; for more type <slipway logs /runs/x --rank 1> or <slipway check>" in lines

@@ -15,7 +15,7 @@ from slipway.inspect.report_run import RECORDS, RunEnding, Tried, read_run
 from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.block import ENDINGS, heading, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
@@ -132,13 +132,15 @@ def describe_ending(status: Status) -> RunEnding:
     facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
-    return RunEnding(ENDINGS[word], word in GOOD, (*facts, *seen), tries, seconds)
+    return RunEnding(heading(word, first.get("evidence")), word in GOOD, (*facts, *seen), tries, seconds)
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:
     ended = tried.get("outcome")
     ended = ended if isinstance(ended, dict) else {}
-    evidence = f"{ENDINGS.get(str(ended.get('word')), 'unknown')}: {_or_none(ended.get('evidence'))}"
+    word = str(ended.get("word"))
+    called = heading(word, ended.get("evidence")) if word in ENDINGS else "unknown"
+    evidence = f"{called}: {_or_none(ended.get('evidence'))}"
     return Tried(_or_none(tried.get("number")), _place(ended), evidence, _when(ended), _or_none(tried.get("after")))
 
 

@@ -13,7 +13,7 @@ from slipway.launch.run_directory.bookkeeping import last_ledger, read_failures
 from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
 from slipway.launch.run_directory.run import last_outcome, newest_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lock_files, is_alive, read_holder
-from slipway.launch.verdict.block import ENDINGS, stack_lines, utc
+from slipway.launch.verdict.block import heading, stack_lines, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.errors import LaunchError, told_if_unreadable
@@ -253,7 +253,8 @@ def _ending(status: Status) -> list[str]:
         return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
     rank = "" if first.get("rank") is None else f", rank {first['rank']}"
     lines = [
-        f"  ended       {ENDINGS[word]}: node {first.get('node_rank')} ({first.get('host')}){rank}: {first.get('evidence')}"
+        f"  ended       {heading(word, first.get('evidence'))}: node {first.get('node_rank')} ({first.get('host')}){rank}: "
+        f"{first.get('evidence')}"
     ]
     if isinstance(at := first.get("time"), int | float):
         lines.append(f"  when        {utc(at)}")

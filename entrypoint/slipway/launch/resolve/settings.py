@@ -159,8 +159,8 @@ SETTINGS = (
         "--resume",
         "none",
         str,
-        "none starts a new run; auto resumes this run, or the workload's latest run if none is named; a PATH starts from that run "
-        "or snapshot.",
+        "none starts a new run; auto resumes this run, or the workload's latest run if none is named; a PATH starts from that "
+        "run or snapshot.",
         "auto|none|PATH",
     ),
     Setting(

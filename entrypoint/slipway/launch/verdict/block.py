@@ -47,7 +47,7 @@ def block(
         after = f" after {course.made} attempts" if course.made > 1 else ""
         where = _count(nodes) if rank is None else f"rank {rank}"
         return (f"finished on {where}{after}{evidence}",)
-    lines = [f"{ENDINGS[verdict.word]}: {locate(verdict.first)}{evidence}"]
+    lines = [f"{heading(verdict.word, verdict.first.evidence)}: {locate(verdict.first)}{evidence}"]
     lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
     lines += [f"  when        {utc(verdict.first.time)}"]
     lines += [f"  meanwhile   {verdict.first.meanwhile}"] if verdict.first.meanwhile else []
@@ -58,6 +58,11 @@ def block(
     advice = _COMMAND.sub(lambda command: typed(command[1]), verdict.first.advice)
     lines += [f"  what to do  {advice}"] if advice else []
     return (*lines, f"  exit code   {_codes(verdict, course.why)}")
+
+
+def heading(word: str, evidence: object) -> str:
+    """How an outcome with this word is called in front of its evidence: a hang that is known is no lost peer."""
+    return "workers hung" if word == Word.PEER and str(evidence).startswith("hang: ") else ENDINGS[word]
 
 
 def stack_lines(stacks: Sequence[str]) -> list[str]:
