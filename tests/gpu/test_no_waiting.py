@@ -1,6 +1,6 @@
 """No step waits for the GPU: the host hands it all over, and goes on.
 
-CUDA's debug mode knows most of what waits. It leaves events alone, and with them `Numbers.late`, which waits for the end of the
+CUDA's debug mode knows most of what waits. It leaves events alone, and with them `StepCounts.late`, which waits for the end of the
 step *before* by design. What it does not know shows in the other test: a step is handed over while the GPU is busy.
 """
 

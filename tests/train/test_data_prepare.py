@@ -172,7 +172,7 @@ def test_files_named_after_their_part_go_there(tmp_path: Path) -> None:
     ],
 )
 def test_names_tell_parts_only_where_some_say_training(names: list[str], parts: list[str | None]) -> None:
-    sources = [inputs.Source(name, name, inputs.TEXT, 1, 0) for name in names]
+    sources = [inputs.TextSource(name, name, inputs.TEXT, 1, 0) for name in names]
     assert [source.part for source in read_parts(sources)] == parts
 
 
@@ -224,14 +224,14 @@ def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:
 # With HELD_AFTER in its environment, it makes so many pieces and waits to be killed.
 PROGRAM = """
 import itertools, os, threading
-from slipway.train.text.tokens import crew, inputs
+from slipway.train.text import inputs, piece
 inputs.PIECE = {piece}
-make, numbers, held_after = crew.Worker.make, itertools.count(), int(os.environ.get("HELD_AFTER", 1_000_000))
+make, numbers, held_after = piece.PieceWorker.make, itertools.count(), int(os.environ.get("HELD_AFTER", 1_000_000))
 def make_or_wait(self, number, tick):
     if next(numbers) >= held_after:
         threading.Event().wait()
     make(self, number, tick)
-crew.Worker.make = make_or_wait
+piece.PieceWorker.make = make_or_wait
 from slipway.cli.cli import main
 main()
 """

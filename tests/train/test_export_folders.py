@@ -15,7 +15,7 @@ from slipway.options import GptOptions, parse
 from slipway.protocol.files import list_snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_result, export_run, read_export
-from slipway.train.loop.fit import Result
+from slipway.train.loop.fit import TrainingResult
 from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, save_snapshot
 from slipway.train.worker.context import outside_job
 
@@ -150,8 +150,8 @@ def test_what_came_in_the_way_meanwhile_is_told_with_what_to_type(run: Path, tak
     with outside_job() as context:
         context.place = dataclasses.replace(context.place, run_dir=run)
         with pytest.raises(ConfigurationError, match=f"slipway export {run} DIR"):
-            export_result(Result("finished", 4, {}), options, context)
-        export_result(Result("stopped", 4, {}), options, context)
+            export_result(TrainingResult("finished", 4, {}), options, context)
+        export_result(TrainingResult("stopped", 4, {}), options, context)
 
 
 def test_only_what_others_can_read_is_exported(train: Start, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from training_jobs import Run
 
 from slipway.train.loop import step
-from slipway.train.loop.arithmetic import Numbers, are_finite, poison
+from slipway.train.loop.arithmetic import StepCounts, are_finite, poison
 from slipway.train.loop.training import allow_left_out_steps
 from slipway.train.worker.launcher import Heartbeat
 
@@ -136,7 +136,7 @@ def test_an_optimizer_that_cannot_leave_out_a_step_is_refused() -> None:
 
 
 def test_steps_in_a_row_are_counted_and_read_one_step_late() -> None:
-    numbers = Numbers(torch.device("cpu"))
+    numbers = StepCounts(torch.device("cpu"))
     one, inf = torch.tensor(1.0), torch.tensor(torch.inf)
     late = []
     for norm in (one, inf, inf, one, inf):
@@ -147,7 +147,7 @@ def test_steps_in_a_row_are_counted_and_read_one_step_late() -> None:
 
 
 def test_an_overflow_while_the_scaler_seeks_its_scale_is_left_out_but_not_counted() -> None:
-    numbers, scaler = Numbers(torch.device("cpu")), GradScaler("cpu", init_scale=4.0)
+    numbers, scaler = StepCounts(torch.device("cpu")), GradScaler("cpu", init_scale=4.0)
     scales = []
     for _ in range(5):
         scale = scaler.scale(torch.ones(()))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.snapshots.resume import Found, choose_source
+from slipway.train.snapshots.resume import SearchResult, choose_source
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
@@ -76,8 +76,8 @@ def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
         assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
 
 
-REPORTS = st.tuples(st.sampled_from(Found), st.integers(0, 9)).map(
-    lambda report: (int(report[0]), report[1] if report[0] == Found.SNAPSHOT else -1)
+REPORTS = st.tuples(st.sampled_from(SearchResult), st.integers(0, 9)).map(
+    lambda report: (int(report[0]), report[1] if report[0] == SearchResult.SNAPSHOT else -1)
 )
 
 
@@ -86,12 +86,12 @@ def test_all_ranks_choose_a_refusal_else_the_newest_else_the_damage(reports: lis
     chosen = choose_source(reports)
     findings = [finding for finding, _ in reports]
     if chosen is None:
-        assert set(findings) == {Found.NOTHING}
+        assert set(findings) == {SearchResult.NOTHING}
         return
     finding, step = reports[chosen]
-    assert (finding == Found.REFUSED) == (Found.REFUSED in findings)
-    if finding == Found.SNAPSHOT:
+    assert (finding == SearchResult.REFUSED) == (SearchResult.REFUSED in findings)
+    if finding == SearchResult.SNAPSHOT:
         assert step == max(step for _, step in reports)
         assert chosen == reports.index((finding, step))
-    if finding == Found.DAMAGED:
-        assert set(findings) <= {Found.DAMAGED, Found.NOTHING}
+    if finding == SearchResult.DAMAGED:
+        assert set(findings) <= {SearchResult.DAMAGED, SearchResult.NOTHING}

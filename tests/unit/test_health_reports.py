@@ -38,7 +38,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
-from slipway.train.measure.bandwidth import Straggler
+from slipway.train.measure.bandwidth import SlowestRank
 
 ROWS = (
     ok("memory", "much"),
@@ -147,7 +147,7 @@ def test_a_node_that_is_slow_is_warned_of() -> None:
 
 @pytest.mark.parametrize(("what", "advice"), [("own", "its clocks"), ("link", "its network card")])
 def test_what_to_look_at_follows_from_what_is_slow(what: str, advice: str) -> None:
-    slow = {"node": 1, "text": f"rank 3: {Straggler(3, what, 9.0, 1.0).text}"}
+    slow = {"node": 1, "text": f"rank 3: {SlowestRank(3, what, 9.0, 1.0).text}"}
     row = assemble(OWN, [peer(0), peer(1)], EXCHANGE | {"slow": slow}, None)[1].findings[-1]
     assert advice in row.advice
     assert ("network" in row.advice) == (what == "link")

@@ -2,19 +2,19 @@
 
 from slipway.train import Common, Task, Validation, fit, open_context, option, parse
 
-These names are for scripts of your own (docs/own-script.md); the modules they come from say more. They are loaded when
-they are asked for: importing this package loads no torch, which the launcher and the options can do without.
+These names are for your own scripts (docs/own-script.md); their modules have more documentation. They are loaded on first
+use: importing this package does not load torch, which the launcher and the options do not need.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
+if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
     from slipway.options import Common as Common
     from slipway.options import parse as parse
     from slipway.options.common import option as option
     from slipway.protocol.mistake import ConfigurationError as ConfigurationError
-    from slipway.train.loop.fit import Result as Result
+    from slipway.train.loop.fit import TrainingResult as TrainingResult
     from slipway.train.loop.fit import fit as fit
     from slipway.train.loop.loader import Loader as Loader
     from slipway.train.loop.loader import Sampler as Sampler
@@ -37,13 +37,12 @@ PUBLIC = {
     "options": ("Common", "parse"),
     "options.common": ("option",),
     "protocol.mistake": ("ConfigurationError",),
-    "train.loop.loader": ("Loader",),
-    "train.loop.fit": ("Result", "fit"),
-    "train.loop.sampler": ("Sampler",),
-    "train.loop.task": ("Batch", "Task", "Validation"),
-    "train.parallel.replicas": ("ReplicasDifferError", "verify_replicas"),
-    "train.parallel.traces": ("trace",),
+    "train.loop.loader": ("Loader", "Sampler"),
+    "train.loop.fit": ("TrainingResult", "fit"),
+    "train.observe.replicas": ("ReplicasDifferError", "verify_replicas"),
+    "train.observe.traces": ("trace",),
     "train.snapshots.snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
+    "train.task": ("Batch", "Task", "Validation"),
     "train.worker.context": ("Context", "open_context"),
     "train.worker.prepared": ("cache_folder", "make_together"),
 }
@@ -58,5 +57,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is, for people at a prompt."""
+    """Names for completion at a prompt."""
     return sorted({*globals(), *(name for names in PUBLIC.values() for name in names)})

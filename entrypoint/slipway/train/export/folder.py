@@ -1,6 +1,9 @@
-"""The folder of an export: made whole under a temporary name, or not there at all.
+"""An export: a folder that is complete or absent, read back, and uploaded to the Hub.
 
 slipway export runs/gpt-20260101-120000 my-model
+
+The Hub's token comes from HF_TOKEN or the file at HF_TOKEN_PATH, and is never shown. An export is made under a temporary
+name first.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
 from slipway.train.export.trained import Trained, publishable, read_trained
 from slipway.train.hub.causes import chain, explain_failure
-from slipway.train.loop.fit import Result
+from slipway.train.loop.fit import TrainingResult
 from slipway.train.text.language import LANGUAGE
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import temporary_folder
@@ -39,7 +42,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Form:
-    """A form of folder: what writes one of a trained model, and what reads the tensors back under our own names."""
+    """A format of an export: how a trained model is written, and how its tensors are read back under our own names."""
 
     write: Callable[[Trained, Path, Path], None]  # model, its run, the new folder
     read: Callable[[Path], dict[str, torch.Tensor]]
@@ -52,13 +55,13 @@ FORMS: Mapping[str, Form] = MappingProxyType({**dict.fromkeys(LANGUAGE, TRANSFOR
 
 
 def export_run(run: Path, folder: Path, step: int | None = None, name: str = "", aside: bool = False) -> bool:
-    """Export a run's newest snapshot that verifies, or that of `step`, to `folder`; returns False if it is there already.
+    """Export a run's newest valid snapshot, or that of `step`, to `folder`; returns False if it is there already.
 
-    `name` is what the model card calls the model, by default the folder's name. Where `folder` holds another export,
-    that is kept under a longer name (`aside`), or refused.
+    `name` is the model's name in the model card, by default the folder's name. If `folder` has another export, that is
+    renamed (`aside`) or refused.
 
-    Raises ConfigurationError where there is nothing to export or something in the way, SnapshotError for a damaged
-    snapshot, OSError where the folder cannot be written.
+    Raises ConfigurationError if there is nothing to export or something in the way, SnapshotError for a damaged snapshot,
+    OSError if the folder cannot be written.
     """
     require_target(folder)
     trained, there = publishable(read_trained(run, step)), read_export_record(folder)
@@ -79,7 +82,7 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
         form.write(trained, run, temporary)
         write_card(trained, temporary, name or folder.absolute().name, form.about)
         (temporary / RECORD).write_text(json.dumps(export_record(trained), indent=1) + "\n")
-        for file in temporary.iterdir():  # the library that writes the weights hides them from the group
+        for file in temporary.iterdir():  # the library that writes the weights makes them unreadable for the group
             file.chmod((temporary / RECORD).stat().st_mode)
         sync_tree(temporary)
         if there is not None:
@@ -90,21 +93,21 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
 
 
 def free_name(folder: Path, step: int) -> Path:
-    """A name beside `folder` that is free, for the export of an earlier `step`."""
+    """Return a free name beside `folder`, for the export of an earlier `step`."""
     first = folder.with_name(f"{folder.name}.step-{step:08d}")
     numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([first], numbered) if not path.exists())
 
 
 def export_record(trained: Trained) -> dict[str, Any]:
-    """All but the tensors, as JSON."""
+    """Return everything except the tensors, for JSON."""
     values = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
     del values["tensors"]
     return {"format": FORMAT, "version": __version__, **values}
 
 
 def read_export(folder: Path) -> Trained:
-    """Undo `export_run`. Raises ConfigurationError where the folder is no export, damaged, or a later version's."""
+    """Undo `export_run`. Raises ConfigurationError if the folder is no export, is damaged, or is a later version's."""
     record = read_export_record(folder)
     if record is None:
         raise ConfigurationError(f"{folder} is neither a run directory nor an export: it has no {RECORD}.")
@@ -117,10 +120,10 @@ def read_export(folder: Path) -> Trained:
         raise ConfigurationError(f"{folder} is damaged ({error}); export its run again.") from None
 
 
-def export_result(result: Result, options: Exportable, context: Context) -> None:
+def export_result(result: TrainingResult, options: Exportable, context: Context) -> None:
     """Write the folder that --export asks for, on rank 0, once training is finished.
 
-    Raises ConfigurationError, with what to type instead, where something came in its way since training began.
+    Raises ConfigurationError, with what to type instead, if something came in its way since training began.
     """
     if not options.export or result.outcome != Word.FINISHED or context.place.rank != 0:
         return
@@ -136,9 +139,9 @@ def export_result(result: Result, options: Exportable, context: Context) -> None
 
 
 def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
-    """Upload an export to `repo`, which is made where there is none (private unless `public`). Returns its address.
+    """Upload an export to `repo`, which is created if it does not exist (private unless `public`). Returns its address.
 
-    Raises ConfigurationError for what the user can mend, HubError for what may pass.
+    Raises ConfigurationError for what the user can fix, HubError for what may be temporary.
     """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HfHubHTTPError

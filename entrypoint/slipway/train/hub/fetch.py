@@ -1,14 +1,24 @@
-"""Models and data sets from the Hub, at one commit, in its library's own cache.
+"""Models and data sets from the Hub, at one commit, in the cache of the library huggingface_hub.
 
 slipway data fetch openai-community/gpt2
+
+The library downloads every file under a unique name and renames it. A cache that several nodes share therefore stays sound
+where flock has no effect, at the price of downloading a file twice. The library does not compare files with their checksums
+(sha256 for LFS files, git's sha1 for the others); `verify` does that, once per file.
 """
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.causes import HubError, explain_failure, listed, missing_offline
@@ -16,132 +26,17 @@ from slipway.train.hub.causes import HubError, explain_failure, listed, missing_
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context
 
-
-import hashlib
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
-
-PATIENCE = 20.0  # seconds for the Hub's first answer
-PIECE = 2**20  # bytes that are hashed at once
-LINES = 10.0  # seconds between two lines of progress where there is no terminal
+PATIENCE = 20.0  # seconds until the Hub's first answer
+PIECE = 2**20  # bytes per read while hashing
+LINES = 10.0  # seconds between two progress lines without a terminal
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file as the Hub lists it: its size in bytes, and its checksum (sha256, or sha1 of git's object)."""
+    """A file as the Hub lists it: its size in bytes, and its checksum (sha256, or sha1 of the git object)."""
 
     size: int
     checksum: str
-
-
-def download_repo(
-    repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: ByteProgress
-) -> Path:
-    """Fetch what is not in the cache yet. Raises what the library raises."""
-    from huggingface_hub import snapshot_download
-    from tqdm.auto import tqdm
-
-    class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stubs alone
-        """What the library draws three of; the one that counts bytes on the disk is heard."""
-
-        def __init__(self, *args: Any, **more: Any) -> None:
-            self.heard = str(more.get("desc")).startswith("Reconstructing")
-            super().__init__(*args, **more | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            tick()
-            if self.heard:
-                progress.add(int(n or 0))
-
-    try:
-        folder = snapshot_download(
-            repo, revision=revision, repo_type=kind, allow_patterns=list(include) or None, tqdm_class=Bar
-        )
-    finally:
-        progress.close()
-    return Path(folder)
-
-
-class ByteProgress:
-    """How much of a download, or of other work, is done: a bar on a terminal, otherwise a line now and then."""
-
-    def __init__(self, name: str, total: int, say: Callable[[str], None]) -> None:
-        """`total` in bytes."""
-        from tqdm import tqdm
-
-        self._name, self._say, self._total, self._done = name, say, total, 0
-        self._told = time.monotonic()
-        shown = sys.stderr.isatty()
-        self._bar = tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False) if shown else None
-
-    def add(self, count: int) -> None:
-        """`count` more bytes are done."""
-        self._done += count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif time.monotonic() - self._told > LINES:
-            self._told = time.monotonic()
-            self._say(f"{self._name}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB")
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-
-
-def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[[], None]) -> None:
-    """Compare files with their checksums, and remove those that differ. Raises HubError where any did.
-
-    What was found right is noted beside the files, and not read again while size and time of change stay the same.
-    """
-    notes = folder.parents[1] / "verified"
-
-    def is_right(name: str) -> bool:
-        path, listed = folder / name, files[name]
-        state, note = path.stat(), notes / listed.checksum
-        stamp = f"{state.st_size} {state.st_mtime_ns}"
-        if not listed.checksum or (note.is_file() and note.read_text() == stamp):
-            return True
-        if hash_file(path, tick, git=len(listed.checksum) == 40) != listed.checksum:
-            return False
-        with suppress(OSError):  # a cache that is only read: the file is compared again next time
-            notes.mkdir(exist_ok=True)
-            note.write_text(stamp)
-        return True
-
-    with ThreadPoolExecutor(4) as pool:
-        wrong = [name for name, right in zip(files, pool.map(is_right, files), strict=True) if not right]
-    for name in wrong:
-        content = (folder / name).resolve()
-        (folder / name).unlink(missing_ok=True)
-        content.unlink(missing_ok=True)
-    if wrong:
-        raise HubError(
-            f"{', '.join(wrong)} of {repo} arrived damaged: the checksum is not the one that the Hub names. It was removed "
-            "from the cache; try again. Where this happens again, something between here and the Hub changes files."
-        )
-
-
-def hash_file(path: Path, tick: Callable[[], None] = lambda: None, git: bool = False) -> str:
-    """A file's sha256 or, for `git`, the sha1 of it as a git object, in hexadecimal. Raises OSError."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False) if git else hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-            tick()
-    return digest.hexdigest()
-
-
-def read_source(source: str, revision: str | None = None) -> tuple[str, str | None]:
-    """`owner/name@revision` in two; `revision` is meant where there is none. Raises ConfigurationError for both."""
-    repo, mark, pinned = source.partition("@")
-    if mark and revision and pinned != revision:
-        raise ConfigurationError(f"{source} names one revision, and --revision {revision} another; type one of them.")
-    return repo, pinned or revision
 
 
 def fetch(
@@ -153,13 +48,13 @@ def fetch(
     tick: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> Path:
-    """The folder with the files of `repo` (`owner/name` or `owner/name@revision`); its name is the commit.
+    """Return the folder with the files of `repo` (`owner/name` or `owner/name@revision`); its name is the commit.
 
-    `kind` is model or dataset; `include` are globs, none means all files. `tick` is called whenever the download got on.
-    The library's own variables hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT. Where the Hub cannot be reached,
-    files that are in the cache do.
+    `kind` is model or dataset. `include` is a list of globs; an empty list means all files. `tick` is called whenever the
+    download makes progress. The library's own variables apply: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT. If the Hub
+    cannot be reached, files that are already in the cache are used.
 
-    Raises ConfigurationError for what the user can mend, HubError for what may pass, and OSError for a disk that is
+    Raises ConfigurationError for what the user can fix, HubError for what may be temporary, and OSError for a disk that is
     full or broken.
     """
     from huggingface_hub import constants
@@ -195,9 +90,9 @@ def fetch(
 
 
 def fetch_together(context: Context, repo: str, *, kind: str = "model", include: Sequence[str] = ()) -> Path:
-    """`fetch`, by one process of each node while all wait; by every rank. Returns the folder on this rank's node.
+    """Call `fetch` in one process of each node while the others wait; by every rank. Returns the folder on this rank's node.
 
-    Raises what `fetch` raises, PeerError on the other ranks, and HubError where nodes came by different commits.
+    Raises what `fetch` raises, PeerError on the other ranks, and HubError if nodes got different commits.
     """
     from slipway.train.worker.prepared import act_together
 
@@ -214,8 +109,16 @@ def fetch_together(context: Context, repo: str, *, kind: str = "model", include:
     return folder
 
 
+def read_source(source: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Split `owner/name@revision`; without `@`, `revision` applies. Raises ConfigurationError if the two disagree."""
+    repo, mark, pinned = source.partition("@")
+    if mark and revision and pinned != revision:
+        raise ConfigurationError(f"{source} names one revision, and --revision {revision} another; type one of them.")
+    return repo, pinned or revision
+
+
 def look_up(repo: str, revision: str | None, kind: str) -> tuple[str, dict[str, Listed]]:
-    """The commit that `revision` means now, and its files by name. Raises what the library raises."""
+    """Return the commit that `revision` refers to now, and its files by name. Raises what the library raises."""
     from huggingface_hub import HfApi
 
     ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
@@ -230,15 +133,15 @@ def look_up(repo: str, revision: str | None, kind: str) -> tuple[str, dict[str, 
 
 
 def select_files(files: Mapping[str, Listed], include: Sequence[str]) -> dict[str, Listed]:
-    """The files whose names match one of the globs `include`, as the library reads them; all where there are none."""
+    """Return the files whose names match one of the globs `include`, as the library reads globs; all files if there are none."""
     globs = [f"{glob}*" if glob.endswith("/") else glob for glob in include or ["*"]]
     return {name: file for name, file in files.items() if any(fnmatchcase(name, glob) for glob in globs)}
 
 
 def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[str]) -> Path | None:
-    """The folder of files fetched before, None where any are missing, as far as the cache knows.
+    """Return the folder of files fetched before, or None if the cache knows that any are missing.
 
-    Raises ConfigurationError for what is no name of a repo.
+    Raises ConfigurationError if `repo` is not a valid name.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -254,3 +157,102 @@ def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[st
     except HFValidationError as error:
         raise explain_failure(error, repo, revision, kind) from None
     return folder if any(folder.iterdir()) else None
+
+
+def download_repo(
+    repo: str, revision: str | None, kind: str, include: Sequence[str], tick: Callable[[], None], progress: ByteProgress
+) -> Path:
+    """Download what is not in the cache yet. Raises what the library raises."""
+    from huggingface_hub import snapshot_download
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stubs alone
+        """The library makes three of these; only the one that counts bytes on the disk reports progress."""
+
+        def __init__(self, *args: Any, **more: Any) -> None:
+            self.counts_bytes = str(more.get("desc")).startswith("Reconstructing")
+            super().__init__(*args, **more | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            tick()
+            if self.counts_bytes:
+                progress.add(int(n or 0))
+
+    try:
+        folder = snapshot_download(
+            repo, revision=revision, repo_type=kind, allow_patterns=list(include) or None, tqdm_class=Bar
+        )
+    finally:
+        progress.close()
+    return Path(folder)
+
+
+class ByteProgress:
+    """Progress of a download or of other work: a bar on a terminal, otherwise a line every few seconds."""
+
+    def __init__(self, name: str, total: int, say: Callable[[str], None]) -> None:
+        """`total` in bytes."""
+        from tqdm import tqdm
+
+        self._name, self._say, self._total, self._done = name, say, total, 0
+        self._reported = time.monotonic()
+        shown = sys.stderr.isatty()
+        self._bar = tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False) if shown else None
+
+    def add(self, count: int) -> None:
+        """Report that `count` more bytes are done."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._reported > LINES:
+            self._reported = time.monotonic()
+            self._say(f"{self._name}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[[], None]) -> None:
+    """Compare files with their checksums and remove those that differ. Raises HubError if any did.
+
+    A file that was found right is recorded beside the files, and is not read again while its size and modification time stay
+    the same.
+    """
+    notes = folder.parents[1] / "verified"
+
+    def is_right(name: str) -> bool:
+        path, listed = folder / name, files[name]
+        state, note = path.stat(), notes / listed.checksum
+        stamp = f"{state.st_size} {state.st_mtime_ns}"
+        if not listed.checksum or (note.is_file() and note.read_text() == stamp):
+            return True
+        if hash_file(path, tick, git=len(listed.checksum) == 40) != listed.checksum:
+            return False
+        with suppress(OSError):  # the cache is read-only: the file is compared again next time
+            notes.mkdir(exist_ok=True)
+            note.write_text(stamp)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        wrong = [name for name, right in zip(files, pool.map(is_right, files), strict=True) if not right]
+    for name in wrong:
+        content = (folder / name).resolve()
+        (folder / name).unlink(missing_ok=True)
+        content.unlink(missing_ok=True)
+    if wrong:
+        raise HubError(
+            f"{', '.join(wrong)} of {repo} arrived damaged: the checksum is not the one that the Hub names. It was removed "
+            "from the cache; try again. Where this happens again, something between here and the Hub changes files."
+        )
+
+
+def hash_file(path: Path, tick: Callable[[], None] = lambda: None, git: bool = False) -> str:
+    """Return a file's sha256 or, with `git`, its sha1 as a git object, in hexadecimal. Raises OSError."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False) if git else hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+            tick()
+    return digest.hexdigest()

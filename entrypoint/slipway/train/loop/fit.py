@@ -1,4 +1,7 @@
-"""`fit`: the only training loop. A workload describes its task, this trains it on any number of processes."""
+"""`fit`, the only training loop: a workload describes its task, and `fit` trains it on any number of processes.
+
+Evaluation is part of it: every validation sample is evaluated once, whatever the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,12 @@ from slipway.train.snapshots.memory_buffers import Rhythm
 from slipway.train.task import Task, Validation
 from slipway.train.worker.context import Context
 
-MOMENT = 0.5  # seconds; whoever waits longer for data says so
+MOMENT = 0.5  # seconds; a rank that waits longer for data reports it
 
 
 @dataclass(frozen=True)
-class Result:
-    """How training ended: `finished`, `stopped` or `cancelled`, at which step, the last evaluation and sample."""
+class TrainingResult:
+    """How training ended: `finished`, `stopped` or `cancelled`, at which step, with the last evaluation and sample."""
 
     outcome: str
     step: int
@@ -45,11 +48,11 @@ class Result:
     sample: str = ""
 
 
-def fit(task: Task, options: Common, context: Context) -> Result:
-    """Train `task` until its last step or until the stop flag, save, evaluate, and note the outcome in `context`.
+def fit(task: Task, options: Common, context: Context) -> TrainingResult:
+    """Train `task` until its last step or until the stop flag, save, evaluate, and report the outcome to `context`.
 
-    Raises ConfigurationError for a batch that cannot be divided, NoProgressError for too many steps that are not finite,
-    SnapshotError and OSError where a snapshot cannot be read or written.
+    Raises ConfigurationError for a batch size that cannot be divided, NoProgressError for too many steps that are not finite,
+    SnapshotError and OSError if a snapshot cannot be read or written.
     """
     training = begin_training(task, options, context)
     try:
@@ -58,22 +61,22 @@ def fit(task: Task, options: Common, context: Context) -> Result:
             wait_for_writers(training)
             context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
             context.conclude(Word.FINISHED, f"was already finished at step {training.step}")
-            return Result(Word.FINISHED, training.step, {})
+            return TrainingResult(Word.FINISHED, training.step, {})
         outcome = train_through(training)
         context.beat(Phase.FINISH)
         note_outcome(training, outcome)
-        return Result(outcome, training.step, training.evaluation, training.sample)
+        return TrainingResult(outcome, training.step, training.evaluation, training.sample)
     finally:
         training.tracing.close()
         training.loader.close()
         training.memory.close()
         if training.writer.wait(0):
             context.beat(Phase.SAVE)
-        training.writer.wait()  # whatever happened, a snapshot that is under way is worth finishing
+        training.writer.wait()  # whatever happened, finish the snapshot in progress
 
 
 def train_through(training: Training) -> str:
-    """Train to the end, going back to the newest snapshot where something went wrong. Returns the outcome."""
+    """Train to the end, going back to the newest snapshot if something goes wrong. Returns the outcome."""
     phase, gone_back = Phase.FIRST_STEP, False
     while True:
         try:
@@ -85,9 +88,9 @@ def train_through(training: Training) -> str:
 
 
 def train_from_here(training: Training, phase: Phase) -> str:
-    """Train from where the training stands, with files and progress that begin there. Returns the outcome.
+    """Train from the current step, with metrics and progress that start there. Returns the outcome.
 
-    `phase` is what the first step is called to the launcher.
+    `phase` is the phase that the first step is reported as.
     """
     context, task = training.context, training.task
     first, file = context.place.rank == 0, context.place.run_dir / METRICS_FILE
@@ -157,16 +160,16 @@ def take_steps(training: Training, metrics: MetricsFile, progress: Progress, pha
 
 
 def ends_trace(training: Training) -> str:
-    """What follows behind this step and belongs to no step's trace; empty where the next step does."""
+    """Return what follows this step and belongs to no step's trace; empty if the next step follows."""
     if training.step == training.total:
         return "it was the last step"
     return "a snapshot follows" if is_save_due(training) else "an evaluation follows" if is_due(training) else ""
 
 
 def next_word(training: Training) -> str | None:
-    """What the ranks agreed on while the step before was taken; without a word, once all have the next step's data.
+    """Return what the ranks agreed on during the previous step; if nothing, return once all have the next step's data.
 
-    Raises OSError where a snapshot could not be written meanwhile.
+    Raises OSError if a snapshot could not be written meanwhile.
     """
     training.writer.check()
     word, late = training.context.finish_stop_exchange()
@@ -179,14 +182,14 @@ def next_word(training: Training) -> str | None:
 
 
 def enforce_budget(training: Training, left_out: int) -> None:
-    """Raise NonFiniteError, on all ranks, where more steps in a row were left out than the user allows."""
+    """Raise NonFiniteError, on all ranks, if more steps in a row were skipped than the user allows."""
     if left_out > training.options.nonfinite_budget:
         steps = "1 step" if left_out == 1 else f"{left_out} steps in a row"
         raise NonFiniteError(f"loss or gradient were not finite in {steps}, up to step {training.step}")
 
 
 def report_step(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
-    """Show this process's own mean loss since the last report, and write down the mean of all processes."""
+    """Show this process's mean loss since the last report, and write the mean over all processes to the metrics."""
     task, numbers, context = training.task, training.numbers, training.context
     skipped = int(numbers.skipped)
     taken = max(1, training.step - training.reported - skipped)
@@ -209,7 +212,7 @@ def report_step(training: Training, rate: float, metrics: MetricsFile, progress:
     values["memory_peak_gib"] = round(peak_memory(context.device), 3)
     done = f"epoch {int(epochs)} done  " if ended_epoch else ""
     progress.report(training.step, f"{done}loss {own:.4f}", f"{text}  {values['memory_peak_gib']:.1f} GiB")
-    if math.isfinite(norm := float(training.gradient)):  # the last step may be one that was left out
+    if math.isfinite(norm := float(training.gradient)):  # the last step may have been skipped
         values["grad_norm"] = norm
     values |= {"skipped": skipped} if skipped else {}
     values |= {} if math.isnan(own) else {"loss": loss}
@@ -217,7 +220,7 @@ def report_step(training: Training, rate: float, metrics: MetricsFile, progress:
 
 
 def is_due(training: Training) -> bool:
-    """Whether the model is judged at this step."""
+    """Whether the model is evaluated at this step."""
     every = training.options.eval_every
     if training.step == 0:
         return training.task.judged_before
@@ -225,7 +228,7 @@ def is_due(training: Training) -> bool:
 
 
 def is_evaluated(training: Training) -> bool:
-    """Whether nothing is left to judge at this step: a stop may have come between its snapshot and its evaluation."""
+    """Whether this step's evaluation is done or not due: a stop may have come between snapshot and evaluation."""
     context, step = training.context, training.step
     file = context.place.run_dir / METRICS_FILE
     done = not is_due(training) or (context.place.rank == 0 and read_evaluation(file, step).get("step") == step)
@@ -233,7 +236,7 @@ def is_evaluated(training: Training) -> bool:
 
 
 def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
-    """Judge the model on the validation samples, shared out over the processes. Returns the word where a stop came."""
+    """Evaluate the model on the validation samples, divided among the processes. Returns the word if a stop came."""
     task, context, place = training.task, training.context, training.context.place
     word: str | None = None
 
@@ -242,9 +245,8 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
         word, _ = context.finish_stop_exchange()
         if word is None:
             context.beat(Phase.EVALUATE)
-            context.begin_stop_exchange(
-                late=not training.loader.ready()
-            )  # the last turn's counts for the step that follows
+            # What the last batch exchanges also counts for the next step.
+            context.begin_stop_exchange(late=not training.loader.ready())
         return word is None
 
     parallel, precision = training.parallel, training.precision
@@ -269,21 +271,6 @@ def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> st
     return None
 
 
-def headline(evaluation: Mapping[str, float]) -> str:
-    """Results in a line; without those of parts, which are called `part/name`."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
-
-
-def note_outcome(training: Training, outcome: str) -> None:
-    """Note the outcome, once every rank is here."""
-    context = training.context
-    context.wait_for_all()
-    if outcome == Word.FINISHED:
-        context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
-    else:
-        context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")
-
-
 @torch.no_grad()
 def evaluate_model(
     validation: Validation,
@@ -294,11 +281,11 @@ def evaluate_model(
     add: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
     turn: Callable[[], bool] = lambda: True,
 ) -> dict[str, float] | None:
-    """The named results of `model` on the validation samples. Returns None where `turn` said that it must end.
+    """Return the named results of `model` on the validation samples, or None if `turn` returned False.
 
-    `share` is (number, shares): this process judges sample `number` and every one that is a multiple of `shares` behind
-    it. `add` returns the sums over all processes, a float64 tensor of shape (k,) on `device`. `turn` is called before
-    each batch, as often on all processes.
+    `share` is (number, shares): this process evaluates sample `number` and every `shares`-th after it. `add` returns the sums
+    over all processes, a float64 tensor of shape (k,) on `device`. `turn` is called before each batch, equally often on all
+    processes.
     """
     number, shares = share
     mine = torch.arange(min(number, validation.samples), validation.samples, shares, device=device)
@@ -306,7 +293,7 @@ def evaluate_model(
     model.eval()
     try:
         parts = []
-        # As many turns on all processes, so that they agree on leaving; the last may be empty.
+        # The same number of batches on all processes, so that they agree on stopping; the last may be empty.
         for start in range(0, math.ceil(validation.samples / shares), validation.batch_size):
             if not turn():
                 return None
@@ -317,3 +304,18 @@ def evaluate_model(
         model.train(was_training)
     *totals, count = add(torch.stack(parts).sum(0)).tolist()
     return validation.results([total / count for total in totals])
+
+
+def headline(evaluation: Mapping[str, float]) -> str:
+    """Format results in a line, without those of parts, which are named `part/name`."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if "/" not in name)
+
+
+def note_outcome(training: Training, outcome: str) -> None:
+    """Report the outcome once every rank is here."""
+    context = training.context
+    context.wait_for_all()
+    if outcome == Word.FINISHED:
+        context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
+    else:
+        context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

@@ -1,7 +1,7 @@
-"""The batches of one process, made when they are asked for, or ahead of time by threads.
+"""The order in which samples are visited, and the batches of one process, prepared by threads.
 
-Threads, not processes: what prepares a batch (indexing tensors, decoding images) runs outside Python's lock, there is no
-fork beside gloo and OpenMP, nothing goes through /dev/shm, and no signal to the process group can hit them.
+An endless stream of sample indices, epoch after epoch, is cut into batches. Which index is at which position depends only on
+the seed, never on the number of processes, so a job can resume with another world size.
 """
 
 from __future__ import annotations
@@ -22,31 +22,24 @@ import torch
 
 from slipway.train.task import Batch
 
-STEPS = 16  # whose samples are looked up at once: for 24 samples it takes 0.3 ms, for sixteen times as many 0.6
-LINGER = 10.0  # seconds that `close` waits for batches under way; those of dead storage never come
-ROUNDS = 6  # of the Feistel network; four already pass for a random permutation (Luby and Rackoff, 1988)
-
-
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scramble 64-bit numbers (the finalizer of splitmix64, http://xoshiro.di.unimi.it/splitmix64.c)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+ROUNDS = (
+    6  # of the Feistel network; four are already indistinguishable from a random permutation (Luby and Rackoff, 1988)
+)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """An endless stream of sample indices in which each stretch of `size` (an epoch) holds every sample once.
+    """An endless stream of sample indices in which each stretch of `size` (an epoch) contains every sample once.
 
-    Every epoch has its own permutation, computed position by position (a Feistel network whose results outside the
-    range are sent through it again), so that a billion samples need no memory and any position can be asked for.
+    Every epoch has its own permutation, computed position by position: a Feistel network whose results outside the range go
+    through it again. So a billion samples need no memory, and the stream can start at any position.
     """
 
     size: int
     seed: int
 
     def indices(self, position: int, count: int) -> npt.NDArray[np.int64]:
-        """Samples at stream positions `position` … `position + count - 1`, shape (count,)."""
+        """Return the samples at stream positions `position` … `position + count - 1`, shape (count,)."""
         stream = np.arange(position, position + count, dtype=np.uint64)
         epochs, places = np.divmod(stream, np.uint64(self.size))
         keys = self._epoch_keys(epochs)
@@ -58,9 +51,9 @@ class Sampler:
         return places.astype(np.int64)
 
     def keys(self, position: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """A random 64-bit number for each of the `indices` that stand at `position` and after, shape (count,).
+        """Return a random 64-bit number for each of the `indices` at `position` and after, shape (count,).
 
-        It depends on seed, epoch and sample alone: what a sample looks like is the same whoever prepares it.
+        It depends only on seed, epoch and sample, so a sample is augmented the same way whoever prepares it.
         """
         stream = np.arange(position, position + len(indices), dtype=np.uint64)
         samples = mix(indices.astype(np.uint64) + np.uint64(ROUNDS))
@@ -78,8 +71,24 @@ class Sampler:
         return (left << half) | right
 
 
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Scramble 64-bit numbers (the finalizer of splitmix64, http://xoshiro.di.unimi.it/splitmix64.c)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+STEPS = 16  # whose samples are looked up at once: 24 samples take 0.3 ms, sixteen times as many 0.6 ms
+LINGER = 10.0  # seconds that `close` waits for batches in progress; on dead storage they never finish
+
+
 class Loader:
-    """This process's share of the stream: each step is a global batch, split into parts and then among the processes."""
+    """This process's share of the stream: each step is a global batch, split into parts and then among the processes.
+
+    Batches are made on demand, or ahead of time by threads. Threads and not processes: what prepares a batch (indexing
+    tensors, decoding images) runs without Python's lock, nothing forks beside gloo and OpenMP, nothing goes through /dev/shm,
+    and no signal to the process group reaches them.
+    """
 
     def __init__(
         self,
@@ -93,8 +102,8 @@ class Loader:
     ) -> None:
         """`batch_size` counts all processes, `make` turns indices and keys into a batch.
 
-        `share` is (number, shares): which part of each batch is this process's. These are rank and world size, or number
-        and count of the pipelines.
+        `share` is (number, shares), this process's part of each batch: rank and world size, or the pipeline's number and
+        the number of pipelines.
         """
         self._make, self._sampler, self._device = make, sampler, device
         self._batch_size, self._parts, self._share, self._workers = batch_size, parts, share, workers
@@ -104,11 +113,11 @@ class Loader:
         self._upcoming: Iterator[Callable[[], Batch]] = iter(())
 
     def start(self, position: int) -> None:
-        """Begin, or begin again, at `position` of the stream."""
+        """Start, or start again, at `position` of the stream."""
         self.close()
         self._upcoming = self._jobs_from(position)
         self._jobs = queue.SimpleQueue()
-        # Daemons: a thread that hangs on dead storage must not keep the process from ending.
+        # Daemons: a thread that hangs on dead storage must not prevent the process from ending.
         self._threads = [Thread(target=make_batches, args=(self._jobs,), daemon=True) for _ in range(self._workers)]
         for thread in self._threads:
             thread.start()
@@ -117,13 +126,13 @@ class Loader:
                 self._order()
 
     def ready(self, within: float = 0.0) -> bool:
-        """Whether the next step's batches are here, or will be `within` so many seconds."""
+        """Whether the next step's batches are ready, or will be `within` so many seconds."""
         if not self._workers:
             return True
         return not wait(list(self._ahead)[: self._parts], within).not_done
 
     def step(self) -> Iterator[Batch]:
-        """The parts of the next step. Raises what went wrong while they were made."""
+        """Yield the parts of the next step. Raises what went wrong while they were made."""
         for _ in range(self._parts):
             if self._workers:
                 batch = self._ahead.popleft().result()
@@ -133,13 +142,13 @@ class Loader:
                 yield next(self._upcoming)()
 
     def example(self) -> Batch:
-        """A batch like any other; the stream stays where it is."""
+        """Return a batch like any other without advancing the stream."""
         return next(self._jobs_from(0))()
 
     def close(self) -> None:
-        """Let the threads end, each after the batch that it is making.
+        """Stop the threads, each after the batch that it is making.
 
-        Waits for them: one that comes back from torch while the interpreter ends aborts the process.
+        Waits for them: a thread that returns from torch while the interpreter ends aborts the process.
         """
         with suppress(queue.Empty):
             while True:
@@ -168,13 +177,13 @@ class Loader:
             position += STEPS * self._batch_size
 
     def _make_part(self, indices: torch.Tensor, keys: torch.Tensor) -> Batch:
-        if self._device.type == "cuda":  # in one copy, which waits for nobody
+        if self._device.type == "cuda":  # in one asynchronous copy
             indices, keys = torch.stack([indices, keys]).pin_memory().to(self._device, non_blocking=True)
         return self._make(indices, keys)
 
 
 def make_batches(jobs: queue.SimpleQueue[tuple[Future[Batch], Callable[[], Batch]] | None]) -> None:
-    """Make batches until there is no more to do."""
+    """Make batches until None arrives."""
     while (job := jobs.get()) is not None:
         future, make = job
         try:

@@ -14,7 +14,7 @@ from torch import nn
 from slipway.options import Common
 from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.arithmetic import Numbers, Precision, decide_compile, read_precision
+from slipway.train.loop.arithmetic import Precision, StepCounts, decide_compile, read_precision
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
 from slipway.train.observe.own_time import OwnTime
@@ -45,7 +45,7 @@ class Training:
     writer: Writer
     memory: MemoryBuffers  # for snapshots in memory
     rhythm: Rhythm  # of those
-    numbers: Numbers
+    numbers: StepCounts
     verification: Verification
     stragglers: Stragglers
     tracing: Tracing
@@ -100,7 +100,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
         memory=MemoryBuffers(() if task.split else context.place.memory, context.warn),
         rhythm=Rhythm(0 if task.split else options.memory_every, 0),
-        numbers=Numbers(context.device),
+        numbers=StepCounts(context.device),
         # The ranks of a pipeline hold different parts.
         verification=Verification(
             context, lambda: replicated(task.model, task.optimizer), 0 if task.split else options.verify_every

@@ -1,7 +1,7 @@
-"""Convolutional networks for labelled pictures: two small ones, and torchvision's ResNets.
+"""Convolutional networks for labelled pictures: two small ones, torchvision's ResNets, and a classifier made of them.
 
-They take float pictures of shape (n, 3, height, width), best in channels_last, and return logits (n, classes). All pool
-over what is left of the picture, so that any size fits that the poolings before do not use up.
+Networks take float pictures of shape (n, 3, height, width), best in channels_last, and return logits (n, classes). All end
+with a global pooling, so they take any size that the earlier poolings leave something of.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-SMALL_PICTURE = 64  # pixels; up to here torchvision's ResNets begin as He et al. (2016) have them for CIFAR
+SMALL_PICTURE = 64  # pixels; up to this size torchvision's ResNets begin as in He et al. (2016) for CIFAR
 
 
 def build(model: str, classes: int, size: int) -> nn.Module:
-    """The network of this name (small, resnet9, resnet18, resnet50) for square pictures of `size` pixels.
+    """Return the network of this name (small, resnet9, resnet18, resnet50) for square pictures of `size` pixels.
 
-    Weights come from torch's random generator. A ResNet of torchvision's has its parameter names; for pictures of up to
-    SMALL_PICTURE pixels its first convolution is 3×3 with stride 1 and its first pooling is left out (He et al., "Deep
-    Residual Learning for Image Recognition", 2016, section 4.2).
+    Weights come from torch's random generator. A ResNet of torchvision has its parameter names; for pictures of up to
+    SMALL_PICTURE pixels its first convolution is 3×3 with stride 1 and it has no first pooling (He et al., "Deep Residual
+    Learning for Image Recognition", 2016, section 4.2).
     """
     if model == "small":
         return small(classes)
@@ -51,7 +51,7 @@ def small(classes: int) -> nn.Sequential:
 
 
 def resnet9(classes: int) -> nn.Sequential:
-    """The network of D. Page, "How to train your ResNet" (2018), part 4, which he made for DAWNBench; 6.6 million parameters."""
+    """The network of D. Page, "How to train your ResNet" (2018), part 4, made for DAWNBench; 6.6 million parameters."""
     return nn.Sequential(
         layer(3, 64),
         layer(64, 128, pool=True),
@@ -69,7 +69,7 @@ def resnet9(classes: int) -> nn.Sequential:
 def layer(inputs: int, outputs: int, size: int = 3, stride: int = 1, pool: bool = False) -> nn.Sequential:
     """Convolution, pooling to half the size if asked for, normalisation, ReLU.
 
-    The pooling comes first of what follows the convolution: the rest then has a quarter of the work.
+    Pooling comes directly after the convolution: the rest then has a quarter of the work.
     """
     parts: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, stride, padding=1, bias=False)]
     parts += [nn.MaxPool2d(2)] if pool else []
@@ -77,7 +77,7 @@ def layer(inputs: int, outputs: int, size: int = 3, stride: int = 1, pool: bool 
 
 
 class Residual(nn.Module):
-    """Two layers beside which their input goes through unchanged."""
+    """Two layers whose input is added to their output."""
 
     def __init__(self, width: int) -> None:
         """Keep the number of channels."""
@@ -91,7 +91,7 @@ class Residual(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A constant factor; it keeps the logits of `resnet9` small at first."""
+    """A constant factor that keeps the logits of `resnet9` small at first."""
 
     def __init__(self, factor: float) -> None:
         """It is no parameter."""
@@ -104,7 +104,7 @@ class Scaled(nn.Module):
 
 
 def sgd(model: nn.Module, lr: float, momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """Fused SGD with Nesterov's momentum, if any; only matrices and convolutions decay."""
+    """Fused SGD with Nesterov momentum, if any; only matrices and convolutions decay."""
     groups = [
         {"params": [part for part in model.parameters() if part.ndim > 1], "weight_decay": weight_decay},
         {"params": [part for part in model.parameters() if part.ndim <= 1], "weight_decay": 0.0},
@@ -113,7 +113,7 @@ def sgd(model: nn.Module, lr: float, momentum: float, weight_decay: float) -> to
 
 
 def flops_per_picture(model: nn.Module, size: int) -> float:
-    """Floating-point operations of forward and backward for a picture: three times those of the forward pass alone.
+    """Return the floating-point operations of forward and backward for a picture: three times the forward pass.
 
     Convolutions and matrix products count, as in Chowdhery et al., "PaLM" (2022), appendix B.
     """
@@ -123,9 +123,12 @@ def flops_per_picture(model: nn.Module, size: int) -> float:
 
 
 class Classifier(nn.Module, PyTorchModelHubMixin):
-    """Pictures (n, 3, height, width) become logits (n, classes); `names[i]` is what class i is called.
+    """A trained network with everything needed to use it, which the Hub's library stores and loads.
 
-    Pictures are uint8 from 0 to 255, or float from 0 to 1; they are normalised here.
+    Classifier.from_pretrained("my-model")(pictures).argmax(1)
+
+    Pictures (n, 3, height, width), uint8 from 0 to 255 or float from 0 to 1, become logits (n, classes). The classifier
+    normalises them itself. `names[i]` is the name of class i.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class Classifier(nn.Module, PyTorchModelHubMixin):
         self.mean, self.deviation = list(mean), list(deviation)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Logits, of pictures of any size that the network takes; it was trained on `size`."""
+        """Return logits of pictures of any size that the network takes; it was trained on `size`."""
         if pictures.dtype == torch.uint8:
             pictures = pictures / 255
         mean, deviation = (pictures.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.deviation))

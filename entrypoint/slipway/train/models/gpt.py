@@ -1,7 +1,7 @@
-"""GPT-2: a decoder-only transformer with learned positions, pre-normalisation and tied embeddings.
+"""GPT-2, whole or in pipeline stages: a decoder-only transformer with learned positions, pre-normalisation and tied embeddings.
 
 Architecture and initialisation: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
-Parameter names are those of the published GPT-2 checkpoints.
+Parameter names are those of the published GPT-2 checkpoints, in the whole model as in its stages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slipway.train.parallel.pipeline import StageLink
-
-TIED = "wte.weight"  # the first stage embeds with it, the last one predicts with it
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers with four times the width between them."""
+    """Two layers with four times the width in between."""
 
     def __init__(self, config: GptConfig) -> None:
         """Make both layers."""
@@ -79,16 +76,16 @@ class Mlp(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Transform every token by itself."""
-        # GPT-2's own is the approximation. Where torch 2.10 trains on a CPU it has a fast kernel (oneDNN) for the exact one
-        # alone: forward and backward of 768 × 512 take 0.7 ms instead of 1.8, a tenth of a small model's step. The two lie
-        # at most 0.0005 apart; whatever judges, samples or is exported goes by GPT-2's.
+        # GPT-2 uses the approximation. For training on a CPU torch 2.10 has a fast kernel (oneDNN) only for the exact function:
+        # forward and backward of 768 × 512 take 0.7 ms instead of 1.8, a tenth of a small model's step. The two differ by at
+        # most 0.0005; evaluation, sampling and export use GPT-2's.
         exact = self.training and torch.is_grad_enabled() and hidden.device.type == "cpu"
         widened = functional.gelu(self.c_fc(hidden), approximate="none" if exact else "tanh")
         return functional.dropout(self.c_proj(widened), self.dropout, self.training)
 
 
 class Block(nn.Module):
-    """Attention, then the two layers, each added to what came in."""
+    """Attention, then the two layers, each added to its input."""
 
     def __init__(self, config: GptConfig) -> None:
         """Make one block."""
@@ -106,13 +103,13 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The whole model. The token embedding is the output layer, too: there is one tensor for both."""
+    """The whole model. The token embedding is also the output layer: both are one tensor."""
 
     def __init__(self, config: GptConfig) -> None:
         """Make the model with GPT-2's initialisation."""
         super().__init__()
         self.config = config
-        self.checkpoint_activations = False  # keep only what goes into each block, and compute the rest once more
+        self.checkpoint_activations = False  # keep only each block's input, and recompute the rest
         self.wte = nn.Embedding(config.vocab_size, config.embed)
         self.wpe = nn.Embedding(config.context, config.embed)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -131,16 +128,16 @@ class Gpt(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits (batch, tokens, vocab_size) for tokens (batch, tokens); with targets their mean loss in nats."""
+        """Return logits (batch, tokens, vocab_size) for tokens (batch, tokens); with targets, their mean loss in nats."""
         return self.predict(self.transform(self.embed(tokens)), targets)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the blocks begin with, (batch, tokens, embed)."""
+        """Return the input of the blocks, (batch, tokens, embed)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return functional.dropout(self.wte(tokens) + self.wpe(positions), self.config.dropout, self.training)
 
     def transform(self, hidden: torch.Tensor) -> torch.Tensor:
-        """All blocks, (batch, tokens, embed) to the same shape."""
+        """Apply all blocks, (batch, tokens, embed) to the same shape."""
         for block in self.h.children():
             if self.checkpoint_activations and torch.is_grad_enabled():
                 hidden = checkpoint(block, hidden, use_reentrant=False)
@@ -149,7 +146,7 @@ class Gpt(nn.Module):
         return hidden
 
     def predict(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits from what the blocks end with; with targets their mean loss in nats."""
+        """Return logits from the blocks' output; with targets, their mean loss in nats."""
         logits: torch.Tensor = functional.linear(self.ln_f(hidden), self.wte.weight)
         if targets is None:
             return logits
@@ -172,7 +169,7 @@ def continue_tokens(
     temperature: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Append `count` tokens to `tokens` (shape (1, n)), each drawn by the logits (1, vocab_size) that come of those before.
+    """Append `count` tokens to `tokens` (shape (1, n)), each drawn from the logits (1, vocab_size) after the tokens before.
 
     Temperature 0 takes the likeliest each time.
     """
@@ -187,25 +184,19 @@ def continue_tokens(
     return tokens
 
 
-def adamw(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW as GPT-3 was trained with it: matrices decay, biases and gains do not (Brown et al., 2020, appendix B)."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
-    vectors = [parameter for parameter in trained if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+TIED = "wte.weight"  # of the first and the last stage: embedding and output layer
 
 
 class GptStage(Gpt):
-    """A run of a GPT's blocks; the first stage has the embeddings, too, the last one the output layer."""
+    """Consecutive blocks of a GPT; the first stage also has the embeddings, the last one the output layer."""
 
     def __init__(self, whole: Gpt, stage: int, stages: int) -> None:
-        """Take stage `stage` (from 0) of `whole`. Earlier stages have a block more where they do not come out even."""
+        """Take stage `stage` (from 0) of `whole`. If blocks cannot be divided evenly, earlier stages have one more."""
         nn.Module.__init__(self)
         self.config = whole.config
         self.checkpoint_activations = whole.checkpoint_activations
         self.first, self.last = stage == 0, stage == stages - 1
-        start, end = (ceil(len(whole.h) * border / stages) for border in (stage, stage + 1))
+        start, end = (math.ceil(len(whole.h) * border / stages) for border in (stage, stage + 1))
         if self.first or self.last:
             self.wte = whole.wte
         if self.first:
@@ -215,18 +206,18 @@ class GptStage(Gpt):
             self.ln_f = whole.ln_f
 
     def forward(self, given: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """From tokens (batch, tokens) or the stage before, (batch, tokens, embed), to the same, logits or mean loss."""
+        """Map tokens (batch, tokens) or the previous stage's (batch, tokens, embed) to the same, logits or mean loss."""
         hidden = self.transform(self.embed(given) if self.first else given)
         return self.predict(hidden, targets) if self.last else hidden
 
 
 class StagedGpt(StageLink):
-    """All stages of a GPT as one model, by all of them."""
+    """All stages of a GPT as one model; its methods are called by all of them."""
 
     def continue_text(
         self, tokens: torch.Tensor, count: int, temperature: float, generator: torch.Generator
     ) -> torch.Tensor:
-        """As Gpt's, with generators that are alike."""
+        """See Gpt; generators must be in the same state on all ranks."""
         return continue_tokens(self._next_logits, tokens, count, temperature, generator)
 
     def _next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -237,3 +228,12 @@ class StagedGpt(StageLink):
         shared = torch.empty(1, config.vocab_size, device=tokens.device) if logits is None else logits[:, -1].float()
         dist.broadcast(shared, split.rank(split.stages - 1), group=split.own)
         return shared
+
+
+def adamw(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW as GPT-3 was trained with it: matrices decay, biases and gains do not (Brown et al., 2020, appendix B)."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trained if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)

@@ -27,7 +27,7 @@ from slipway.protocol.cgroups import cgroup_folders, count_cpus, read_kernel_fil
 TOLD = 0.05  # of the time: less is no cause
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Moments, and the seconds between two of them, the later of which may be waited for."""
 
     def host(self) -> float:
@@ -65,21 +65,21 @@ class HostClock:
             weakref.finalize(self, os.close, self._schedule)
 
     def host(self) -> float:
-        """See Clock."""
+        """See StepClock."""
         return time.perf_counter()
 
     def now(self) -> Moment:
-        """See Clock."""
+        """See StepClock."""
         told = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
         waited = int(told[1]) / 1e9 if len(told) > 1 and told[1].isdigit() else 0.0
         return Moment(self.host(), time.clock_gettime(self._ran), waited)
 
     def seconds(self, earlier: Moment, later: Moment) -> float:
-        """See Clock."""
+        """See StepClock."""
         return later.time - earlier.time
 
     def steady(self, earlier: Moment, later: Moment) -> float:
-        """See Clock."""
+        """See StepClock."""
         return max(0.0, later.time - earlier.time - (later.ran - earlier.ran) - (later.waited - earlier.waited))
 
 
@@ -87,22 +87,22 @@ class DeviceClock:
     """The time of a GPU, all of it steady: a moment is when it has done all that it was told to do before."""
 
     def host(self) -> float:
-        """See Clock."""
+        """See StepClock."""
         return time.perf_counter()
 
     def now(self) -> torch.cuda.Event:
-        """See Clock."""
+        """See StepClock."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()  # type: ignore[no-untyped-call]
         return event
 
     def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """See Clock."""
+        """See StepClock."""
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1e3  # type: ignore[no-untyped-call]
 
     def steady(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """See Clock."""
+        """See StepClock."""
         return self.seconds(earlier, later)
 
 
@@ -131,12 +131,14 @@ class OwnTime:
     What it waited for data before the step is its own, too, as far as its device had nothing to do meanwhile.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device, clock: Clock | None = None) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], device: torch.device, clock: StepClock | None = None
+    ) -> None:
         """Until `settle` the order in which gradients come is learnt. Without parameters nothing is timed.
 
         `clock`: by default that of the device.
         """
-        self.clock: Clock = clock or (DeviceClock() if device.type == "cuda" else HostClock())
+        self.clock: StepClock = clock or (DeviceClock() if device.type == "cuda" else HostClock())
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._last: torch.Tensor | None = None
         self._hooks = self._watch(self._parameters, self._learn)

@@ -1,11 +1,15 @@
-"""Pipelines of processes: each has a stage of the model, and batches go through in parts.
+"""Pipelines of processes: each process has a stage of the model, and batches go through the stages in parts.
+
+Rank = pipeline × stages + stage, so a pipeline's stages are neighbours, on one node if they fit. For a snapshot the stages'
+tensors are collected on the ranks that write snapshots.
 
 https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +17,14 @@ import torch.distributed as dist
 from torch import nn
 
 from slipway.options import Common
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.phases import Phase
 from slipway.train.parallel.data_parallel import Shards
+from slipway.train.snapshots.resume import describe_tensors, make_empty
 from slipway.train.snapshots.state import optimizer_state
 from slipway.train.task import Split
-from slipway.train.worker.context import Context
+from slipway.train.worker.context import Context, pieces_of
+from slipway.train.worker.place import COLLECTIVE_TIMEOUT, silent_stdout
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
@@ -25,17 +33,31 @@ if TYPE_CHECKING:
     from slipway.train.task import Batch, Task
 
 
-import json
-from collections.abc import Sequence
+def join_pipelines(context: Context, stages: int, schedule: str, width: int, tied: Sequence[str]) -> Split:
+    """Return the split of this process; by all ranks. Raises ConfigurationError if `stages` does not divide their number."""
+    world_size = context.place.world_size
+    if stages < 2 or world_size % stages:
+        raise ConfigurationError(f"--stages {stages} does not divide {world_size} processes into pipelines.")
+    if context.device.type == "cuda" and context.place.backend == "gloo":
+        raise ConfigurationError("Stages exchange what they compute over nccl, which needs a GPU for each process.")
+    pipeline, stage = divmod(context.place.rank, stages)
+    pipelines = world_size // stages
+    groups = [[first + number for number in range(stages)] for first in range(0, world_size, stages)]
+    rows = [open_one_of(groups, context), open_one_of([list(row) for row in zip(*groups, strict=True)], context)]
+    ends = open_one_of([[group[0], group[-1]] for group in groups], context)
+    assert rows[0] is not None
+    return Split(stages, stage, pipelines, pipeline, schedule, width, frozenset(tied), rows[0], rows[1], ends)
 
-from slipway.protocol.mistake import ConfigurationError
-from slipway.protocol.phases import Phase
-from slipway.train.snapshots.resume import describe_tensors, make_empty
-from slipway.train.worker.context import pieces_of
-from slipway.train.worker.place import COLLECTIVE_TIMEOUT, silent_stdout
 
-WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+def open_one_of(groups: Sequence[Sequence[int]], context: Context) -> dist.ProcessGroup | None:
+    """Create a process group for each of `groups`; by all ranks. Returns this rank's, None if it is alone in its group."""
+    mine = None
+    for ranks in groups:
+        if len(ranks) > 1:
+            with silent_stdout():
+                group = dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT)
+            mine = group if context.place.rank in ranks else mine
+    return mine
 
 
 class StageLink(nn.Module):
@@ -48,7 +70,7 @@ class StageLink(nn.Module):
         self.split = split
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """The model's output on the last stage, None on the others; by all stages, with the same inputs."""
+        """Return the model's output on the last stage, None on the others; by all stages, with the same inputs."""
         split, given = self.split, inputs
         if not split.first:
             given = torch.empty(*inputs.shape, split.width, device=inputs.device)
@@ -62,10 +84,14 @@ class StageLink(nn.Module):
         return None
 
 
-class PipelineParallel:
-    """Every process has one stage; gradients are averaged over the processes that have the same one.
+WIRE = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-    A batch is (inputs, targets). Stages take what comes in, the last also `targets`, for which it returns their mean loss.
+
+class PipelineParallel:
+    """Each process has one stage; gradients are averaged over the processes that have the same one.
+
+    A batch is (inputs, targets). Stages take the previous stage's output; the last one also takes `targets` and returns
+    their mean loss.
     """
 
     def __init__(
@@ -89,7 +115,7 @@ class PipelineParallel:
         self._begin_alike()
 
     def backward(self, parts: Iterable[Batch], weigh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """See Parallel. Only the last stage knows the loss, until `agree`."""
+        """See Parallel. Only the last stage knows the loss until `agree`."""
         batches = list(parts)
         inputs, targets = (torch.cat([batch[number] for batch in batches]) for number in (0, 1))
         if self._schedule is None:
@@ -105,7 +131,7 @@ class PipelineParallel:
         return self._mean
 
     def agree(self, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Parallel. Added up in the order of the stages, so that all pipelines get the same bits."""
+        """See Parallel. Added in the order of the stages, so that all pipelines get the same bits."""
         own = [gradient for name, gradient in gradients.items() if not self._split.duplicates(name)]
         mine = torch.stack([loss.double(), nn.utils.get_total_norm(own).double() ** 2])
         all_stages = [torch.empty_like(mine) for _ in range(self._split.stages)]
@@ -114,16 +140,16 @@ class PipelineParallel:
         return loss.float(), squared.sqrt().float()
 
     def warm_up_ddp(self, example: Callable[[], Batch]) -> None:
-        """See Parallel; here is nothing of that kind."""
+        """See Parallel; a pipeline needs none."""
 
     def align(self) -> None:
-        """See Parallel; each stage for itself."""
+        """See Parallel; each stage by itself."""
         if self._split.peers is not None:
             for buffer in self._task.model.buffers():
                 dist.broadcast(buffer, self._split.stage, group=self._split.peers)
 
     def collect(self) -> tuple[Shards, dict[str, Any]]:
-        """See Parallel; what two stages have is stored once."""
+        """See Parallel; tensors that two stages have are stored once."""
         twice, model = self._split.duplicates, self._task.model
         states, values = optimizer_state(self._task.optimizer, model)
         weights = {name: tensor for name, tensor in model.state_dict().items() if not twice(name)}
@@ -135,7 +161,7 @@ class PipelineParallel:
         return stem == "ranks" or name in self._names or name.rpartition(".")[0] in self._names
 
     def _begin_alike(self) -> None:
-        """Give all pipelines the first one's weights, and both ends the same tied ones."""
+        """Give all pipelines the first one's weights, and the first and last stage the same tied weights."""
         split = self._split
         with torch.no_grad():
             for name, parameter in self._task.model.named_parameters():
@@ -146,9 +172,9 @@ class PipelineParallel:
         self.align()
 
     def _make_schedule(self, inputs: torch.Tensor) -> PipelineScheduleSingle:
-        """The schedule for parts like `inputs`. Shapes are told, or the stages would pickle them to each other."""
-        # Loaded here, for torch._dynamo comes with it. Every optimizer loads that as well, so a training gains nothing; but
-        # `slipway sample` and `slipway export` import this module and have none.
+        """Return the schedule for parts like `inputs`. Shapes are given, or the stages would pickle them to each other."""
+        # Imported here because it loads torch._dynamo. Every optimizer loads that as well, so a training gains nothing; but
+        # `slipway sample` and `slipway export` import this module and have no optimizer.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         split = self._split
@@ -163,7 +189,7 @@ class PipelineParallel:
         return schedules[split.schedule](stage, self._options.accumulate, loss_fn=self._weighed, scale_grads=False)
 
     def _weighed(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """What the last stage begins a part's backward with: it has computed the loss already."""
+        """Return what the last stage's backward starts from: the stage has computed the loss already."""
         loss = self._weigh(loss)
         self._mean += loss.detach()
         scaled: torch.Tensor = self._scaler.scale(loss)
@@ -172,7 +198,7 @@ class PipelineParallel:
     def _average(self) -> None:
         """Average the gradients over the pipelines, in one exchange, then add up those of tied parameters.
 
-        In this order both ends add the same two numbers, so that they stay equal.
+        In this order the first and the last stage add the same two numbers, so that they stay equal.
         """
         split, parameters = self._split, dict(self._task.model.named_parameters())
         if split.peers is not None:
@@ -187,40 +213,16 @@ class PipelineParallel:
                 dist.all_reduce(parameters[name].grad, group=split.ends)
 
 
-def join_pipelines(context: Context, stages: int, schedule: str, width: int, tied: Sequence[str]) -> Split:
-    """The split of this process; by all ranks. Raises ConfigurationError where `stages` do not divide their number."""
-    world_size = context.place.world_size
-    if stages < 2 or world_size % stages:
-        raise ConfigurationError(f"--stages {stages} does not divide {world_size} processes into pipelines.")
-    if context.device.type == "cuda" and context.place.backend == "gloo":
-        raise ConfigurationError("Stages exchange what they compute over nccl, which needs a GPU for each process.")
-    pipeline, stage = divmod(context.place.rank, stages)
-    pipelines = world_size // stages
-    groups = [[first + number for number in range(stages)] for first in range(0, world_size, stages)]
-    rows = [open_one_of(groups, context), open_one_of([list(row) for row in zip(*groups, strict=True)], context)]
-    ends = open_one_of([[group[0], group[-1]] for group in groups], context)
-    assert rows[0] is not None
-    return Split(stages, stage, pipelines, pipeline, schedule, width, frozenset(tied), rows[0], rows[1], ends)
-
-
-def open_one_of(groups: Sequence[Sequence[int]], context: Context) -> dist.ProcessGroup | None:
-    """Make all `groups` of ranks; by all ranks. Returns the one that this rank is in, None if it is alone there."""
-    mine = None
-    for ranks in groups:
-        if len(ranks) > 1:
-            with silent_stdout():
-                group = dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT)
-            mine = group if context.place.rank in ranks else mine
-    return mine
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 def collect_shards(
     own: Tensors, values: Mapping[str, Any], split: Split, context: Context
 ) -> tuple[dict[str, Mapping[str, torch.Tensor]], dict[str, Any]]:
-    """All stages' tensors as `model-1-of-2`, … and their values merged, on the ranks that keep snapshots; by all ranks.
+    """Return all stages' tensors as `model-1-of-2`, … and their values merged, on the ranks that write snapshots; by all ranks.
 
-    Each stage sends to those in its own pipeline, which are on the same node where it fits there. Elsewhere nothing is
-    returned but this rank's own.
+    Each stage sends to those in its own pipeline, which are on the same node if the pipeline fits there. On other ranks
+    only this rank's own are returned.
     """
     keepers = context.gather_number(context.place.keeps_snapshots)
     shards = {shard_name(stem, split.stage, split): dict(tensors) for stem, tensors in own.items()}
@@ -240,7 +242,7 @@ def collect_shards(
 
 
 def shard_name(stem: str, stage: int, split: Split) -> str:
-    """A file's name, counted from 1; a snapshot that is read has the parts under `stem` together."""
+    """Return a shard's name, counted from 1; reading a snapshot merges the shards under `stem`."""
     return f"{stem}-{stage + 1}-of-{split.stages}"
 
 
@@ -256,7 +258,7 @@ def send_shard(own: Tensors, values: Mapping[str, Any], target: int, context: Co
 
 
 def receive_shard(source: int, context: Context) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """The tensors and values of another rank, on the CPU."""
+    """Return the tensors and values of another rank, on the CPU."""
     size = receive_tensor(torch.empty(1, dtype=torch.int64), source, context)
     data = receive_tensor(torch.empty(int(size), dtype=torch.uint8), source, context)
     header = json.loads(bytes(data.numpy()))
@@ -275,7 +277,7 @@ def send_tensor(tensor: torch.Tensor, target: int, context: Context) -> None:
 
 
 def receive_tensor(tensor: torch.Tensor, source: int, context: Context) -> torch.Tensor:
-    """Overwrite a contiguous CPU tensor by what `send_tensor` sends."""
+    """Overwrite a contiguous CPU tensor with what `send_tensor` sends."""
     for piece in pieces_of(tensor):
         dist.recv(piece, source, group=context.side)
         context.beat(Phase.SAVE)

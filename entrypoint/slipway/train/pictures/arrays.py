@@ -1,4 +1,7 @@
-"""Small collections as arrays: on the disk with checksums, and on the device as one tensor."""
+"""Collections of labelled pictures: what each offers, how pictures are augmented, and small ones held as arrays.
+
+Arrays are on disk with checksums, and on the device as one tensor; whole batches are augmented at once.
+"""
 
 from __future__ import annotations
 
@@ -18,62 +21,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensors import write_file
 from slipway.train.task import Batch
 
-MANIFEST = "manifest.json"
-Bytes = npt.NDArray[np.uint8]
 Colour = tuple[float, float, float]  # red, green, blue; 0 … 1
-FIELD = 12  # bits of a key for each decision
-
-
-@dataclass(frozen=True)
-class Variation:
-    """How pictures are varied for training."""
-
-    shift: int  # pixels up to which pictures are moved
-    flip: bool  # whether half of them are mirrored
-    cutout: int  # side of a square that is painted over, 0 for none
-
-
-def draw_number(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:
-    """A number from 0 to `choices` - 1 for each key; `field` (0 … 4) tells decisions about the same picture apart."""
-    share: torch.Tensor = keys >> (FIELD * field) & (2**FIELD - 1)
-    return share * choices >> FIELD
-
-
-def shifted_windows(pictures: torch.Tensor, shift: int) -> torch.Tensor:
-    """All positions of uint8 pictures (n, size, size, 3) that are moved by up to `shift` pixels, without copying them each.
-
-    Shape (n, 2 shift + 1, 2 shift + 1, size, size, 3); what comes in at the border is black.
-    """
-    count, size, _, _ = pictures.shape
-    wide = size + 2 * shift
-    padded = pictures.new_zeros(count, wide, wide, 3)
-    padded[:, shift : shift + size, shift : shift + size] = pictures
-    return padded.unfold(1, size, 1).unfold(2, size, 1).permute(0, 1, 2, 4, 5, 3)
-
-
-def vary(positions: torch.Tensor, indices: torch.Tensor, keys: torch.Tensor, how: Variation) -> torch.Tensor:
-    """The pictures `indices` of `shifted_windows`, moved and mirrored as their keys decide: uint8 (n, size, size, 3)."""
-    span = 2 * how.shift + 1
-    moved = positions[indices, draw_number(keys, 0, span), draw_number(keys, 1, span)]
-    if how.flip:
-        moved = torch.stack([moved, moved.flip(2)])[
-            draw_number(keys, 2, 2), torch.arange(len(moved), device=moved.device)
-        ]
-    return moved
-
-
-def cut_out(pictures: torch.Tensor, keys: torch.Tensor, side: int, colour: torch.Tensor) -> torch.Tensor:
-    """Pictures (n, size, size, 3) with a square each painted over, anywhere, partly outside as well.
-
-    DeVries and Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017).
-    """
-    if not side:
-        return pictures
-    across = torch.arange(pictures.shape[1], device=pictures.device)
-    # From the square's first row or column on, which may lie outside.
-    offsets = [across - draw_number(keys, field, len(across)).unsqueeze(1) + side // 2 for field in (3, 4)]
-    rows, columns = ((offset >= 0) & (offset < side) for offset in offsets)
-    return torch.where((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(3), colour, pictures)
 
 
 @dataclass(frozen=True)
@@ -88,26 +36,84 @@ class Pictures:
     train: Callable[[torch.Tensor, torch.Tensor], Batch]  # indices and keys, see Task
     judged: int  # for evaluation
     evaluation: Callable[[torch.Tensor], Batch]
-    identity: str  # tells these pictures from others
+    identity: str  # differs from that of any other pictures
     on_host: bool = False  # see Task
 
 
 class Normaliser:
-    """Turns pictures into what the models take: each channel with mean 0 and standard deviation 1 over the collection."""
+    """Normalises pictures for the models: each channel has mean 0 and standard deviation 1 over the collection."""
 
     def __init__(self, mean: Colour, deviation: Colour, size: int, device: torch.device) -> None:
         """For pictures of `size` pixels on `device`."""
-        # For a row of pixels, not for one: a loop over three numbers takes five times as long.
+        # For a row of pixels, not for one: broadcasting three numbers takes five times as long.
         self._mean, self._factor = (
             torch.tensor(colour).repeat(size).to(device)
             for colour in ([255 * part for part in mean], [1 / (255 * part) for part in deviation])
         )
 
     def __call__(self, batch: Batch) -> Batch:
-        """(uint8 (n, size, size, 3), labels) to (float32 (n, 3, size, size) in channels_last, labels)."""
+        """Map (uint8 (n, size, size, 3), labels) to (float32 (n, 3, size, size) in channels_last, labels)."""
         pictures, labels = batch
         rows = pictures.flatten(2).float().sub_(self._mean).mul_(self._factor)
         return rows.view(pictures.shape).permute(0, 3, 1, 2), labels
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How pictures are augmented for training."""
+
+    shift: int  # pixels up to which pictures are moved
+    flip: bool  # whether half of them are mirrored
+    cutout: int  # side of a square that is painted over; 0: none
+
+
+FIELD = 12  # bits of a key per random decision
+
+
+def vary(positions: torch.Tensor, indices: torch.Tensor, keys: torch.Tensor, how: Variation) -> torch.Tensor:
+    """Return the pictures `indices` of `shifted_windows`, moved and mirrored as their keys decide: uint8 (n, size, size, 3)."""
+    span = 2 * how.shift + 1
+    moved = positions[indices, draw_number(keys, 0, span), draw_number(keys, 1, span)]
+    if how.flip:
+        moved = torch.stack([moved, moved.flip(2)])[
+            draw_number(keys, 2, 2), torch.arange(len(moved), device=moved.device)
+        ]
+    return moved
+
+
+def shifted_windows(pictures: torch.Tensor, shift: int) -> torch.Tensor:
+    """Return views of uint8 pictures (n, size, size, 3) at all positions moved by up to `shift` pixels, without copies.
+
+    Shape (n, 2 shift + 1, 2 shift + 1, size, size, 3); the border is black.
+    """
+    count, size, _, _ = pictures.shape
+    wide = size + 2 * shift
+    padded = pictures.new_zeros(count, wide, wide, 3)
+    padded[:, shift : shift + size, shift : shift + size] = pictures
+    return padded.unfold(1, size, 1).unfold(2, size, 1).permute(0, 1, 2, 4, 5, 3)
+
+
+def cut_out(pictures: torch.Tensor, keys: torch.Tensor, side: int, colour: torch.Tensor) -> torch.Tensor:
+    """Paint a square over each of the pictures (n, size, size, 3), anywhere, also partly outside.
+
+    DeVries and Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017).
+    """
+    if not side:
+        return pictures
+    across = torch.arange(pictures.shape[1], device=pictures.device)
+    # From the square's first row or column, which may be outside.
+    offsets = [across - draw_number(keys, field, len(across)).unsqueeze(1) + side // 2 for field in (3, 4)]
+    rows, columns = ((offset >= 0) & (offset < side) for offset in offsets)
+    return torch.where((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(3), colour, pictures)
+
+
+def draw_number(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:
+    """Return a number from 0 to `choices` - 1 for each key; `field` (0 … 4) distinguishes decisions about the same picture."""
+    share: torch.Tensor = keys >> (FIELD * field) & (2**FIELD - 1)
+    return share * choices >> FIELD
+
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -120,45 +126,10 @@ class Arrays:
     evaluation_labels: Bytes
 
 
-NAMES = tuple(Arrays.__dataclass_fields__)
-
-
-def write_arrays(folder: Path, arrays: Arrays, tick: Callable[[], None]) -> None:
-    """Write each array as a .npy file, and a manifest with their checksums. Raises OSError."""
-    files = {}
-    for name in NAMES:
-        array: Bytes = getattr(arrays, name)
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-        content: list[bytes | memoryview] = [header.getvalue(), np.ascontiguousarray(array).data]
-        files[f"{name}.npy"] = write_file(folder / f"{name}.npy", content, lambda size: tick())
-    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
-
-
-def read_arrays(folder: Path) -> tuple[Arrays, str]:
-    """What `write_arrays` wrote, and a checksum over all of it. Raises ConfigurationError where it is damaged."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())["files"]
-        arrays = Arrays(*(read_array(folder / f"{name}.npy", manifest[f"{name}.npy"]["sha256"]) for name in NAMES))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{folder} is damaged ({error}). Delete it, and it will be made again.") from None
-    return arrays, hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def read_array(path: Path, checksum: str) -> Bytes:
-    """A .npy file. Raises ValueError where it is another than was written."""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-            raise ValueError(f"{path.name} has another checksum than the manifest")
-        file.seek(0)
-        array: Bytes = np.lib.format.read_array(file, allow_pickle=False)
-    return array
-
-
 def on_device(
     arrays: Arrays, variation: Variation, limits: tuple[int | None, int | None], device: torch.device, **about: Any
 ) -> Pictures:
-    """The first so many (`limits`; None: all) of the pictures, on `device`, as fields of Pictures; `about` has the rest."""
+    """Return the first `limits` (None: all) of the pictures, held on `device`; `about` has the other fields of Pictures."""
     train, evaluation = limits
     positions = shifted_windows(torch.from_numpy(arrays.train_pictures[:train]).to(device), variation.shift)
     judged = torch.from_numpy(arrays.evaluation_pictures[:evaluation]).to(device)
@@ -180,3 +151,40 @@ def on_device(
         evaluation=lambda indices: (judged[indices], judged_labels[indices]),
         **about,
     )
+
+
+MANIFEST = "manifest.json"
+
+NAMES = tuple(Arrays.__dataclass_fields__)
+
+
+def write_arrays(folder: Path, arrays: Arrays, tick: Callable[[], None]) -> None:
+    """Write each array as a .npy file, and a manifest with their checksums. Raises OSError."""
+    files = {}
+    for name in NAMES:
+        array: Bytes = getattr(arrays, name)
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+        content: list[bytes | memoryview] = [header.getvalue(), np.ascontiguousarray(array).data]
+        files[f"{name}.npy"] = write_file(folder / f"{name}.npy", content, lambda size: tick())
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
+
+
+def read_arrays(folder: Path) -> tuple[Arrays, str]:
+    """Return what `write_arrays` wrote, and a checksum over all of it. Raises ConfigurationError if it is damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())["files"]
+        arrays = Arrays(*(read_array(folder / f"{name}.npy", manifest[f"{name}.npy"]["sha256"]) for name in NAMES))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{folder} is damaged ({error}). Delete it, and it will be made again.") from None
+    return arrays, hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def read_array(path: Path, checksum: str) -> Bytes:
+    """Read a .npy file. Raises ValueError if it is not the one that was written."""
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+            raise ValueError(f"{path.name} has another checksum than the manifest")
+        file.seek(0)
+        array: Bytes = np.lib.format.read_array(file, allow_pickle=False)
+    return array

@@ -1,7 +1,7 @@
-"""`folder:PATH`: pictures in files, a folder for each class, as torchvision's ImageFolder has them.
+"""`folder:PATH`: pictures in files of any format, one folder per class, as in torchvision's ImageFolder.
 
-Which files are read is decided in listing.py. They are decoded by the threads that prepare batches, and varied as their
-keys decide.
+listing.py decides which files are read. The threads that prepare batches decode them as RGB and augment them as their keys
+say.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from slipway.train.placeholders import explain_pointer
 from slipway.train.task import Batch
 from slipway.train.worker.context import Context
 
-# Of ImageNet's training pictures, as torchvision's references have them.
+# Of ImageNet's training pictures, as in torchvision's reference scripts.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of what is cut out for training (torchvision's RandomResizedCrop)
-MARGIN = 256 / 224  # for evaluation the shorter side is scaled to so much more than what is cut from the middle
-LONGEST = 20  # times the shorter side: what is longer is cut before it is scaled
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the part that is cut out for training (torchvision's RandomResizedCrop)
+MARGIN = 256 / 224  # for evaluation, how much longer the scaled shorter side is than the part cut from the middle
+LONGEST = 20  # times the shorter side: a longer picture is cut before it is scaled
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -46,9 +46,9 @@ def open_folder(
     context: Context,
     split: str = BY_CLASS,
 ) -> Pictures:
-    """The pictures under `root`, scaled to `size`; of more than `limits` (None: all) only some, evenly spread.
+    """Return the pictures under `root`, scaled to `size`; at most `limits` (None: all) of them, evenly spread.
 
-    Evaluation decodes with so many `threads`. Says what was found. Raises ConfigurationError.
+    Evaluation decodes with `threads` threads. Says what was found. Raises ConfigurationError.
     """
     files, left = list_files(root, split, lambda: context.beat(Phase.PREPARE))
     context.say(described(files, left))
@@ -57,7 +57,7 @@ def open_folder(
     )
     reader = Reader(train, evaluation, size, variation, threads, context.device)
     names = hashlib.sha256(b"\0".join(os.fsencode(path.relative_to(root)) for path, _ in (*train, *evaluation)))
-    rule = "" if split == BY_NAME else f"split {split}, "  # none is that of earlier versions
+    rule = "" if split == BY_NAME else f"split {split}, "  # earlier versions had no rule in the identity
     return Pictures(
         classes=files.classes,
         size=size,
@@ -74,7 +74,7 @@ def open_folder(
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes batches of files: uint8 pictures (n, size, size, 3) and labels on `device`."""
+    """Makes batches from files: uint8 pictures (n, size, size, 3) and labels on `device`."""
 
     train: Sequence[tuple[Path, int]]
     evaluation: Sequence[tuple[Path, int]]
@@ -84,7 +84,7 @@ class Reader:
     device: torch.device
 
     def take(self, indices: torch.Tensor, keys: torch.Tensor) -> Batch:
-        """A training batch, decoded here: the loader has threads of its own."""
+        """Return a training batch, decoded in this thread: the loader has its own threads."""
         chosen = [self.train[index] for index in indices.tolist()]
         pictures = self.stack(
             [
@@ -96,20 +96,20 @@ class Reader:
         return self.send(cut_out(pictures, keys, self.variation.cutout, grey), chosen)
 
     def judge(self, indices: torch.Tensor) -> Batch:
-        """An evaluation batch, decoded by threads that live no longer than this: nothing has to be closed."""
+        """Return an evaluation batch, decoded by threads that end with the call, so nothing has to be closed."""
         chosen = [self.evaluation[index] for index in indices.tolist()]
         with ThreadPoolExecutor(max(1, self.threads)) as pool:
             pictures = list(pool.map(lambda file: centred(file[0], self.size), chosen))
         return self.send(self.stack(pictures), chosen)
 
     def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Pictures (3, size, size) as a batch."""
+        """Stack pictures (3, size, size) into a batch."""
         if not pictures:
             return torch.empty(0, self.size, self.size, 3, dtype=torch.uint8)
         return torch.stack([picture.permute(1, 2, 0) for picture in pictures])
 
     def send(self, pictures: torch.Tensor, chosen: Sequence[tuple[Path, int]]) -> Batch:
-        """Pictures and their labels on the device."""
+        """Move pictures and their labels to the device."""
         labels = torch.tensor([label for _, label in chosen], dtype=torch.int64)
         if self.device.type != "cuda":
             return pictures, labels
@@ -117,14 +117,14 @@ class Reader:
 
 
 def spread_evenly(files: Sequence[tuple[Path, int]], limit: int | None) -> Sequence[tuple[Path, int]]:
-    """At most `limit` of the files, from all classes alike."""
+    """Return at most `limit` of the files, evenly from all classes."""
     if limit is None or limit >= len(files):
         return files
     return [files[place * len(files) // limit] for place in range(limit)]
 
 
 def varied(path: Path, size: int, key: int, flip: bool) -> torch.Tensor:
-    """A picture for training: a part of it, scaled, and mirrored half of the time, as `key` decides."""
+    """Return a picture for training: a part of it, scaled, and mirrored half of the time, as `key` decides."""
     picture, chance = read_picture(path), random.Random(key)
     box = choose_box(picture.shape[1], picture.shape[2], chance)
     cut: torch.Tensor = functional.resized_crop(picture, *box, [size, size], InterpolationMode.BILINEAR, antialias=True)
@@ -132,7 +132,7 @@ def varied(path: Path, size: int, key: int, flip: bool) -> torch.Tensor:
 
 
 def choose_box(height: int, width: int, chance: random.Random) -> Box:
-    """Which part of a picture to take, as torchvision's RandomResizedCrop does it, whose own chance is not per picture."""
+    """Choose the part of a picture to use, as torchvision's RandomResizedCrop does, but from this picture's own generator."""
     for _ in range(10):
         area = height * width * chance.uniform(*AREA)
         ratio = math.exp(chance.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -144,7 +144,7 @@ def choose_box(height: int, width: int, chance: random.Random) -> Box:
 
 
 def centred(path: Path, size: int) -> torch.Tensor:
-    """A picture for evaluation: scaled, and cut from the middle."""
+    """Return a picture for evaluation: scaled, and cut from the middle."""
     scaled = functional.resize(
         without_ends(read_picture(path)), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True
     )
@@ -153,9 +153,9 @@ def centred(path: Path, size: int) -> torch.Tensor:
 
 
 def without_ends(picture: torch.Tensor) -> torch.Tensor:
-    """The middle of a strip, LONGEST times as long as it is wide; any other picture as it is.
+    """Return the middle of a strip, LONGEST times as long as it is wide; any other picture unchanged.
 
-    Only the middle of a scaled picture is used, and a strip of one pixel's width would be scaled to gigabytes before.
+    Only the middle of a scaled picture is used, and scaling a strip one pixel wide first would take gigabytes.
     """
     height, width = picture.shape[1:]
     longest = LONGEST * min(height, width)
@@ -166,9 +166,9 @@ def without_ends(picture: torch.Tensor) -> torch.Tensor:
 
 
 def read_picture(path: Path) -> torch.Tensor:
-    """A picture as uint8 (3, height, width). Raises ConfigurationError where it cannot be read."""
+    """Return a picture as uint8 (3, height, width). Raises ConfigurationError if it cannot be read."""
     try:
-        # By its path Pillow maps an uncompressed TIFF into memory, and mixes up the rows of one that EXIF turns by 90 degrees.
+        # Given a path, Pillow maps an uncompressed TIFF into memory and mixes up the rows if EXIF rotates it by 90 degrees.
         with path.open("rb") as file, Image.open(file) as image:
             picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
     except PermissionError as error:
@@ -181,20 +181,20 @@ def read_picture(path: Path) -> torch.Tensor:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture as viewers show it: a camera notes in EXIF how it was held, and stores the pixels as they came."""
+    """Return the picture as viewers show it: cameras store the pixels unrotated and record the orientation in EXIF."""
     image.load()
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-    except Exception:  # damaged metadata, of which Pillow raises anything, and the pixels are sound
+    except Exception:  # Pillow may raise anything for damaged metadata; the pixels are intact
         return image
     return ImageOps.exif_transpose(image) if turned else image
 
 
 def in_colour(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB, 8 bits for each colour. Raises ValueError where it is not known which value is white."""
-    if image.mode.startswith("I;16"):  # 16 bits of grey: Pillow would cut off all that is brighter than 255
+    """Convert an image of any mode to RGB, 8 bits per colour. Raises ValueError if the value of white is unknown."""
+    if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip everything above 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError("32 bits for each pixel, of which nobody knows what is white")
-    # Pillow warns of a palette with transparency, but for the way over RGBA.
+    # Pillow warns about a palette with transparency unless it is converted through RGBA.
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")

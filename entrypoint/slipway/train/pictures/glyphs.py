@@ -1,6 +1,7 @@
-"""`glyphs`: the ten digits in Pillow's own font, distorted by chance; as many pictures as CIFAR-10 has, of its shape.
+"""`glyphs`: the ten digits in Pillow's own font, randomly distorted; as many pictures as CIFAR-10 has, of its shape.
 
-Colours, noise, lines and other digits at the border are in the way, so that even a good network misreads some.
+Glyphs are placed, bent and coloured, many at once. Colours, noise, lines and other digits at the border are in the way, so
+that even a good network misreads some.
 """
 
 from __future__ import annotations
@@ -26,13 +27,50 @@ from slipway.train.worker.prepared import cache_folder, make_together
 CLASSES = tuple("0123456789")
 MEAN, DEVIATION = (0.5, 0.5, 0.5), (0.31, 0.31, 0.31)  # of each channel, 0 … 1
 SIZE, TRAIN, EVALUATION = 32, 50_000, 10_000
-PIECE = 500  # pictures that are distorted at once, each piece from a seed of its own
+PIECE = 500  # pictures that are distorted at once, each piece with its own seed
+
+
+def open_glyphs(context: Context) -> tuple[Arrays, str]:
+    """Return the pictures and their identity; they are made once per node and kept in the cache. By every rank."""
+    recipe, glyphs = Recipe(), draw_glyphs()
+    # The drawn font is part of the name: another version of Pillow may draw it differently. The pictures are not: processors
+    # may round differently, and a pixel that is brighter by one on some node is no reason to refuse it.
+    parts = [json.dumps([asdict(recipe), SIZE, TRAIN, EVALUATION, PIECE]).encode(), glyphs.numpy().tobytes()]
+    name = f"glyphs-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+    folder = cache_folder(os.environ) / name
+    make_together(context, folder, partial(make_glyphs, glyphs, recipe))
+    return read_arrays(folder)[0], name
+
+
+def draw_glyphs() -> torch.Tensor:
+    """Draw the digits in three weights, uint8 of shape (3, 10, 48, 48)."""
+    font = ImageFont.load_default(32)
+    drawn = []
+    for stroke in range(3):
+        for character in CLASSES:
+            canvas = Image.new("L", (48, 48))
+            ImageDraw.Draw(canvas).text((24, 24), character, 255, font, anchor="mm", stroke_width=stroke)
+            drawn.append(np.asarray(canvas))
+    return torch.from_numpy(np.stack(drawn)).view(3, len(CLASSES), 48, 48)
+
+
+def make_glyphs(glyphs: torch.Tensor, recipe: Recipe, folder: Path, tick: Callable[[], None]) -> None:
+    """Make all pictures and write them to `folder`. Raises OSError."""
+    made = []
+    for number in range((TRAIN + EVALUATION) // PIECE):
+        made.append(distort(glyphs, recipe, SIZE, PIECE, seed=number))
+        tick()
+    pictures, labels = (torch.cat(parts).numpy() for parts in zip(*made, strict=True))
+    arrays = Arrays(pictures[:TRAIN], labels[:TRAIN], pictures[TRAIN:], labels[TRAIN:])
+    write_arrays(folder, arrays, tick)
+
+
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How much of each distortion; another value makes another data set.
+    """How much of each distortion; other values make another data set.
 
     Lengths are in halves of a picture's side, angles in radians, colours and shares from 0 to 1. The model `small` gets
     98 to 99 % right with these values.
@@ -43,8 +81,8 @@ class Recipe:
     shrink: Range = (0.7, 1.1)  # the glyph's canvas is this much larger than the picture
     stretch: Range = (0.85, 1.18)
     shear: Range = (-0.25, 0.25)
-    offset: Range = (0.0, 0.2)  # of the glyph that counts
-    beside: Range = (1.0, 1.5)  # of the one that does not, so that only a part of it is seen
+    offset: Range = (0.0, 0.2)  # of the glyph to recognise
+    beside: Range = (1.0, 1.5)  # of the distractor, so that only a part of it is visible
     bend: float = 0.02  # standard deviation of each wave's height
     gradient: Range = (-0.15, 0.15)
     contrast: Range = (0.35, 0.75)
@@ -54,37 +92,10 @@ class Recipe:
     noise: Range = (0.0, 0.08)
 
 
-class Chance:
-    """Random numbers from a seed, as many as there are pictures."""
-
-    def __init__(self, count: int, seed: int) -> None:
-        """For `count` pictures."""
-        self.count = count
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def between(self, bounds: Range, *shape: int) -> torch.Tensor:
-        """Numbers in a range, evenly: (count, *shape)."""
-        low, high = bounds
-        return low + (high - low) * torch.rand(self.count, *shape, generator=self._generator)
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        """Normally distributed numbers: (count, *shape)."""
-        return torch.randn(self.count, *shape, generator=self._generator)
-
-    def below(self, limit: int) -> torch.Tensor:
-        """Whole numbers from 0 to `limit` - 1: int64 (count,)."""
-        return torch.randint(limit, (self.count,), generator=self._generator)
-
-    def directions(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Points on the unit circle: x and y, (count,) each."""
-        angles = self.between((0.0, 2 * math.pi))
-        return angles.cos(), angles.sin()
-
-
 def distort(
     glyphs: torch.Tensor, recipe: Recipe, size: int, count: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of glyphs: uint8 (count, size, size, 3) and labels, uint8 (count,).
+    """Return pictures of glyphs, uint8 (count, size, size, 3), and their labels, uint8 (count,).
 
     `glyphs` are uint8 of shape (variants, classes, height, width). The same seed gives the same pictures.
     """
@@ -92,11 +103,11 @@ def distort(
     labels, others = chance.below(glyphs.shape[1]), chance.below(glyphs.shape[1])
     glyph = place_glyphs(ink, labels, recipe.offset, recipe, size, chance)
     distractor = place_glyphs(ink, others, recipe.beside, recipe, size, chance)
-    ground = chance.between((0.0, 1.0), 3, 1, 1)
-    pictures = ground + chance.between(recipe.gradient, 3, 1, 1) * ramp(size, chance)
+    background = chance.between((0.0, 1.0), 3, 1, 1)
+    pictures = background + chance.between(recipe.gradient, 3, 1, 1) * ramp(size, chance)
     for mask, colour in (
-        (distractor, contrasting(ground, recipe, chance)),
-        (glyph, contrasting(ground, recipe, chance)),
+        (distractor, contrasting(background, recipe, chance)),
+        (glyph, contrasting(background, recipe, chance)),
         (draw_lines(size, recipe, chance), chance.between((0.0, 1.0), 3, 1, 1)),
     ):
         pictures = torch.lerp(pictures, colour.expand_as(pictures), mask.expand_as(pictures))
@@ -108,7 +119,7 @@ def distort(
 def place_glyphs(
     ink: torch.Tensor, labels: torch.Tensor, offset: Range, recipe: Recipe, size: int, chance: Chance
 ) -> torch.Tensor:
-    """Glyphs turned, sheared, bent and blurred, `offset` away from the middle: how much ink, (count, 1, size, size)."""
+    """Turn, shear, bend and blur glyphs, `offset` away from the middle. Returns the amount of ink, (count, 1, size, size)."""
     angle, zero = chance.between(recipe.tilt), torch.zeros(chance.count)
     stretch, shear = chance.between(recipe.stretch), chance.between(recipe.shear)
     turn = matrices(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
@@ -124,62 +135,54 @@ def place_glyphs(
 
 
 def matrices(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """Matrices ((a, b), (c, d)) of numbers of shape (n,): (n, 2, 2)."""
+    """Return matrices ((a, b), (c, d)) of numbers of shape (n,): (n, 2, 2)."""
     return torch.stack([a, b, c, d], 1).view(-1, 2, 2)
 
 
 def ramp(size: int, chance: Chance) -> torch.Tensor:
-    """A value for each pixel that rises from about -1 to 1 in some direction: (count, 1, size, size)."""
+    """Return a value for each pixel that rises from about -1 to 1 in some direction: (count, 1, size, size)."""
     x, y = (part.view(-1, 1, 1, 1) for part in chance.directions())
     axis = torch.linspace(-1, 1, size)
     return x * axis + y * axis.unsqueeze(1)
 
 
 def draw_lines(size: int, recipe: Recipe, chance: Chance) -> torch.Tensor:
-    """A line across some of the pictures: how much of it, (count, 1, size, size)."""
+    """Draw a line across some of the pictures. Returns the amount of ink, (count, 1, size, size)."""
     distance = (ramp(size, chance) - chance.between((-0.6, 0.6), 1, 1, 1)).abs()
     drawn = ((chance.between(recipe.line_width, 1, 1, 1) - distance) * size / 2 + 0.5).clamp(0, 1)
     return drawn * (chance.between((0.0, 1.0), 1, 1, 1) < recipe.lines)
 
 
-def contrasting(ground: torch.Tensor, recipe: Recipe, chance: Chance) -> torch.Tensor:
-    """A colour that stands out from the ground: (count, 3, 1, 1)."""
-    brightness = ground.mean(1, keepdim=True)
+def contrasting(background: torch.Tensor, recipe: Recipe, chance: Chance) -> torch.Tensor:
+    """Return a colour that contrasts with the background: (count, 3, 1, 1)."""
+    brightness = background.mean(1, keepdim=True)
     lighter = chance.between((0.0, 1.0), 1, 1, 1) < 1 - brightness
     contrast = chance.between(recipe.contrast, 1, 1, 1)
     return brightness + torch.where(lighter, contrast, -contrast) + chance.between(recipe.tint, 3, 1, 1)
 
 
-def open_glyphs(context: Context) -> tuple[Arrays, str]:
-    """The pictures, and what identifies them; made once per node and kept in the cache. By every rank."""
-    recipe, glyphs = Recipe(), draw_glyphs()
-    # The font is in the name too: another version of Pillow may draw it differently. What is made of it is not, for
-    # processors may round differently, and a pixel that is one brighter on one node is no reason to refuse it.
-    parts = [json.dumps([asdict(recipe), SIZE, TRAIN, EVALUATION, PIECE]).encode(), glyphs.numpy().tobytes()]
-    name = f"glyphs-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
-    folder = cache_folder(os.environ) / name
-    make_together(context, folder, partial(make_glyphs, glyphs, recipe))
-    return read_arrays(folder)[0], name
+class Chance:
+    """Random numbers from a seed, one set per picture."""
 
+    def __init__(self, count: int, seed: int) -> None:
+        """For `count` pictures."""
+        self.count = count
+        self._generator = torch.Generator().manual_seed(seed)
 
-def draw_glyphs() -> torch.Tensor:
-    """The digits in three weights, as uint8 of shape (3, 10, 48, 48)."""
-    font = ImageFont.load_default(32)
-    drawn = []
-    for stroke in range(3):
-        for character in CLASSES:
-            canvas = Image.new("L", (48, 48))
-            ImageDraw.Draw(canvas).text((24, 24), character, 255, font, anchor="mm", stroke_width=stroke)
-            drawn.append(np.asarray(canvas))
-    return torch.from_numpy(np.stack(drawn)).view(3, len(CLASSES), 48, 48)
+    def between(self, bounds: Range, *shape: int) -> torch.Tensor:
+        """Uniform numbers in a range: (count, *shape)."""
+        low, high = bounds
+        return low + (high - low) * torch.rand(self.count, *shape, generator=self._generator)
 
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Normally distributed numbers: (count, *shape)."""
+        return torch.randn(self.count, *shape, generator=self._generator)
 
-def make_glyphs(glyphs: torch.Tensor, recipe: Recipe, folder: Path, tick: Callable[[], None]) -> None:
-    """Make all pictures and write them into `folder`. Raises OSError."""
-    made = []
-    for number in range((TRAIN + EVALUATION) // PIECE):
-        made.append(distort(glyphs, recipe, SIZE, PIECE, seed=number))
-        tick()
-    pictures, labels = (torch.cat(parts).numpy() for parts in zip(*made, strict=True))
-    arrays = Arrays(pictures[:TRAIN], labels[:TRAIN], pictures[TRAIN:], labels[TRAIN:])
-    write_arrays(folder, arrays, tick)
+    def below(self, limit: int) -> torch.Tensor:
+        """Integers from 0 to `limit` - 1: int64 (count,)."""
+        return torch.randint(limit, (self.count,), generator=self._generator)
+
+    def directions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Points on the unit circle: x and y, (count,) each."""
+        angles = self.between((0.0, 2 * math.pi))
+        return angles.cos(), angles.sin()

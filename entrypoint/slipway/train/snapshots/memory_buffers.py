@@ -1,7 +1,8 @@
-"""Snapshots in memory that outlives this process: two buffers, used in turn, that the launcher of the node holds.
+"""Snapshots in memory that outlives this process: two buffers, used in turn, that the node's launcher holds.
 
-What is in them is what a snapshot on the disk has. The tensors are copied as the writer copies them (writer.py); a thread
-then sees to it that all numbers are finite, sums them up and writes the header (protocol/memory.py).
+A snapshot in memory has the same content as one on disk. The tensors are copied as the writer copies them (writer.py); a thread
+then checks that all numbers are finite, sums them and writes the header (protocol/memory.py). `Rhythm` decides at which
+steps snapshots are taken: as often as costs next to nothing.
 """
 
 from __future__ import annotations
@@ -29,33 +30,31 @@ from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
 from slipway.train.snapshots.tensors import DTYPES, sum_of_bits
 from slipway.train.snapshots.writer import Names, aligned, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
-LOADS = 2  # attempts that may go on from one snapshot in memory; if both fail, it may be what they fail of
-PIECE = 2**26  # bytes that are read, and made, at once
-SHARE = 0.01  # of the time that snapshots in memory may cost
-LAST = 3  # measurements that count: one that a busy machine spoilt does no harm
+LOADS = 2  # attempts that may resume from one snapshot in memory; if both fail, the snapshot may be the cause
+PIECE = 2**26  # bytes that are read or allocated at once
 
 
 @dataclass
 class Buffer:
-    """An open file, and once this process writes into it the room in it for each tensor, in the words behind the header."""
+    """An open file and, once this process writes to it, the place in it for each tensor, in the words after the header."""
 
     file: int
     words: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     copies: dict[Names, torch.Tensor] = field(default_factory=dict)
-    places: str = ""  # where they lie, as JSON
+    places: str = ""  # where the copies are, as JSON
 
 
 class MemoryBuffers:
-    """Both; of several nodes each has its own. Without paths nothing is kept."""
+    """Both buffers; each of several nodes has its own. Without paths nothing is stored."""
 
     def __init__(self, paths: Sequence[str], warn: Callable[[str], None]) -> None:
-        """Open the buffers. `warn` is told why nothing is kept, once, and of each snapshot that is passed over."""
+        """Open the buffers. `warn` is called once if nothing can be stored, and for each snapshot that is passed over."""
         self._buffers: list[Buffer] = []
         self._warn = warn
         self._failure, self._closed = "", False
         self._making_room = self._keeping = Thread()
-        self._next = 0  # the buffer that is written to next, never the one with the newest snapshot
-        self.seconds = 0.0  # that the last snapshot took beside training of what that could have used
+        self._next = 0  # the buffer to write to next, never the one with the newest snapshot
+        self.seconds = 0.0  # of the last snapshot that training could have used
         try:
             for path in paths:
                 self._buffers.append(Buffer(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
@@ -67,13 +66,13 @@ class MemoryBuffers:
 
     @property
     def usable(self) -> bool:
-        """Whether snapshots are kept here."""
+        """Whether snapshots are stored here."""
         return bool(self._buffers)
 
     def start(self, snapshot: Snapshot, sound: Callable[[list[torch.Tensor]], bool]) -> bool:
-        """Begin to keep a snapshot: its tensors may change afterwards. It counts where those with fractions are `sound`.
+        """Start storing a snapshot; its tensors may change afterwards. It is valid if its floating-point tensors are `sound`.
 
-        While room is made for it, which may take seconds, it is left out: then False is returned.
+        Returns False, without storing it, while space is being allocated, which may take seconds.
         """
         self.wait()
         if self._making_room.is_alive():
@@ -98,12 +97,12 @@ class MemoryBuffers:
         return True
 
     def wait(self) -> None:
-        """Return once the snapshot under way is there."""
+        """Return when the snapshot in progress is stored."""
         if self._keeping.is_alive():
             self._keeping.join()
 
     def wait_for_room(self) -> None:
-        """Return once no room is made."""
+        """Return when no space is being allocated."""
         if self._making_room.is_alive():
             self._making_room.join()
 
@@ -114,15 +113,15 @@ class MemoryBuffers:
         self.wait_for_room()
 
     def forget(self) -> None:
-        """Training went back to before what is kept."""
+        """Drop all snapshots: training went back to an earlier one."""
         self.wait()
         for buffer in self._buffers:
             write_header(buffer.file, None)
 
     def load(self, newer_than: tuple[int, int]) -> Snapshot | None:
-        """The newest snapshot that is whole, None where its attempt and step are none after `newer_than`.
+        """Return the newest intact snapshot, or None if none is newer than this attempt and step.
 
-        Each one that is passed over is named.
+        Warns about each snapshot that is passed over.
         """
         for buffer, header in sorted(self._headers(warn=True), key=lambda pair: pair[1][:2][::-1], reverse=True):
             if (header.attempt, header.step) <= newer_than:
@@ -139,7 +138,7 @@ class MemoryBuffers:
         return None
 
     def count_load(self, snapshot: Snapshot) -> None:
-        """Note that training goes on from this snapshot."""
+        """Record that training resumes from this snapshot."""
         for buffer, header in self._headers():
             if (header.attempt, header.step) == (snapshot.attempt, snapshot.step):
                 write_header(buffer.file, header._replace(loads=header.loads + 1))
@@ -162,13 +161,13 @@ class MemoryBuffers:
         try:
             missing = sum(max(0, PAGE + size - os.fstat(each.file).st_size) for each in self._buffers)
             free = read_memory().left
-            if missing > free // 2:  # the other half is for the writer's copy, and for whoever else needs some
+            if missing > free // 2:  # the other half is for the writer's copy and for others
                 self._failure = (
                     f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken"
                 )
                 return
             write_header(buffer.file, None)
-            os.ftruncate(buffer.file, PAGE + size)  # what lies beyond is an earlier attempt's
+            os.ftruncate(buffer.file, PAGE + size)  # what is beyond belongs to an earlier attempt
             memory = torch.frombuffer(mmap.mmap(buffer.file, PAGE + size), dtype=torch.uint8)[PAGE:]
             for begin in range(0, size, PIECE):
                 if self._closed:
@@ -199,7 +198,7 @@ class MemoryBuffers:
         copies = list(buffer.copies.values())
         if sound([copy for copy in copies if copy.is_floating_point()]):
             described = f'{{"state": {json.dumps(snapshot.state)}, "tensors": {buffer.places}}}'.encode()
-            with suppress(OSError):  # then the one before counts
+            with suppress(OSError):  # then the previous snapshot counts
                 os.pwrite(buffer.file, described, PAGE + buffer.words.nbytes)
                 write_header(buffer.file, Header(
                     snapshot.step, snapshot.attempt, 0, buffer.words.nbytes, len(described),
@@ -215,19 +214,19 @@ class MemoryBuffers:
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """The sum of all tensors' bits modulo 2**64, at the speed of memory."""
+    """Return the sum of all tensors' bits modulo 2**64, at memory speed."""
     return sum(int(sum_of_bits(tensor)) for tensor in tensors) % 2**64
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def describe_copies(
     copies: Mapping[Names, torch.Tensor], stems: Iterable[str]
 ) -> dict[str, list[tuple[str, list[int], str, int]]]:
-    """Name, shape, type and place of each tensor in a buffer, by file, as JSON can carry them."""
+    """Return name, shape, type and place of each tensor in a buffer, by file, for JSON."""
     described: dict[str, list[tuple[str, list[int], str, int]]] = {stem: [] for stem in stems}
     for (stem, name), copy in copies.items():
         dtype = str(copy.dtype).removeprefix("torch.")
@@ -236,22 +235,22 @@ def describe_copies(
 
 
 def offset(copy: torch.Tensor) -> int:
-    """Where in a buffer's file it begins, in bytes."""
+    """Return where in a buffer's file the copy begins, in bytes."""
     return int(copy.storage_offset()) * copy.itemsize
 
 
 def load_buffer(file: int, header: Header) -> Snapshot:
-    """The snapshot in an open buffer, in memory of this process's own. Raises SnapshotError, OSError."""
+    """Return the snapshot in an open buffer, copied to this process's memory. Raises SnapshotError, OSError."""
     described = os.pread(file, header.described, PAGE + header.data)
     if zlib.crc32(described) != header.crc:
         raise SnapshotError("its checksum does not fit")
     try:
-        told: dict[str, Any] = json.loads(described)
+        stored: dict[str, Any] = json.loads(described)
         tensors = {
             str(stem): {str(name): load_tensor(file, *place) for name, *place in places}
-            for stem, places in told["tensors"].items()
+            for stem, places in stored["tensors"].items()
         }
-        snapshot = Snapshot(header.step, dict(told["state"]), tensors, header.attempt)
+        snapshot = Snapshot(header.step, dict(stored["state"]), tensors, header.attempt)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise SnapshotError(f"it makes no sense ({error!r})") from error
     if checksum(tensor for named in tensors.values() for tensor in named.values()) != header.checksum:
@@ -260,7 +259,7 @@ def load_buffer(file: int, header: Header) -> Snapshot:
 
 
 def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Tensor:
-    """A tensor out of an open buffer. Raises ValueError, RuntimeError, OSError."""
+    """Read a tensor from an open buffer. Raises ValueError, RuntimeError, OSError."""
     if dtype not in DTYPES:
         raise ValueError(f"there is no type {dtype}")
     tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -273,28 +272,32 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
     return tensor
 
 
+SHARE = 0.01  # of training time that snapshots in memory may cost
+LAST = 3  # measurements whose median counts: one outlier on a busy machine does no harm
+
+
 class Rhythm:
-    """The steps of snapshots in memory: every so many, or as often as SHARE allows. The same on all ranks."""
+    """The steps of snapshots in memory: every `every` steps, or as often as SHARE allows; the same on all ranks."""
 
     def __init__(self, every: str | int, step: int) -> None:
-        """Begin at `step`. `every`: steps, 0 for none at all, or `auto`."""
+        """Start at `step`. `every`: steps, 0 for none, or `auto`."""
         self.every = every
-        self.exchanging = 0.0  # s that this rank's last exchange took, with what it waited there for others
-        self.copying = 0.0  # s for which its last snapshot held training up behind that
-        self._costs: deque[float] = deque(maxlen=LAST)  # s that one took of training
+        self.exchanging = 0.0  # s that this rank's last exchange took, including its wait for others
+        self.copying = 0.0  # s for which its last snapshot delayed training after that
+        self._costs: deque[float] = deque(maxlen=LAST)  # s of training time that one cost
         self._paces: deque[float] = deque(maxlen=LAST)  # s of a step
         self._since = step, time.perf_counter()
         self.due: float = step + 1 if every == "auto" else math.inf if every == 0 else next_multiple(int(every), step)
 
     def pace(self, step: int) -> float:
-        """The seconds of a step on this rank, of those since the last snapshot."""
+        """Return the seconds per step on this rank since the last snapshot."""
         before, then = self._since
         return (time.perf_counter() - then) / max(1, step - before)
 
     def go_on(self, step: int, cost: float, pace: float, kept: bool) -> None:
-        """Choose the next step, by what the last snapshot cost and a step's pace; none where no node has `kept` anything.
+        """Choose the next step from the last snapshot's cost and a step's pace; none if no node has `kept` anything.
 
-        The numbers are the same on all ranks; a cost of 0 is none that was measured.
+        The numbers are the same on all ranks; a cost of 0 means that it was not measured.
         """
         self._since = step, time.perf_counter()
         if cost:
@@ -310,5 +313,5 @@ class Rhythm:
 
 
 def next_multiple(every: int, step: int) -> int:
-    """The first multiple after `step`."""
+    """Return the first multiple of `every` after `step`."""
     return (step // every + 1) * every

@@ -44,7 +44,7 @@ from slipway.train.worker.place import Place
 POLL = 0.05  # seconds between two looks at the disks
 
 
-class Found(IntEnum):
+class SearchResult(IntEnum):
     """What a rank found, as the ranks exchange it."""
 
     NOTHING = 0
@@ -57,7 +57,7 @@ class Found(IntEnum):
 class Search:
     """What one rank found: a snapshot with its path, or the reason why not."""
 
-    finding: Found = Found.NOTHING
+    finding: SearchResult = SearchResult.NOTHING
     path: Path | None = None
     snapshot: Snapshot | None = None
     failure: Exception | None = None
@@ -76,7 +76,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedSnapshot:
     """The snapshot to go on from. `held`: whether this rank's run directory has what it needs: that snapshot, or where it was
     in memory none older than other nodes have.
     """
@@ -112,17 +112,17 @@ def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> S
             )
         found = load_newer(own, context, memory) if resume == "auto" else load_named(Path(resume), context)
     except (ConfigurationError, SnapshotError) as error:
-        return Search(Found.REFUSED, failure=error)
+        return Search(SearchResult.REFUSED, failure=error)
     if found is None:
         if resume == "auto" and latest is not None:
             nothing = SnapshotError(f"{own} holds no snapshot that can be loaded. Start again with another --run-dir.")
-            return Search(Found.DAMAGED, failure=nothing)
+            return Search(SearchResult.DAMAGED, failure=nothing)
         return Search()
     path, snapshot = found
     if latest is not None and path is not None and snapshot_step(latest) > snapshot.step and resume != "auto":
         later = f"{own} already holds {latest.name}, later than {path.name}. Type another --run-dir to branch off."
-        return Search(Found.REFUSED, failure=ConfigurationError(later))
-    return Search(Found.SNAPSHOT, path, snapshot, on_disk=snapshot_step(latest) if latest else -1)
+        return Search(SearchResult.REFUSED, failure=ConfigurationError(later))
+    return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=snapshot_step(latest) if latest else -1)
 
 
 def load_newer(own: Path, context: Context, memory: MemoryBuffers) -> tuple[Path | None, Snapshot] | None:
@@ -141,7 +141,7 @@ def search_memory(own: Path, memory: MemoryBuffers) -> Search:
     """What `search` finds in memory alone."""
     attempt, step = newest_listed(own)
     kept = memory.load(newer_than=(attempt, step))
-    return Search(Found.SNAPSHOT if kept else Found.NOTHING, None, kept, on_disk=step)
+    return Search(SearchResult.SNAPSHOT if kept else SearchResult.NOTHING, None, kept, on_disk=step)
 
 
 def newest_listed(own: Path) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
 
 def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
     """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
-    for finding in (Found.REFUSED, Found.SNAPSHOT, Found.DAMAGED):
+    for finding in (SearchResult.REFUSED, SearchResult.SNAPSHOT, SearchResult.DAMAGED):
         ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
         if ranks:
             return max(ranks, key=lambda rank: reports[rank][1:])
@@ -170,7 +170,7 @@ def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
 
 def share_snapshot(
     context: Context, resume: str, wants: Callable[[str, str], bool], memory: MemoryBuffers
-) -> Shared | None:
+) -> SharedSnapshot | None:
     """The snapshot that `resume` (none, auto or a path) means, None without any; with `auto` it may be one in memory.
 
     The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises
@@ -199,9 +199,9 @@ def share_snapshot(
         context.progress(snapshot.step, Path(layout["path"]).name if layout["path"] else None)
     if layout["path"] is None:
         memory.count_load(replace(snapshot, attempt=reports[source][1]))
-        return Shared(snapshot, own.on_disk >= max(report[4] for report in reports), in_memory=True)
+        return SharedSnapshot(snapshot, own.on_disk >= max(report[4] for report in reports), in_memory=True)
     held = own.snapshot is not None and own.report[:4] == reports[source][:4]
-    return Shared(snapshot, resume == "auto" and held)
+    return SharedSnapshot(snapshot, resume == "auto" and held)
 
 
 def search_together(resume: str, context: Context, memory: MemoryBuffers) -> Search:

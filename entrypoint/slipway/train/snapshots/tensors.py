@@ -1,4 +1,7 @@
-"""Large files with the checksum of what was written, and the safetensors format without a second copy in memory."""
+"""Tensors as files and as raw bits: the safetensors format without a second copy in memory, checksums, sums of bits.
+
+torch is imported inside functions: `slipway data prepare` uses `write_file` and starts faster without torch.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-
-import torch
-from torch import nn
-
 PIECE = 2**24  # bytes
+
+
+def write_file(
+    path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
+) -> dict[str, int | str]:
+    """Write and fsync a new file. Returns size and sha256 of what was meant to be written, not of what is read back.
+
+    `note` is called with the size of each piece that is written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:  # do not follow a link at this path
+        for piece in pieces(chunks):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+            note(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+        # A reader must see what is on disk, and training data make better use of the page cache.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """Yield the same bytes in pieces of at most PIECE."""
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
 
 # Names of the safetensors format: https://huggingface.co/docs/safetensors#format
 DTYPES: Mapping[str, str] = {
@@ -25,47 +56,15 @@ DTYPES: Mapping[str, str] = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "complex64": "C64", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-WORD = 8  # bytes of an int64
-UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def write_file(
-    path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
-) -> dict[str, int | str]:
-    """Write and fsync a new file. Returns size and sha256 of what was meant to be written, not of what is read back.
-
-    `note` is told the size of each piece that is written.
-    """
-    digest = hashlib.sha256()
-    size = 0
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # a link that somebody put there is not followed
-        for piece in pieces(chunks):
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            note(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-        # Whoever reads it back shall see what the disk holds, and the memory is worth more to the training data.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return {"size": size, "sha256": digest.hexdigest()}
-
-
-def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """The same bytes, none longer than PIECE."""
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
 
 
 def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, tensor by tensor, so that no second copy of the model is held in memory.
+    """Yield the bytes of a safetensors file, tensor by tensor, so that no second copy of the model is in memory.
 
-    In the order of their names, so that equal tensors make equal files: a resumed optimizer lists its state differently.
+    Tensors are in the order of their names, so that equal tensors make equal files: a resumed optimizer lists its state
+    in another order.
     """
-    import torch  # only here: whatever else writes files need not wait for it
+    import torch
 
     tensors = dict(sorted(tensors.items()))
     header: dict[str, Any] = {}
@@ -83,21 +82,28 @@ def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | 
             yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's raw bits, in words of 8 bytes, as an int64 that wraps around: a scalar on the tensor's device.
+WORD = 8  # bytes of an int64
 
-    One flipped bit changes it by a power of two, so it is always seen; lost pieces and a mixture of two tensors are, but for a
-    chance in 2**64. It is no protection from forgers. Measured on a CPU with ten million fp32 values: 2.4 ms, where the same
-    as int32 takes 87 ms and crc32 40 ms. Waits for no GPU.
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's raw bits, in words of 8 bytes, as an int64 that wraps around: a scalar on its device.
+
+    One flipped bit changes it by a power of two, so it is always detected; lost pieces and a mixture of two tensors are
+    missed with a probability of 2**-64. It does not protect against forgery. Measured on a CPU with ten million fp32
+    values: 2.4 ms, where the same as int32 takes 87 ms and crc32 40 ms. Does not wait for a GPU.
     """
+    import torch
+
     raw = raw_bytes(tensor)
     whole = raw.numel() // WORD * WORD
-    rest = nn.functional.pad(raw[whole:], (0, WORD - (raw.numel() - whole))).view(torch.int64)[0]
+    rest = torch.nn.functional.pad(raw[whole:], (0, WORD - (raw.numel() - whole))).view(torch.int64)[0]
     return raw[:whole].view(torch.int64).sum() + rest if whole else rest
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's values as uint8 of shape (bytes,), in its order in memory; without a copy where that is dense and aligned."""
+    """Return a tensor's values as uint8 of shape (bytes,), in memory order; without a copy if they are dense and aligned."""
+    import torch
+
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -108,7 +114,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its values lie one behind the other in memory, in whatever order of dimensions (channels_last, transposed)."""
+    """Whether the values are contiguous in memory, in any order of dimensions (channels_last, transposed)."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -119,7 +125,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a type that every operation knows: torch has hardly any for unsigned integers and 8-bit floats."""
+    """Return the same memory as a type that every operation supports; few support unsigned integers and 8-bit floats."""
+    import torch
+
     if tensor.is_floating_point() and tensor.itemsize == 1:
         return tensor.view(torch.uint8)
-    return tensor.view(UNSIGNED[tensor.dtype]) if tensor.dtype in UNSIGNED else tensor
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)

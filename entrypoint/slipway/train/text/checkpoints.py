@@ -1,4 +1,7 @@
-"""GPT-2 checkpoints as the Hub has them: a folder with config.json and safetensors, read into our Gpt."""
+"""GPT-2 checkpoints as on the Hub: a folder with config.json and safetensors, read into our Gpt, and names for writing one.
+
+`from_gpt2` and `to_gpt2` convert names and layout of the tensors both ways.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +30,31 @@ from slipway.train.worker.prepared import agree_here
 ADAPTER = "adapter_config.json"  # of the library peft
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-# Tokenizers in forms that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; the settings alone, too.
+# Tokenizers in formats that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; also settings alone.
 OTHER_TOKENIZERS = (
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "*.tiktoken",
     "tokenizer_config.json",
 )  # fmt: skip
 INCLUDE = (CONFIG, ADAPTER, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_TOKENIZERS)
-TINY = GptConfig(layers=2, heads=4, embed=128, context=64, vocab_size=256)
-# What config.json calls the dimensions, and what transformers takes where it is silent (GPT2Config).
+
+
+def find_checkpoint(name: str, context: Context) -> Path:
+    """Return the folder of the checkpoint that `name` means: a folder, or a repo of the Hub. By every rank.
+
+    Raises ConfigurationError for a folder that only some nodes have, and what fetching raises.
+    """
+    here = agree_here(context, Path(name).is_dir(), f"--model {name}")
+    return Path(name) if here else fetch_together(context, name, include=INCLUDE)
+
+
+# The dimensions' names in config.json, and transformers' defaults (GPT2Config).
 DIMENSIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         "layers": ("n_layer", 12), "heads": ("n_head", 12), "embed": ("n_embd", 768),
         "context": ("n_positions", 1024), "vocab_size": ("vocab_size", 50257),
     }
 )  # fmt: skip
-# What our Gpt does; the first value is what transformers takes where config.json is silent.
+# What our Gpt supports; the first value is transformers' default.
 REQUIRED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -52,23 +65,10 @@ REQUIRED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "tie_word_embeddings": (True,),
     }
 )
-PREFIX = "transformer."
-TRANSPOSED = re.compile(r"h\.\d+\.(attn\.(c_attn|c_proj)|mlp\.(c_fc|c_proj))\.weight")
-# Causal masks that old versions of transformers saved, and the output layer, which is the token embedding once more.
-LEFT_OUT = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight")
-
-
-def find_checkpoint(name: str, context: Context) -> Path:
-    """The folder of the checkpoint that `name` means: a folder, or a repo of the Hub. By every rank.
-
-    Raises ConfigurationError for a folder that some nodes have and others have not, and what fetching raises.
-    """
-    here = agree_here(context, Path(name).is_dir(), f"--model {name}")
-    return Path(name) if here else fetch_together(context, name, include=INCLUDE)
 
 
 def read_checkpoint_config(folder: Path, dropout: float) -> GptConfig:
-    """The dimensions in a checkpoint's config.json. Raises ConfigurationError where it is not one that our Gpt can be."""
+    """Return the dimensions in a checkpoint's config.json. Raises ConfigurationError if our Gpt cannot have them."""
     file = folder / CONFIG
     if (folder / ADAPTER).is_file() and not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
         raise ConfigurationError(explain_adapter(folder))
@@ -99,7 +99,7 @@ def read_checkpoint_config(folder: Path, dropout: float) -> GptConfig:
 
 
 def explain_adapter(folder: Path) -> str:
-    """What to do with a LoRA adapter, which holds changes to a model and not the model."""
+    """Return what to do with a LoRA adapter, which contains changes to a model and not the model."""
     try:
         base = json.loads((folder / ADAPTER).read_bytes()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -112,9 +112,9 @@ def explain_adapter(folder: Path) -> str:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under our names, in fp32. Raises ConfigurationError where there are none, or damaged ones."""
+    """Return a checkpoint's tensors under our names, in fp32. Raises ConfigurationError if they are missing or damaged."""
     if (folder / WEIGHTS).is_file():
-        names = [WEIGHTS]  # as transformers does: an index beside it is left from before
+        names = [WEIGHTS]  # as in transformers: an index beside it is a leftover
     elif (folder / INDEX).is_file():
         names = sorted(set(read_index(folder / INDEX).values()))
     else:
@@ -124,8 +124,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         )
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
-        if told := explain_pointer(folder / name) or explain_page(folder / name):
-            raise ConfigurationError(told)
+        if why := explain_pointer(folder / name) or explain_page(folder / name):
+            raise ConfigurationError(why)
         try:
             tensors |= load_file(folder / name)
         except (SafetensorError, FileNotFoundError) as error:
@@ -134,13 +134,13 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     embedding = tensors.get("transformer.wte.weight", tensors.get("wte.weight"))
     if output is not None and embedding is not None and not torch.equal(output, embedding):
         raise ConfigurationError(f"{folder} has an output layer of its own; GPT-2 has the token embedding there.")
-    if output is not None and embedding is None:  # of two names of one tensor safetensors' save_model keeps one
+    if output is not None and embedding is None:  # safetensors' save_model keeps one of two names of a tensor
         tensors["wte.weight"] = output
     return {name: tensor.float() for name, tensor in from_gpt2(tensors).items()}
 
 
 def read_index(file: Path) -> Mapping[str, str]:
-    """Which tensor lies in which file. Raises ConfigurationError."""
+    """Return which tensor is in which file. Raises ConfigurationError."""
     require_content(file)
     try:
         index: dict[str, Any] = json.loads(file.read_bytes())["weight_map"]
@@ -150,7 +150,7 @@ def read_index(file: Path) -> Mapping[str, str]:
 
 
 def load_checkpoint(model: Gpt, folder: Path) -> None:
-    """Copy a checkpoint's weights into `model`. Raises ConfigurationError where they are of another shape."""
+    """Copy a checkpoint's weights into `model`. Raises ConfigurationError if names or shapes differ."""
     given, wanted = read_weights(folder), model.state_dict()
     odd = [f"{name} is missing" for name in wanted if name not in given]
     odd += [f"there is no {name} in a GPT-2 of that size" for name in given if name not in wanted]
@@ -165,14 +165,14 @@ def load_checkpoint(model: Gpt, folder: Path) -> None:
 
 
 def shape(tensor: torch.Tensor) -> str:
-    """A tensor's shape as people write it: 256 × 24."""
+    """Format a tensor's shape: 256 × 24."""
     return " × ".join(map(str, tensor.shape))
 
 
 def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
-    """A checkpoint's own tokenizer; bytes where it has none and its model has 256 tokens.
+    """Return a checkpoint's own tokenizer; bytes if it has none and its model has 256 tokens.
 
-    Raises ConfigurationError where there is no telling which tokens the model learnt, or where they are not the model's.
+    Raises ConfigurationError if it is unknown which tokens the model learnt, or if they are not the model's.
     """
     if not (folder / TOKENIZER).is_file():
         others = [path.name for name in OTHER_TOKENIZERS for path in sorted(folder.glob(name))]
@@ -195,13 +195,16 @@ def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
 
 
 def require_tokens(tokenizer: Tokenizer, config: GptConfig, named: str) -> None:
-    """Raise ConfigurationError where the tokenizer has tokens that the model has not."""
+    """Raise ConfigurationError if the tokenizer has tokens that the model does not have."""
     if tokenizer.size > config.vocab_size:
         raise ConfigurationError(f"{named} has {tokenizer.size:,} tokens, and its model {config.vocab_size:,}.")
 
 
+TINY = GptConfig(layers=2, heads=4, embed=128, context=64, vocab_size=256)
+
+
 def make_tiny(folder: Path, seed: int) -> None:
-    """Write a tiny checkpoint with random weights, for bytes."""
+    """Write a tiny checkpoint for bytes, with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         weights = to_gpt2(Gpt(TINY).state_dict())
@@ -209,8 +212,14 @@ def make_tiny(folder: Path, seed: int) -> None:
     replace_file(folder / CONFIG, json.dumps(gpt2_config(TINY), indent=2))
 
 
+PREFIX = "transformer."
+TRANSPOSED = re.compile(r"h\.\d+\.(attn\.(c_attn|c_proj)|mlp\.(c_fc|c_proj))\.weight")
+# Causal masks that old versions of transformers saved, and the output layer, which is the token embedding again.
+LEFT_OUT = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight")
+
+
 def from_gpt2(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under our Gpt's names and in its layout; masks and the tied output layer are left out."""
+    """Convert a checkpoint's tensors to our Gpt's names and layout, without masks and the tied output layer."""
     ours: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         short = name.removeprefix(PREFIX)
@@ -220,17 +229,17 @@ def from_gpt2(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def to_gpt2(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Our Gpt's tensors as `GPT2LMHeadModel.save_pretrained` writes them: with prefix, without the tied output layer."""
+    """Convert our Gpt's tensors to what `GPT2LMHeadModel.save_pretrained` writes: with prefix, without the tied output layer."""
     return {PREFIX + name: transpose_matrix(name, tensor) for name, tensor in tensors.items()}
 
 
 def transpose_matrix(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the other layout: its transpose where it belongs to a Conv1D there and to a Linear here."""
+    """Convert between layouts: transpose what is a Conv1D there and a Linear here."""
     return tensor.t().contiguous() if TRANSPOSED.fullmatch(name) else tensor
 
 
 def gpt2_config(config: GptConfig) -> dict[str, object]:
-    """What `config.json` says about a model of ours, for transformers to make the same one."""
+    """Return the content of `config.json` from which transformers makes the same model."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

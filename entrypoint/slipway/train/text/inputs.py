@@ -1,7 +1,8 @@
-"""The files that `slipway data prepare` reads, and how their work is divided into pieces.
+"""The text that `slipway data prepare` reads: which files, how their work is divided into pieces, and the documents in them.
 
-What falls where depends on the files alone, never on the number of processes: a piece is about PIECE bytes of input.
-Neither torch nor numpy is needed for this, pyarrow only for parquet files.
+The division depends only on the files, never on the number of processes: a piece is about PIECE bytes of input. JSON lines and
+parquet consist of documents; text files are cut into chunks, at the end of a line, else of a word, else of a character.
+Neither torch nor numpy is needed here, pyarrow only for parquet files.
 """
 
 from __future__ import annotations
@@ -23,32 +24,14 @@ from slipway.train.placeholders import is_companion, require_content
 from slipway.train.text.encodings import explain_nul, explain_table, guess_wide, is_table, require_text
 from slipway.train.text.files import is_validation
 
-PIECE = 2**24  # bytes of input that are worked on, and begun again after an interruption, at once
-SHOWN = 12  # names in a message
 TRAIN, VALIDATION, NEITHER = "train", "validation", "neither"
 TEXT, LINES, PARQUET = "text", "JSON lines", "parquet"
-PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"})
-# How data sets name the files of their parts: train-00000-of-00001.parquet, data/validation/0.jsonl, stories-valid.txt.
-PARTS = {
-    TRAIN: ("train", "training"),
-    VALIDATION: ("validation", "valid", "val", "dev", "eval"),
-    NEITHER: ("test",),
-}
-WORDS = re.compile(r"[a-z]+")
-# Programs are called train.py and test_loop.py: such names say nothing of parts, folders of them do.
-PROGRAMS = frozenset(
-    {".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".jl", ".lua", ".m", ".py", ".r", ".rb"}
-)
-PROGRAMS |= {".ipynb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".yaml", ".yml"}
-SHARDS = frozenset({"of", "part", "shard", "chunk", "split"})  # words that follow the part's in a shard's name
-CHUNK = 2**20  # bytes of a text file that are one text to the tokenizer
-ROWS = 1024  # of parquet that are in memory at once
-SIGHT = 2**16  # bytes that are searched for the end of a line
+SHOWN = 12  # names in a message
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file to read. `name` says nothing about where it lies; `part` is the one that all of it belongs to, if any."""
+class TextSource:
+    """A file to read. `name` does not depend on where it is; `part` is the part that all of it belongs to, if any."""
 
     path: str
     name: str
@@ -60,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a source: bytes, or row groups of parquet, of `size` bytes. `ends` a text file's part, or not."""
+    """A stretch of a source: bytes, or row groups of parquet, of `size` bytes. `ends`: a text file's part ends with it."""
 
     source: int
     start: int
@@ -70,13 +53,13 @@ class Span:
     ends: bool = False
 
 
-def find_sources(inputs: Sequence[Path], several: bool = False) -> list[Source]:
-    """The files that `inputs`, files and folders, mean: in a folder all of one kind, parquet before lines before text.
+def find_sources(inputs: Sequence[Path], several: bool = False) -> list[TextSource]:
+    """Return the files that `inputs` mean: of a folder all of one kind, parquet before JSON lines before text.
 
-    Raises ConfigurationError for what is not there, holds nothing, is no text, or holds `several` data sets unless that is
-    meant: where each has its own parts, what one trains on may be what another is judged by.
+    Raises ConfigurationError for what does not exist, is empty, is not text, or contains several data sets unless
+    `several`: if each has its own parts, one may train on what another is evaluated with.
     """
-    sources: list[Source] = []
+    sources: list[TextSource] = []
     for given in inputs:
         try:
             sources += sources_in(given, several)
@@ -85,8 +68,11 @@ def find_sources(inputs: Sequence[Path], several: bool = False) -> list[Source]:
     return sources
 
 
-def sources_in(given: Path, several: bool) -> list[Source]:
-    """The files that one input means. Raises ConfigurationError, and PermissionError for what this user may not read."""
+PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"})
+
+
+def sources_in(given: Path, several: bool) -> list[TextSource]:
+    """Return the files that one input means. Raises ConfigurationError, and PermissionError for unreadable files."""
     if not given.exists():
         raise ConfigurationError(f"There is no {given}{seen_from(str(given))}.{nearest_path(str(given))}")
     kind, paths = choose_kind([path for path in files_below(given) if path.stat().st_size])
@@ -105,12 +91,20 @@ def sources_in(given: Path, several: bool) -> list[Source]:
         else:
             require_text(path)
         state, name = path.stat(), path.relative_to(given.parent).as_posix()
-        sources.append(Source(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
+        sources.append(TextSource(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
     return sources
 
 
+def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
+    """Return which of these files are read, and as what. A `.json` beside other files belongs to a program and is not data."""
+    for kind, suffixes in ((PARQUET, {".parquet"}), (LINES, {".jsonl", ".ndjson"})):
+        if chosen := [path for path in paths if path.suffix.lower() in suffixes]:
+            return kind, chosen
+    return LINES if all(path.suffix.lower() == ".json" for path in paths) else TEXT, list(paths)
+
+
 def files_below(path: Path) -> list[Path]:
-    """The file itself, or all in the folder and below, sorted, without those that are hidden or a system's own.
+    """Return the file itself, or all files below the folder, sorted, without hidden files and those of the system.
 
     Raises OSError for a folder that cannot be read.
     """
@@ -124,27 +118,19 @@ def files_below(path: Path) -> list[Path]:
 
 
 def raise_it(error: OSError) -> NoReturn:
-    """Raise an error that `os.walk` would pass over."""
+    """Raise an error that `os.walk` would ignore."""
     raise error
 
 
 def count_files(inputs: Sequence[Path]) -> int:
-    """The files that `inputs` are or hold, whether they are read or not."""
+    """Count the files that `inputs` are or contain, whether they are read or not."""
     return sum(path.is_file() for given in inputs for path in (given.rglob("*") if given.is_dir() else (given,)))
 
 
-def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
-    """What of these files is read, and as what. A `.json` beside other files is some program's, and no data."""
-    for kind, suffixes in ((PARQUET, {".parquet"}), (LINES, {".jsonl", ".ndjson"})):
-        if chosen := [path for path in paths if path.suffix.lower() in suffixes]:
-            return kind, chosen
-    return LINES if all(path.suffix.lower() == ".json" for path in paths) else TEXT, list(paths)
+def read_parts(sources: Sequence[TextSource]) -> list[TextSource]:
+    """Return the sources with the parts that their names say, if some say training and some something else.
 
-
-def read_parts(sources: Sequence[Source]) -> list[Source]:
-    """The sources with the parts that their names say, where some say training and some something else.
-
-    Without files for validation those for tests serve; with both, tests are left out.
+    Without files for validation, those for tests are used; with both, tests are left out.
     """
     said = [part_in(source.name) for source in sources]
     if TRAIN not in said or not {VALIDATION, NEITHER} & set(said):
@@ -154,8 +140,26 @@ def read_parts(sources: Sequence[Source]) -> list[Source]:
     return [replace(source, part=part or TRAIN) for source, part in zip(sources, said, strict=True)]
 
 
+# How data sets name the files of their parts, as in train-00000-of-00001.parquet, data/validation/0.jsonl, stories-valid.txt.
+PARTS = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "dev", "eval"),
+    NEITHER: ("test",),
+}
+WORDS = re.compile(r"[a-z]+")
+# Programs have names like train.py and test_loop.py, which say nothing about parts; their folders' names do.
+PROGRAMS = frozenset(
+    {".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".jl", ".lua", ".m", ".py", ".r", ".rb"}
+)
+PROGRAMS |= {".ipynb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".yaml", ".yml"}
+SHARDS = frozenset({"of", "part", "shard", "chunk", "split"})  # words that follow the part in a shard's name
+
+
 def part_in(name: str) -> str | None:
-    """The part that a path says: a folder or the file's name begins or ends with the word. Titles may have it inside."""
+    """Return the part that a path names: a folder or the file name begins or ends with the word.
+
+    A word in the middle does not count: it may be part of a title.
+    """
     *folders, file = name.lower().split("/")
     names = [] if Path(file).suffix in PROGRAMS else [file.partition(".")[0], file.rpartition(".")[0]]
     ends: set[str] = set()
@@ -168,14 +172,13 @@ def part_in(name: str) -> str | None:
 
 
 def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
-    """Raise ConfigurationError where several folders in `given` have files for training and for something else each."""
+    """Raise ConfigurationError if several folders in `given` each have files for training and for something else."""
     parts: dict[str, set[str]] = {}
     for path in paths:
         *folders, file = path.relative_to(given).parts if path != given else (path.name,)
         part = part_in("/".join([*folders, file]))
-        own = list(
-            takewhile(lambda folder: part_in(f"{folder}/") is None, folders)
-        )  # train/en, test/en are one data set
+        # train/en and test/en are one data set.
+        own = takewhile(lambda folder: part_in(f"{folder}/") is None, folders)
         if part:
             parts.setdefault("/".join(own) or ".", set()).add(part)
     found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
@@ -188,8 +191,11 @@ def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
         )
 
 
-def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[list[Span]]:
-    """All spans, in order, grouped into pieces. `share` of the text is for validation where names do not say.
+PIECE = 2**24  # bytes of input per piece, the unit of work that an interruption repeats
+
+
+def plan_pieces(sources: Sequence[TextSource], column: str, share: float) -> list[list[Span]]:
+    """Return all spans, in order, grouped into pieces. `share` of the text is for validation unless names say.
 
     Raises ConfigurationError for a parquet file without `column`.
     """
@@ -204,8 +210,8 @@ def plan_pieces(sources: Sequence[Source], column: str, share: float) -> list[li
     return pieces
 
 
-def all_spans(sources: Sequence[Source], column: str, share: float) -> Iterator[Span]:
-    """Each span; those of text files come last, in the order of `plan_texts`."""
+def all_spans(sources: Sequence[TextSource], column: str, share: float) -> Iterator[Span]:
+    """Yield each span; those of text files come last, in the order of `plan_texts`."""
     texts = []
     for number, source in enumerate(sources):
         if source.part == NEITHER:
@@ -222,10 +228,10 @@ def all_spans(sources: Sequence[Source], column: str, share: float) -> Iterator[
     yield from plan_texts(sources, texts, share)
 
 
-def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) -> Iterator[Span]:
-    """Spans of text files. The files stand in the order of their names' hashes, and what comes last is for validation.
+def plan_texts(sources: Sequence[TextSource], texts: Sequence[int], share: float) -> Iterator[Span]:
+    """Yield the spans of text files. Files are ordered by their names' hashes, and the end of the order is for validation.
 
-    So one file gives its end, many files give a random few as a whole, and the share is met with any number of them.
+    So one file gives its end, many files give a random few as a whole, and the share is met with any number of files.
     """
     undecided = [number for number in texts if sources[number].part is None]
     train = round(sum(sources[number].size for number in undecided) * (1 - share))
@@ -241,14 +247,14 @@ def plan_texts(sources: Sequence[Source], texts: Sequence[int], share: float) ->
 
 
 def cut_spans(source: int, start: int, stop: int, part: str) -> Iterator[Span]:
-    """A stretch of text as spans of at most PIECE bytes, the last of which ends the document."""
+    """Yield a stretch of text as spans of at most PIECE bytes; the last one ends the document."""
     for begin in range(start, stop, PIECE):
         end = min(begin + PIECE, stop)
         yield Span(source, begin, end, end - begin, part, ends=end == stop)
 
 
-def row_groups(source: Source, column: str) -> list[int]:
-    """The size in bytes of `column` in each row group of a parquet file. Raises ConfigurationError."""
+def row_groups(source: TextSource, column: str) -> list[int]:
+    """Return the size in bytes of `column` in each row group of a parquet file. Raises ConfigurationError."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet, types
 
@@ -268,13 +274,39 @@ def row_groups(source: Source, column: str) -> list[int]:
 
 
 def unknown_column(place: str, column: str, existing: Sequence[str]) -> str:
-    """The message for a column that is not there."""
+    """Return the message for a column that does not exist."""
     return f"{place} has no {column!r}; it has {listed(existing, SHOWN) or 'nothing'}. Type --column NAME."
+
+
+SIGHT = 2**16  # bytes that are searched for a line end
+
+
+def border(path: Path, offset: int, size: int) -> int:
+    """Return the first place from `offset` on where the file, of `size` bytes, may be cut; its end if there is none.
+
+    A line ends after its newline. A word ends before the space that follows, since tokens begin with spaces.
+    """
+    if offset <= 0 or offset >= size:
+        return max(0, min(offset, size))
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        seen = file.read(SIGHT)
+    if (newline := seen.find(b"\n")) >= 0:
+        return offset + newline
+    if (space := seen.find(b" ", 1)) >= 0:
+        return offset - 1 + space
+    # A byte 10xxxxxx continues the character before it.
+    start = next((place for place, byte in enumerate(seen[1:5]) if byte & 0xC0 != 0x80), 0)
+    return min(offset + start, size)
+
+
+CHUNK = 2**20  # bytes of a text file that the tokenizer gets as one text
+ROWS = 1024  # of parquet that are in memory at once
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Text for one part; `ends` where a document ends with it."""
+    """Text for one part; `ends`: a document ends with it."""
 
     text: str
     part: str
@@ -282,11 +314,11 @@ class Chunk:
 
 
 def read_chunks(
-    sources: Sequence[Source], span: Span, column: str, share: float, zero_ends: bool = False
+    sources: Sequence[TextSource], span: Span, column: str, share: float, zero_ends: bool = False
 ) -> Iterator[Chunk]:
-    """The text of a span, in order, without documents that are empty. `zero_ends`: the tokenizer ends documents by byte 0.
+    """Yield the text of a span, in order, without empty documents. `zero_ends`: the tokenizer ends documents by byte 0.
 
-    Raises ConfigurationError naming the place of what is no text, OSError where the file cannot be read.
+    Raises ConfigurationError with the place of what is not text, OSError if the file cannot be read.
     """
     source = sources[span.source]
     if source.kind == TEXT:
@@ -300,8 +332,8 @@ def read_chunks(
             yield Chunk(text, span.part or (VALIDATION if is_validation(text, share) else TRAIN))
 
 
-def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
-    """A text file's bytes between two borders, in chunks that end at borders. The last one ends the document."""
+def read_text_file(source: TextSource, span: Span) -> Iterator[Chunk]:
+    """Yield a text file's bytes between two borders, in chunks that end at borders. The last one ends the document."""
     path, size = Path(source.path), source.size
     places = [*range(span.start, span.stop, CHUNK), span.stop]
     with path.open("rb") as file:
@@ -316,18 +348,26 @@ def read_text_file(source: Source, span: Span) -> Iterator[Chunk]:
             if "\0" in text:
                 raise ConfigurationError(explain_nul(path, content))
             if begin == 0:
-                text = text.removeprefix("\ufeff")  # with which Windows' editors begin a file
+                text = text.removeprefix("\ufeff")  # editors on Windows write it at the beginning of a file
             if text or (span.ends and stop == span.stop):
                 yield Chunk(text, str(span.part), span.ends and stop == span.stop)
 
 
-def read_json_lines(source: Source, span: Span, column: str) -> Iterator[str | None]:
-    """The texts of the JSON lines that begin in a stretch of a file."""
+def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
+    """Return the error for bytes that are not text."""
+    return ConfigurationError(
+        f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
+        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW; if it is none, name the files that you mean."
+    )
+
+
+def read_json_lines(source: TextSource, span: Span, column: str) -> Iterator[str | None]:
+    """Yield the texts of the JSON lines that begin in a stretch of a file."""
     path = Path(source.path)
     with path.open("rb") as file:
         if span.start:
             file.seek(span.start - 1)
-            file.readline()  # whose line this is part of reads it
+            file.readline()  # the span in which this line begins reads it
         while (place := file.tell()) < span.stop and (line := file.readline()):
             if line.strip():
                 try:
@@ -337,7 +377,7 @@ def read_json_lines(source: Source, span: Span, column: str) -> Iterator[str | N
 
 
 def text_in_line(line: bytes, column: str) -> str | None:
-    """The text in a JSON line. Raises ValueError with what is wrong with it."""
+    """Return the text in a JSON line. Raises ValueError with what is wrong with it."""
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
@@ -351,12 +391,33 @@ def text_in_line(line: bytes, column: str) -> str | None:
     text = value[column]
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{column!r} is {json.dumps(text)[:40]}, not text; type another --column.")
-    # JSON can spell half a character, which no text in UTF-8 holds.
+    # JSON can represent half a character (a lone surrogate), which UTF-8 cannot.
     return text.encode(errors="replace").decode() if text else text
 
 
-def explain_zero(source: Source, column: str) -> str:
-    """What is wrong with a document of JSON lines or parquet that holds the character 0, and what to do."""
+def number_of(path: Path, place: int) -> int:
+    """Return the number of the line that begins at a byte."""
+    with path.open("rb") as file:
+        return 1 + sum(file.read(min(CHUNK, place - start)).count(b"\n") for start in range(0, place, CHUNK))
+
+
+def read_rows(source: TextSource, span: Span, column: str) -> Iterator[str | None]:
+    """Yield the texts in row groups of a parquet file, a few rows at a time."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
+            for rows in file.iter_batches(
+                ROWS, row_groups=range(span.start, span.stop), columns=[column], use_threads=False
+            ):
+                yield from rows.column(0).to_pylist()
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{source.path} is damaged: {error}") from None
+
+
+def explain_zero(source: TextSource, column: str) -> str:
+    """Return the message for a document of JSON lines or parquet that contains the character 0, with what to do."""
     path = Path(source.path)
     if source.kind == LINES:
         command = f"sed 's/\\\\u0000//g' {shlex.quote(path.name)} > NEW{path.suffix}"
@@ -371,51 +432,3 @@ def explain_zero(source: Source, column: str) -> str:
         f"{path}: {column!r} holds the character 0, which texts do not hold; in tokens that are bytes it ends a document. Take "
         f"it out: {command}"
     )
-
-
-def number_of(path: Path, place: int) -> int:
-    """The number of the line that begins at a byte."""
-    with path.open("rb") as file:
-        return 1 + sum(file.read(min(CHUNK, place - start)).count(b"\n") for start in range(0, place, CHUNK))
-
-
-def read_rows(source: Source, span: Span, column: str) -> Iterator[str | None]:
-    """The texts in row groups of a parquet file, a few rows at a time."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with Path(source.path).open("rb") as raw, parquet.ParquetFile(raw) as file:  # the name may not be UTF-8
-            for rows in file.iter_batches(
-                ROWS, row_groups=range(span.start, span.stop), columns=[column], use_threads=False
-            ):
-                yield from rows.column(0).to_pylist()
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{source.path} is damaged: {error}") from None
-
-
-def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
-    """The error for bytes that are no text."""
-    return ConfigurationError(
-        f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
-        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW; if it is none, name the files that you mean."
-    )
-
-
-def border(path: Path, offset: int, size: int) -> int:
-    """The first place from `offset` on where the file, of `size` bytes, may be cut; its end where there is none.
-
-    A line ends after its newline. A word ends before the space that follows, since tokens begin with spaces.
-    """
-    if offset <= 0 or offset >= size:
-        return max(0, min(offset, size))
-    with path.open("rb") as file:
-        file.seek(offset - 1)
-        seen = file.read(SIGHT)
-    if (newline := seen.find(b"\n")) >= 0:
-        return offset + newline
-    if (space := seen.find(b" ", 1)) >= 0:
-        return offset - 1 + space
-    # A byte 10xxxxxx goes on with the character before it.
-    start = next((place for place, byte in enumerate(seen[1:5]) if byte & 0xC0 != 0x80), 0)
-    return min(offset + start, size)

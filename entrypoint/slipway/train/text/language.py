@@ -1,4 +1,4 @@
-"""Predicting the next token: samples, loss and judgement of any model that was given a corpus.
+"""Language models: samples, loss and evaluation of any model on a corpus, its tokenizer, and text from a trained GPT.
 
 A model is called as `model(inputs)` for logits (batch, tokens, vocab_size), as `model(inputs, targets)` for the mean loss.
 """
@@ -29,17 +29,10 @@ from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
 
-# Workloads whose model is a Gpt that reads a corpus, whatever splits it or begins it.
-LANGUAGE = ("gpt", "finetune", "pipeline")
-JUDGED_TOKENS = 8192  # in one batch of an evaluation
-LARGEST = 700.0  # nats; e to the power of more is no float
-# Control characters but tab and line ends: a model that knows little writes them, and one of somebody else's may mean to.
-STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-
 
 @dataclass(frozen=True)
 class Samples:
-    """A corpus cut into samples: what a `Task` needs to know of it."""
+    """A corpus cut into samples, as a `Task` needs it."""
 
     count: int  # in an epoch
     batch: Callable[[torch.Tensor, torch.Tensor], Batch]
@@ -54,27 +47,30 @@ def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def sums(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Loss in nats and number of tokens of a batch, float64, shape (2,)."""
+    """Return the loss in nats and the number of tokens of a batch, float64, shape (2,)."""
     return add_up(model(batch[0]), batch[1])
 
 
 def add_up(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The same of logits (batch, tokens, vocab_size) and the right tokens (batch, tokens)."""
+    """Return the same for logits (batch, tokens, vocab_size) and targets (batch, tokens)."""
     targets = targets.flatten()
     losses = functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none").double()
     return torch.stack([losses.sum(), losses.new_tensor(len(targets))])
 
 
 def cut_windows(tokens: Tokens, indices: torch.Tensor, length: int, stride: int) -> Batch:
-    """Samples `indices` of a text: inputs (n, length) and the tokens that follow each, same shape, both int64."""
+    """Return samples `indices` of a text: inputs (n, length) and the tokens that follow each, same shape, both int64."""
     windows = tokens.windows(indices * stride, length + 1)
     return windows[:, :-1], windows[:, 1:]
 
 
-def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
-    """Samples of `length` tokens, side by side; up to `eval_samples` for validation, spread over the whole of it.
+JUDGED_TOKENS = 8192  # per evaluation batch
 
-    Raises ConfigurationError where a part of the corpus is too short.
+
+def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
+    """Cut samples of `length` tokens, side by side; up to `eval_samples` for validation, spread over the whole part.
+
+    Raises ConfigurationError if a part of the corpus is too short.
     """
     train, validation = corpus.train, corpus.validation
     if min(len(train), len(validation)) <= length:
@@ -98,8 +94,11 @@ def cut_samples(corpus: Corpus, length: int, eval_samples: int) -> Samples:
     )
 
 
+LARGEST = 700.0  # nats; exp of more overflows a float
+
+
 def loss_results(nats: float, corpus: Corpus) -> dict[str, float]:
-    """What a mean loss in nats per token says: also as bits per byte of text, whatever the tokenizer."""
+    """Return the results for a mean loss in nats per token, also as bits per byte of text, which is independent of the tokenizer."""
     judged = {"val_loss": nats, "bits_per_byte": nats / math.log(2) / corpus.bytes_per_token}
     if corpus.tokenizer.identity == BYTES:
         return judged
@@ -107,9 +106,9 @@ def loss_results(nats: float, corpus: Corpus) -> dict[str, float]:
 
 
 def choose_vocab_size(options: GptOptions, tokenizer: Tokenizer) -> int:
-    """The model's: what the user typed, else the tokenizer's. Raises ConfigurationError where that has more.
+    """Return the typed vocabulary size, else the tokenizer's. Raises ConfigurationError if the tokenizer has more tokens.
 
-    Bytes take the preset's where it is larger, so that `--preset gpt2` has GPT-2's size without any tokenizer at hand.
+    For bytes the preset's size is used if it is larger, so that `--preset gpt2` has GPT-2's size without a tokenizer.
     """
     if "vocab_size" not in options.given:
         return max(options.vocab_size, tokenizer.size) if tokenizer.identity == BYTES else tokenizer.size
@@ -122,21 +121,21 @@ def choose_vocab_size(options: GptOptions, tokenizer: Tokenizer) -> int:
 
 
 def describe_model(config: GptConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What tells a model from others, for `Task.description`. Not the dropout: it may change with each start."""
+    """Return the `Task.description` that identifies a model. Without the dropout, which may change with each start."""
     sizes = {name: value for name, value in asdict(config).items() if name != "dropout"}
     return {**sizes, "tokenizer": tokenizer.identity}
 
 
 def described_config(description: Mapping[str, Any], dropout: float = 0.0) -> GptConfig:
-    """The dimensions of the model that `describe_model` described, whatever else is said about it."""
+    """Return the dimensions of the model that `describe_model` described, ignoring other keys."""
     sizes = {field.name: description[field.name] for field in fields(GptConfig) if field.name != "dropout"}
     return GptConfig(**sizes, dropout=dropout)
 
 
 def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
-    """Store the tokenizer beside the snapshots, so that `slipway sample` finds it.
+    """Store the tokenizer beside the snapshots, where `slipway sample` finds it.
 
-    Raises ConfigurationError where another one's snapshots are there, OSError where it cannot be written.
+    Raises ConfigurationError if another tokenizer's snapshots are there, OSError if it cannot be written.
     """
     run = context.place.run_dir
     if not context.place.keeps_snapshots:
@@ -154,9 +153,9 @@ def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
 
 
 def kept_tokenizer(run: Path, description: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of the model that `describe_model` described, from where `keep_tokenizer` stored it.
+    """Return the tokenizer of the model that `describe_model` described, from where `keep_tokenizer` stored it.
 
-    Raises ConfigurationError where it is not there, or another.
+    Raises ConfigurationError if it is missing or another one.
     """
     identity = description.get("tokenizer", BYTES)
     if identity == BYTES:
@@ -172,11 +171,10 @@ def kept_tokenizer(run: Path, description: Mapping[str, Any]) -> Tokenizer:
 def continue_prompt(
     model: Gpt | StagedGpt, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int
 ) -> str:
-    """`prompt` and up to `tokens` more tokens as text, to the end of the document.
+    """Return `prompt` and up to `tokens` more tokens as text, to the end of the document.
 
-    What is no text becomes U+FFFD, and so does what would steer a terminal.
-
-    Temperature 0 takes the likeliest token each time. Raises ConfigurationError for an empty prompt.
+    What is not text becomes U+FFFD, and so do control characters. Temperature 0 takes the likeliest token each time.
+    Raises ConfigurationError for an empty prompt.
     """
     given = tokenizer.encode(prompt)
     if not given:
@@ -191,24 +189,14 @@ def continue_prompt(
     return read_until_end(tokenizer, written[0].tolist(), len(given))
 
 
-def sample_writer(model: Gpt | StagedGpt, tokenizer: Tokenizer, options: TextOptions) -> Callable[[], str] | None:
-    """What writes the text that the options of a training ask for; None where they ask for none."""
-    if not options.sample_tokens:
-        return None
-    prompt, tokens = options.sample_prompt, options.sample_tokens
-    return partial(continue_prompt, model, tokenizer, prompt, tokens, options.temperature, options.seed)
-
-
-def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:
-    """The text of tokens up to the first end of a document behind the `given` ones."""
-    ends = (place for place in range(given, len(written)) if written[place] == tokenizer.end)
-    return STEERING.sub("\ufffd", tokenizer.decode(written[: next(ends, len(written))]))
+# Workloads whose model is a Gpt that reads a corpus.
+LANGUAGE = ("gpt", "finetune", "pipeline")
 
 
 def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """`prompt` continued by the newest valid snapshot of the run in the directory `run`, in its own tokens.
+    """Return `prompt` continued by the newest valid snapshot of the run in directory `run`, with its own tokenizer.
 
-    Raises ConfigurationError where `run` holds none, or none that writes text.
+    Raises ConfigurationError if `run` has no snapshot, or none that writes text.
     """
     found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL])
     if found is None:
@@ -221,3 +209,21 @@ def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -
     model = Gpt(described_config(snapshot.state["model"]))
     model.load_state_dict(snapshot.tensors[MODEL])
     return continue_prompt(model, kept_tokenizer(run, snapshot.state["model"]), prompt, tokens, temperature, seed)
+
+
+def sample_writer(model: Gpt | StagedGpt, tokenizer: Tokenizer, options: TextOptions) -> Callable[[], str] | None:
+    """Return the function that writes the text that a training's options ask for; None if they ask for none."""
+    if not options.sample_tokens:
+        return None
+    prompt, tokens = options.sample_prompt, options.sample_tokens
+    return partial(continue_prompt, model, tokenizer, prompt, tokens, options.temperature, options.seed)
+
+
+# Control characters except tab and line ends: an untrained model writes them, and someone else's model may write them on purpose.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def read_until_end(tokenizer: Tokenizer, written: list[int], given: int) -> str:
+    """Return the text of tokens up to the first end of a document after the `given` ones."""
+    ends = (place for place in range(given, len(written)) if written[place] == tokenizer.end)
+    return STEERING.sub("\ufffd", tokenizer.decode(written[: next(ends, len(written))]))

@@ -1,7 +1,7 @@
-"""Text into a folder of tokens: by several processes, piece by piece, so that an interruption costs little.
+"""Text into a folder of tokens: by several processes, piece by piece, so that little is lost by an interruption.
 
-While it goes on, `DIR/.preparation` holds the plan and a file for each piece and part. Finished pieces are then strung
-together into shards, and the manifest makes it a folder of tokens. The result does not depend on the number of processes.
+Meanwhile `DIR/.preparation` contains the plan and a file for each piece and part. Finished pieces are then joined into shards,
+and the manifest makes the folder a folder of tokens. The result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slipway.train.text.inputs import (
     TEXT,
     TRAIN,
     VALIDATION,
-    Source,
+    TextSource,
     count_files,
     find_sources,
     plan_pieces,
@@ -50,12 +50,12 @@ from slipway.train.text.token_folder import (
 )
 from slipway.train.text.tokenizer import BYTES, Tokenizer
 
-WORK = ".preparation"  # in the folder that is being made: the plan, and the pieces
+WORK = ".preparation"  # in the output folder: the plan and the pieces
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the tokens depend on, besides the files. `validation` None: by the files' names, else SHARE."""
+    """What the tokens depend on besides the files. `validation` None: by the files' names, else SHARE."""
 
     column: str = "text"
     validation: float | None = None
@@ -73,11 +73,11 @@ def prepare(
     tick: Callable[[], None] = lambda: None,
     judge: Callable[[Coverage], object] = lambda coverage: None,
 ) -> TokenFolder:
-    """Make `out` a folder of the tokens of `inputs`, or go on where an interruption left it.
+    """Make `out` a folder of the tokens of `inputs`, or resume after an interruption.
 
-    `tick` is called whenever it got on; `judge` before `out` becomes such a folder, and may raise. Raises
-    ConfigurationError for inputs that are no text, and where `out` holds anything else, or was made otherwise; OSError
-    where it cannot be written.
+    `tick` is called whenever there is progress; `judge` before `out` becomes such a folder, and may raise. Raises
+    ConfigurationError for inputs that are not text, and if `out` has other content or was made from something else;
+    OSError if it cannot be written.
     """
     settings = replace(settings, dtype=choose_dtype(settings.dtype, tokenizer))
     sources = find_sources(inputs, several=settings.validation is not None)
@@ -100,7 +100,7 @@ def prepare(
 
 
 def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
-    """The type that holds all tokens. Raises ConfigurationError where the wanted one does not."""
+    """Return the type that holds all tokens. Raises ConfigurationError if the `wanted` one does not."""
     smallest = "uint16" if tokenizer.size <= 2**16 else "uint32"
     if wanted == "uint16" != smallest:
         raise ConfigurationError(
@@ -110,8 +110,8 @@ def choose_dtype(wanted: str, tokenizer: Tokenizer) -> str:
     return smallest if wanted == "auto" else wanted
 
 
-def describe_origin(settings: Settings, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
-    """What the manifest says about how its tokens were made, and what must be the same to go on."""
+def describe_origin(settings: Settings, tokenizer: Tokenizer, sources: Sequence[TextSource]) -> dict[str, Any]:
+    """Return what the manifest records about how the tokens were made, which must be the same to resume."""
     return {
         "tokenizer": {
             "name": tokenizer.name, "identity": tokenizer.identity, "size": tokenizer.size, "end": tokenizer.end,
@@ -123,8 +123,8 @@ def describe_origin(settings: Settings, tokenizer: Tokenizer, sources: Sequence[
     }  # fmt: skip
 
 
-def described_sources(sources: Sequence[Source], others: int = 0) -> str:
-    """What is read, which files' names decide about their part, and how many `others` are not read."""
+def described_sources(sources: Sequence[TextSource], others: int = 0) -> str:
+    """Describe what is read, the files whose names decide their part, and how many `others` are not read."""
     kinds = ", ".join(sorted({source.kind for source in sources}))
     size = sum(source.size for source in sources)
     text = f"{len(sources)} file{'s' if len(sources) > 1 else ''} ({kinds}), {size:,} bytes"
@@ -145,7 +145,7 @@ def described_sources(sources: Sequence[Source], others: int = 0) -> str:
 
 
 def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
-    """The folder that is there already. Raises ConfigurationError where it was made from or with something else."""
+    """Return the folder that exists already. Raises ConfigurationError if it was made from or with something else."""
     folder = read_folder(out)
     was, now = manifest_values(folder), json.loads(json.dumps(wanted))
     pairs = [("the tokenizer", was["tokenizer"], now["tokenizer"], was["tokenizer"].get("name"))]
@@ -164,8 +164,8 @@ def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
     return folder
 
 
-def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[Source]) -> PiecePlan:
-    """The plan, which is on the disk afterwards. Raises ConfigurationError where `out` holds anything else."""
+def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[TextSource]) -> PiecePlan:
+    """Return the plan after writing it to disk. Raises ConfigurationError if `out` has other content."""
     work = out / WORK
     if out.exists() and not work.exists() and any(out.iterdir()):
         raise ConfigurationError(f"{out} is there already and holds no tokens. Type another --out.")
@@ -183,16 +183,16 @@ def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Seq
 
 
 def read_piece(work: Path, plan: PiecePlan, number: int) -> tuple[dict[str, Written], Coverage]:
-    """What a finished piece gave to each part, and how much of its text the tokenizer knows.
+    """Return what a finished piece gave to each part, and how much of its text the tokenizer knows.
 
-    Raises OSError, ValueError and others where it is not finished.
+    Raises OSError, ValueError and others if it is not finished.
     """
     record = json.loads(record_file(work, plan, number).read_bytes())
     return {part: Written(**record[part]) for part in (TRAIN, VALIDATION)}, Coverage(**record[COVERAGE])
 
 
 def is_finished(work: Path, plan: PiecePlan, number: int, tick: Callable[[], None]) -> bool:
-    """Whether a piece is there as it was written."""
+    """Whether a piece exists as it was written."""
     try:
         record, _ = read_piece(work, plan, number)
         return all(hash_file(piece_file(work, plan, number, part), tick) == record[part].sha256 for part in record)
@@ -208,10 +208,10 @@ def join_pieces(
     tick: Callable[[], None],
     judge: Callable[[Coverage], object] = lambda coverage: None,
 ) -> TokenFolder:
-    """String the pieces together, write the manifest, remove the pieces. Raises ConfigurationError where there is no text.
+    """Join the pieces into shards, write the manifest, remove the pieces. Raises ConfigurationError if there is no text.
 
-    `described` is what the manifest says about how the tokens were made. `judge` is called before anything is written, and
-    what it raises leaves the pieces as they are.
+    `described` is what the manifest records about how the tokens were made. `judge` is called before anything is written;
+    if it raises, the pieces stay.
     """
     pieces = [read_piece(out / WORK, plan, number) for number in range(len(plan.pieces))]
     records, coverage = [record for record, _ in pieces], sum((one for _, one in pieces), Coverage())
@@ -238,7 +238,7 @@ def join_pieces(
 def string_shards(
     out: Path, plan: PiecePlan, part: str, written: Sequence[Written], size: int, tick: Callable[[], None]
 ) -> Iterator[Shard]:
-    """Write the shards of a part, each under a temporary name until it is whole. Raises OSError."""
+    """Write the shards of a part, each under a temporary name until it is complete. Raises OSError."""
     files = [piece_file(out / WORK, plan, number, part) for number in range(len(written))]
     ends = list(accumulate(one.tokens for one in written))
     for number, start in enumerate(range(0, ends[-1], size)):
@@ -261,7 +261,7 @@ def string_shards(
 def stretch(
     files: Sequence[Path], ends: Sequence[int], start: int, stop: int, dtype: str
 ) -> Iterator[npt.NDArray[np.unsignedinteger[Any]]]:
-    """The tokens `start` … `stop` - 1 of files that lie end to end, `ends` apart; no more than one file in memory."""
+    """Yield the tokens `start` … `stop` - 1 of consecutive files that end at `ends`; at most one file is in memory."""
     for file, begin, end in zip(files, [0, *ends], ends, strict=False):
         low, high = max(start, begin), min(stop, end)
         if low < high:

@@ -1,7 +1,8 @@
-"""Folders of tokens: `manifest.json`, `train-00000.bin` …, `validation-00000.bin` …, and the tokenizer's own file.
+"""Folders of tokens: `manifest.json`, `train-00000.bin` …, `validation-00000.bin` …, and the tokenizer's file.
 
-A shard holds nothing but tokens, uint16 or uint32, little-endian. Shards of a part are one long sequence; they may be cut
-anywhere. Numpy reads one with `np.memmap(path, "<u2")`. Torch is not needed here.
+A shard contains only tokens, uint16 or uint32, little-endian. The shards of a part are one long sequence and may be cut
+anywhere; `Stream` reads them in place, and `verify_shards` compares them with their checksums once. Numpy reads one with
+`np.memmap(path, "<u2")`. Torch is not needed here.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """What a manifest says. `settings` and `sources` say how it was made; `coverage` is None where nobody counted."""
+    """The content of a manifest. `settings` and `sources` record how it was made; `coverage` is None if it was not counted."""
 
     path: Path
     dtype: str
@@ -65,35 +66,35 @@ class TokenFolder:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """All of them."""
+        """The shards of both parts."""
         return *self.train.shards, *self.validation.shards
 
     @property
     def parts_said(self) -> bool:
-        """Whether somebody said what is for validation: by a share, or by the files' names."""
+        """Whether the user decided what is for validation: by a share, or by the files' names."""
         return self.settings.get("validation") is not None or any(source.get("part") for source in self.sources)
 
     @property
     def identity(self) -> str:
-        """Tells these tokens from all others, wherever they lie."""
+        """Differs from that of any other tokens, and does not depend on the folder's path."""
         held = [[shard.sha256 for shard in part.shards] for part in (self.train, self.validation)]
         return hashlib.sha256(json.dumps([self.tokenizer["identity"], self.dtype, held]).encode()).hexdigest()
 
 
 def manifest_text(folder: TokenFolder) -> str:
-    """The manifest as it is written."""
+    """Return the manifest as it is written."""
     return json.dumps({"format": FORMAT, **manifest_values(folder)}, indent=1) + "\n"
 
 
 def manifest_values(folder: TokenFolder) -> dict[str, Any]:
-    """What the manifest says, as JSON values; not where the folder lies."""
+    """Return the content of the manifest as JSON values, without the folder's path."""
     values: dict[str, Any] = json.loads(json.dumps({**asdict(folder), "path": None}))
     del values["path"]
     return values
 
 
 def read_folder(path: Path) -> TokenFolder:
-    """Read a manifest, and see that every shard is there with its size. Raises ConfigurationError."""
+    """Read a manifest, and check that every shard exists with its size. Raises ConfigurationError."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] > FORMAT:
@@ -126,7 +127,7 @@ def read_folder(path: Path) -> TokenFolder:
 
 
 def check_shard(folder: Path, shard: Shard, width: int, vocab_size: int) -> None:
-    """Raise ConfigurationError unless the file is there with `width` bytes for each token, all of the vocabulary."""
+    """Raise ConfigurationError unless the file exists with `width` bytes per token, all of the vocabulary."""
     file = folder / shard.name
     if file.parent != folder:
         raise ConfigurationError(f"{folder / MANIFEST} names {shard.name}, which is not in its folder.")
@@ -139,7 +140,7 @@ def check_shard(folder: Path, shard: Shard, width: int, vocab_size: int) -> None
 
 
 def open_own_tokenizer(folder: TokenFolder) -> Tokenizer:
-    """The tokenizer that made the tokens. Raises ConfigurationError where its file is not the one it was."""
+    """Return the tokenizer that made the tokens. Raises ConfigurationError if its file was replaced."""
     identity, name = folder.tokenizer["identity"], str(folder.tokenizer["name"])
     if identity == BYTES:
         return open_tokenizer(BYTES)
@@ -155,7 +156,7 @@ def open_own_tokenizer(folder: TokenFolder) -> Tokenizer:
 
 
 class Stream:
-    """Arrays that lie end to end as one sequence: memory maps, of which nothing but what is asked for is read."""
+    """Consecutive arrays as one sequence: memory maps, of which only what is asked for is read."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Take one-dimensional arrays of integers."""
@@ -167,7 +168,7 @@ class Stream:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-        """`length` numbers from each of the `starts`, int64, (len(starts), length); a window may cross arrays."""
+        """Return `length` numbers from each of the `starts`, int64, (len(starts), length); a window may cross arrays."""
         windows = np.empty((len(starts), length), np.int64)
         for window, start in zip(windows, starts.tolist(), strict=True):
             done, number = 0, int(np.searchsorted(self._ends, start, side="right"))
@@ -180,11 +181,11 @@ class Stream:
         return windows
 
     def __add__(self, other: Stream) -> Stream:
-        """Both, one behind the other."""
+        """Both, one after the other."""
         return Stream([*self._arrays, *other._arrays])
 
     def split(self, place: int) -> tuple[Stream, Stream]:
-        """What lies before a place, and what behind it."""
+        """Split into what is before a place and what is after it."""
         number = int(np.searchsorted(self._ends, place))
         array = self._arrays[number]
         cut = place - (int(self._ends[number]) - len(array))
@@ -193,7 +194,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Parts:
-    """The tokens to train on and to judge by. `bytes_per_token` is that of the latter; `identity` tells both from others."""
+    """The tokens for training and for validation. `bytes_per_token` is the latter's; `identity` differs for other tokens."""
 
     train: Stream
     validation: Stream
@@ -202,10 +203,10 @@ class Parts:
 
 
 def open_parts(folder: TokenFolder, length: int) -> Parts:
-    """Both parts of a folder, for samples of `length` tokens and the one that follows.
+    """Return both parts of a folder, for samples of `length` tokens and the one that follows.
 
-    Where nobody said what is held out, and too little is for a part to have a sample, it is the text's last sample. Raises
-    ConfigurationError where there are no tokens to judge by.
+    If the user did not say what is held out, and a part is too small for a sample, validation is the text's last sample.
+    Raises ConfigurationError if there are no tokens for validation.
     """
     train, validation = (open_stream(folder, part) for part in (folder.train, folder.validation))
     place = len(train) + len(validation) - (length + 1)
@@ -220,15 +221,16 @@ def open_parts(folder: TokenFolder, length: int) -> Parts:
 
 
 def open_stream(folder: TokenFolder, part: Part) -> Stream:
-    """The tokens of a part, as memory maps."""
+    """Return the tokens of a part, as memory maps."""
     shards = [shard for shard in part.shards if shard.tokens]
     return Stream([np.memmap(folder.path / shard.name, DTYPES[folder.dtype], "r") for shard in shards])
 
 
 def verify_shards(folder: TokenFolder, tick: Callable[[], None]) -> None:
-    """Compare all shards with their checksums, in several threads. Raises ConfigurationError naming the wrong ones.
+    """Compare all shards with their checksums, in several threads. Raises ConfigurationError with the wrong ones.
 
-    What was found right is noted in the cache, and not read again while size and time of change stay the same.
+    A shard that was found right is recorded in the cache, and is not read again while its size and modification time stay
+    the same.
     """
     notes = cache_folder(os.environ) / "verified"
 
@@ -241,7 +243,7 @@ def verify_shards(folder: TokenFolder, tick: Callable[[], None]) -> None:
             return True
         if hash_file(path, tick) != shard.sha256:
             return False
-        with suppress(OSError):  # a cache that is only read: the file is compared again next time
+        with suppress(OSError):  # the cache is read-only: the file is compared again next time
             notes.mkdir(parents=True, exist_ok=True)
             note.touch()
         return True

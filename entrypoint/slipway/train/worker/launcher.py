@@ -1,4 +1,8 @@
-"""A worker's sign of life: one small file that says where it stands, for the launcher to notice when it hangs."""
+"""What a worker and the launcher exchange through files: heartbeats, the stop flag, and the worker's outcome.
+
+Heartbeats show the launcher that a worker makes progress. The stop flag is a file that the launcher writes; all ranks agree
+at which step they have seen it. The outcome is one JSON file per worker that says how it ended.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +30,18 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import PHASES, Phase
 from slipway.protocol.tracebacks import Raised, read_traceback
 
-INTERVAL = 0.5  # seconds; how often it is written within a phase
+INTERVAL = 0.5  # seconds between two beats that are written within a phase
 TRAINS = (Phase.TRAIN, Phase.DATA)
-ASK = 2.0  # seconds between two looks at whether this attempt is still the newest
-WORDS = (None, Word.STOPPED, Word.CANCELLED)  # by the number that the ranks exchange; the larger one wins
+ASK = 2.0  # seconds between two checks whether this attempt is still the newest
 
 
 class Heartbeat:
-    """Beats come from the thread that trains and from no other, so that they stand still when training does."""
+    """Beats come only from the thread that trains, so they stop when training does."""
 
     def __init__(self, path: Path, superseded: Callable[[], bool] = lambda: False) -> None:
-        """Use the file `path`. Nothing fails where it cannot be written: a full disk has better messengers.
+        """Write to the file `path`. Errors are ignored: a full disk is reported by others.
 
-        Every few seconds a beat asks whether the run is `superseded`, and ends this process where it is.
+        Every few seconds a beat asks whether the run is `superseded`, and if so ends this process.
         """
         self._path, self._superseded, self._asked = path, superseded, time.monotonic()
         self._phase: Phase | None = None
@@ -48,9 +51,9 @@ class Heartbeat:
         self._spent: dict[str, float] = {}  # seconds in each phase
         self._highest, self._again = 0, 0.0  # the highest step; seconds of training below it, after going back
         self._newest: dict[str, Any] = {}
-        self.facts: Mapping[str, Any] = {}  # that every beat tells from now on
-        self._late: Timer | None = None  # the newest that was started
-        self._due = False  # whether it has still to write
+        self.facts: Mapping[str, Any] = {}  # part of every later beat
+        self._late: Timer | None = None  # the last one that was started
+        self._due = False  # whether it has yet to write
         self._lock = Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,15 +61,15 @@ class Heartbeat:
             return
 
     def beat(self, phase: Phase, step: int, steps: int | None) -> None:
-        """Say that `step` of `steps` is done and `phase` goes on: at every change of phase, else twice a second.
+        """Report that `step` of `steps` is done and `phase` is in progress; written on each change of phase, else twice a second.
 
-        The last of several beats is never left out: it is where a rank hangs, and what tells it from the others.
-        ValueError for a phase that there is not: nobody would know how long it may last.
+        The last of several beats is always written: it shows where a rank hangs and how it differs from the others.
+        Raises ValueError for an unknown phase, whose time limit would be unknown.
         """
         if phase not in PHASES:
             raise ValueError(f"there is no phase {phase!r}; there are {', '.join(PHASES)}")
         now = time.monotonic()
-        self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some say more often than others
+        self._beats += phase not in (Phase.DATA, Phase.PREPARE)  # which some ranks report more often than others
         if self._phase is not None:
             passed = now - self._newest["monotonic"]
             self._spent[self._phase] = self._spent.get(self._phase, 0.0) + passed
@@ -83,7 +86,7 @@ class Heartbeat:
             self._asked = now
             if self._superseded():
                 print("another launcher went on with this run: this process ends", file=sys.stderr, flush=True)
-                os._exit(1)  # without an outcome file: it would be taken for one of the new attempt
+                os._exit(1)  # without an outcome file: it would look like one of the new attempt
         if changed or now - self._written >= INTERVAL:
             self._written = now
             self._write()
@@ -94,7 +97,7 @@ class Heartbeat:
             self._late.start()
 
     def close(self) -> None:
-        """Write a beat that was to be written later: the end of the process would cut that short, and leave half a file."""
+        """Write a beat that is still due: the end of the process would interrupt the timer and leave half a file."""
         if self._late:
             self._late.cancel()
             self._late.join()
@@ -102,26 +105,29 @@ class Heartbeat:
                 self._write()
 
     def _catch_up(self) -> None:
-        self._due = False  # a beat that comes from here on starts another
+        self._due = False  # a later beat starts another timer
         self._write()
 
     def _write(self) -> None:
         with self._lock, suppress(OSError), held_folder(self._path.parent) as folder:
             temporary = folder / f".{self._path.name}"
-            temporary.unlink(missing_ok=True)  # what somebody put there is not written to
+            temporary.unlink(missing_ok=True)  # do not write to a file or link that someone put there
             with temporary.open("x") as file:
                 file.write(json.dumps(self._newest) + "\n")
             temporary.replace(folder / self._path.name)
 
 
-class StopFlag:
-    """Agreement among all ranks on whether to stop, on whether one of them still waits for data, and on steps to trace.
+WORDS = (None, Word.STOPPED, Word.CANCELLED)  # indexed by the number that the ranks exchange; the largest wins
 
-    `wanted` tells, where it is set, how many steps somebody wants traced now: on rank 0, before each exchange.
+
+class StopFlag:
+    """Agreement among all ranks on whether to stop, whether any of them still waits for data, and on steps to trace.
+
+    `wanted`, if set, returns how many steps should be traced now: on rank 0, before each exchange.
     """
 
     def __init__(self, path: Path | None, group: dist.ProcessGroup | None) -> None:
-        """Look for the file `path` (None on ranks that leave it to others) and agree over the gloo `group`."""
+        """Read the file `path` (None on ranks that do not) and agree over the gloo `group`."""
         self._path = path
         self._group = group
         self._numbers = torch.zeros(3, dtype=torch.int64)
@@ -130,7 +136,7 @@ class StopFlag:
         self._steps = 0
 
     def begin_stop_exchange(self, late: bool = False) -> None:
-        """Begin to exchange what this rank sees now, and whether its next data are `late`; waits for nobody."""
+        """Start to exchange what this rank sees now, and whether its next data are `late`; does not wait."""
         self.close()
         word = read_stop_flag(self._path) if self._path else None
         self._numbers = torch.tensor([WORDS.index(word), int(late), self.wanted() if self.wanted else 0])
@@ -140,32 +146,32 @@ class StopFlag:
             self._note_steps()
 
     def finish_stop_exchange(self) -> tuple[str | None, bool]:
-        """What the ranks exchanged last: `stopped`, `cancelled` or None, and whether data are late anywhere."""
-        if self._group is None:  # a process alone need not wait for the next exchange
+        """Return what the ranks exchanged last: `stopped`, `cancelled` or None, and whether data are late anywhere."""
+        if self._group is None:  # a single process need not wait for the next exchange
             self.begin_stop_exchange(late=bool(self._numbers[1]))
         self.close()
         word, late, _ = self._numbers.tolist()
         return WORDS[word], bool(late)
 
     def take_steps_to_trace(self) -> int:
-        """How many steps the ranks agreed to trace since this was asked last: the same on all of them."""
+        """Return how many steps the ranks agreed to trace since the last call: the same on all of them."""
         steps, self._steps = self._steps, 0
         return steps
 
     def close(self) -> None:
-        """Wait for the exchange that `begin_stop_exchange` left under way."""
+        """Wait for the exchange that `begin_stop_exchange` started."""
         if self._work is not None:
             self._work.wait()
             self._work = None
             self._note_steps()
 
     def _note_steps(self) -> None:
-        """Keep what was agreed until it is taken: not every exchange is read."""
+        """Keep the agreed steps until they are taken: not every exchange is read."""
         self._steps = max(self._steps, int(self._numbers[2]))
 
 
 def read_stop_flag(path: Path) -> str | None:
-    """What the launcher wrote into the flag, None where there is none; one that makes no sense means `stopped`."""
+    """Return the word in the flag, None if there is no flag; an unreadable flag means `stopped`."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -177,27 +183,27 @@ def read_stop_flag(path: Path) -> str | None:
 
 
 class NoProgressError(Exception):
-    """Training cannot get any further, and another attempt would not help."""
+    """Training cannot continue, and another attempt would not help."""
 
 
 class PeerError(Exception):
-    """Another rank cannot go on; it says itself why."""
+    """Another rank cannot continue; it reports the reason itself."""
 
 
 class UnhealthyError(Exception):
-    """This node computes wrongly."""
+    """This node computes wrong results."""
 
 
 class SupersededError(PeerError):
-    """Another launcher went on with the run: nothing may be written any more."""
+    """Another launcher took over the run: nothing may be written any more."""
 
 
 @dataclass(frozen=True)
 class WorkerOutcome:
-    """One worker's ending; `message` is one line for people, `snapshot` the name of the last one saved.
+    """How a worker ended; `message` is one line for users, `snapshot` the name of the last one saved.
 
-    `outcome` is finished, stopped or cancelled (exit 0), or failed, configuration, peer, unhealthy or no-progress
-    (exit 1).
+    `outcome` is finished, stopped or cancelled (exit 0), or failed, configuration, peer, unhealthy or no-progress (exit
+    1).
     """
 
     outcome: str
@@ -209,7 +215,7 @@ class WorkerOutcome:
 
 
 def outcome_word(error: BaseException) -> str:
-    """The outcome word for an exception."""
+    """Return the outcome word for an exception."""
     if isinstance(error, ConfigurationError | click.UsageError):
         return Word.CONFIGURATION
     if isinstance(error, NoProgressError):
@@ -220,7 +226,7 @@ def outcome_word(error: BaseException) -> str:
         return Word.FAILED
     if isinstance(error, PeerError):
         return Word.PEER
-    # Everything of torch's, NCCL's and CUDA's is one.
+    # All errors of torch, NCCL and CUDA are RuntimeErrors.
     word = cause_of(f"{type(error).__name__}: {error}") if isinstance(error, RuntimeError) else Word.FAILED
     if word != Word.FAILED:
         return word
@@ -230,21 +236,21 @@ def outcome_word(error: BaseException) -> str:
 
 
 def describe_failure(error: BaseException, step: int, snapshot: str | None) -> WorkerOutcome:
-    """The outcome of a worker that ended with `error`."""
+    """Return the outcome of a worker that ended with `error`."""
     raised = read_traceback("".join(traceback.format_exception(error)).splitlines()) or Raised("")
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    whole = isinstance(error, click.ClickException)  # our own words, which end with what to type
+    whole = isinstance(error, click.ClickException)  # our own message, which ends with what to type
     line = (" ".join(text.split()) if whole else in_one_line(text)) or type(error).__name__
     word = outcome_word(error)
-    if isinstance(error, ConfigurationError | click.UsageError):  # a user's mistake, which is nowhere in our code
+    if isinstance(error, ConfigurationError | click.UsageError):  # a user's mistake: no line of code to show
         return WorkerOutcome(word, line, step, snapshot)
     message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
-    told = replace(raised, said=f"{type(error).__name__}: {line}", within="")
-    return WorkerOutcome(word, message, step, snapshot, told.evidence, raised.where)
+    named = replace(raised, said=f"{type(error).__name__}: {line}", within="")
+    return WorkerOutcome(word, message, step, snapshot, named.evidence, raised.where)
 
 
 def write_outcome(node_dir: Path, rank: int, outcome: WorkerOutcome) -> None:
-    """Write how a rank ended into its node's folder, with the time (Unix seconds). Raises OSError."""
+    """Write how a rank ended to its node's folder, with the time (Unix seconds). Raises OSError."""
     file = rank_file(node_dir, OUTCOMES, rank)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {**asdict(outcome), "time": time.time()})

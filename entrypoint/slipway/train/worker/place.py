@@ -1,4 +1,4 @@
-"""Where a worker stands in its job, as torchrun and the launcher say in its environment."""
+"""A worker's place in its job, from the environment that torchrun and the launcher set, and its device and process group."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from torch.distributed.rendezvous import rendezvous
 from slipway.protocol.files import newest_attempt
 from slipway.protocol.memory import VARIABLE
 
-# Other workers start within seconds of each other; the slowest import torch from cold shared storage.
-CONNECT_TIMEOUT = timedelta(minutes=5)
-# Longer than what the launcher lets a rank stand still (protocol/phases.py: half an hour for a first step
-# that compiles), so that its verdict names the rank that lags behind; the limit where that is turned off.
-COLLECTIVE_TIMEOUT = timedelta(hours=1)
-
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says: numbers as torchrun counts them, folders as the launcher made them."""
+    """What the environment says: numbers from torchrun, folders from the launcher."""
 
     rank: int
     local_rank: int
@@ -39,23 +33,23 @@ class Place:
     device: str
     resume: str
     bar: bool
-    shared: bool  # whether all nodes see the same run directory
-    attempt: int = 0  # which attempt on the run this is; 0 where nobody said
-    memory: tuple[str, ...] = ()  # the buffers for snapshots in memory, where this worker is the one that fills them
+    shared: bool  # whether all nodes share the run directory
+    attempt: int = 0  # number of the attempt on the run; 0: unknown
+    memory: tuple[str, ...] = ()  # paths of the buffers for snapshots in memory, if this worker fills them
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether this worker reads and writes snapshots: the first of the job, or of each node where nothing is shared."""
+        """Whether this worker reads and writes snapshots: the first of the job, or of each node if the disk is not shared."""
         return self.rank == 0 if self.shared else self.local_rank == 0
 
     @property
     def superseded(self) -> bool:
-        """Whether another launcher went on with the run: it took ours for dead, which was frozen or cut off."""
+        """Whether another launcher took over the run because ours seemed dead: it was frozen or cut off."""
         return 0 < self.attempt < newest_attempt(self.run_dir)
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """The worker's place. Raises SystemExit with what to type where the launcher did not start this process."""
+    """Return the worker's place. Raises SystemExit with what to type if the launcher did not start this process."""
     missing = [name for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_NODE_DIR") if not environ.get(name)]
     if missing:
         raise SystemExit(f"{missing[0]} is not set; workloads are started by the launcher: slipway run WORKLOAD")
@@ -77,7 +71,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
 
 
 def open_device(place: Place) -> torch.device:
-    """The device of this worker; several workers share a GPU only where the user asked for more of them."""
+    """Return this worker's device; several workers share a GPU only if the user asked for more workers than GPUs."""
     if place.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank % max(1, torch.cuda.device_count()))
@@ -85,11 +79,18 @@ def open_device(place: Place) -> torch.device:
     return device
 
 
+# Workers start within seconds of each other; the slowest ones import torch from cold shared storage.
+CONNECT_TIMEOUT = timedelta(minutes=5)
+# Longer than the launcher's limit for a rank without progress (protocol/phases.py: half an hour for a first step that
+# compiles), so that the launcher names the slow rank first; this is the limit if the launcher's is turned off.
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+
+
 def open_group(place: Place, device: torch.device) -> dist.ProcessGroup | None:
-    """Join the other workers, at most CONNECT_TIMEOUT long. Returns the side group; None with a single process."""
+    """Join the other workers, within CONNECT_TIMEOUT. Returns the side group; None with a single process."""
     if place.world_size == 1:
         return None
-    if place.backend == "mpi":  # brings its own start and its own ranks, and carries CPU tensors itself
+    if place.backend == "mpi":  # has its own start and ranks, and carries CPU tensors itself
         dist.init_process_group("mpi")
         return dist.group.WORLD
     store, rank, world_size = next(rendezvous("env://", timeout=CONNECT_TIMEOUT))
@@ -108,7 +109,7 @@ def open_group(place: Place, device: torch.device) -> dist.ProcessGroup | None:
 
 @contextmanager
 def silent_stdout() -> Iterator[None]:
-    """Drop what C++ code writes to stdout: gloo announces every connection there and cannot be told not to."""
+    """Drop what C++ code writes to stdout: gloo announces every connection there, and it cannot be turned off."""
     sys.stdout.flush()
     kept = os.dup(1)
     with Path(os.devnull).open("wb") as nowhere:
@@ -121,10 +122,10 @@ def silent_stdout() -> Iterator[None]:
 
 
 def leave_group() -> None:
-    """Close the process group. No model may be alive any more.
+    """Close the process group. No model may exist any more.
 
-    A DistributedDataParallel object that is alive when the interpreter ends aborts one process in five
-    (`terminate called without an active exception`).
+    If a DistributedDataParallel object exists when the interpreter ends, one process in five aborts (`terminate called
+    without an active exception`).
     """
     gc.collect()
     if dist.is_initialized():

@@ -1,6 +1,8 @@
-"""How fast the processes exchange data, whether what arrives is right, and which of them holds the others up.
+"""`allreduce`: how fast the processes exchange data, whether the data arrive intact, and which process is the slowest.
 
 slipway allreduce --nproc-per-node 2 --max-bytes 4M
+
+The results are in allreduce.json and allreduce.svg in the run directory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from slipway.train.measure.bandwidth import (
     COLUMNS,
     RATE,
     Measurement,
-    Straggler,
+    SlowestRank,
     bandwidth_summary,
     by_collective,
     count_elements,
@@ -49,61 +51,50 @@ from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.launcher import PeerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
 ALONE = "one process: nothing travels between processes. Try two: slipway allreduce --nproc-per-node 2"
 
 
 @dataclass
 class Findings:
-    """What was found so far; the same on all ranks but for `own`, the seconds that this one worked by itself."""
+    """The results so far; the same on all ranks except `own`, the seconds that this rank spent on its own work."""
 
     rows: list[Measurement] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     own: float = 0.0
-    straggler: Straggler | None = None
+    straggler: SlowestRank | None = None
     stragglers_host: str = ""
     complete: bool = False
 
 
-def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> dict[str, Any]:
-    """The content of allreduce.json."""
-    place, cuda = context.place, context.device.type == "cuda"
-    straggler = findings.straggler
-    return {
-        "complete": findings.complete,
-        "processes": place.world_size,
-        "backend": place.backend,
-        "device": torch.cuda.get_device_name(context.device) if cuda else "cpu",
-        "torch": torch.__version__,
-        "dtype": options.dtype,
-        "iterations": options.iterations,
-        "warmup_iterations": options.warmup_iterations,
-        "results": [row.values() for row in findings.rows],
-        "skipped": findings.skipped,
-        "slowest": {
-            **asdict(straggler), "host": findings.stragglers_host, "certain": straggler.certain, "text": straggler.text,
-        } if straggler else None,
-    }  # fmt: skip
-
-
-def bandwidth_picture(rows: list[Measurement]) -> str:
-    """Bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
-    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
-    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
-
-
-def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
-    """Leave what was found in the run directory: for machines, for people, and with which options."""
-    folder = context.place.run_dir
-    write_options(folder, options.workload, options)
-    replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
-    if findings.rows:
-        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))
+def train(context: Context, args: list[str]) -> None:
+    """Measure with the options in `args`. Nothing is resumed: a second start measures everything again."""
+    options, place, findings = parse(AllreduceOptions, args), context.place, Findings()
+    context.say(
+        f"allreduce: {place.world_size} processes, {place.backend} on {context.device.type}, {options.dtype}, "
+        f"{options.iterations} calls after {options.warmup_iterations} to warm up"
+    )
+    first = place.rank == 0
+    charts = Charts(place.run_dir / CHARTS, 0, context.warn) if first and place.world_size > 1 else None
+    word = None
+    try:
+        if place.world_size > 1:
+            word = sweep(options, context, findings, charts)
+        if word is None and findings.rows:
+            look_for_straggler(context, findings)
+        findings.complete = word is None
+    finally:
+        if charts:
+            charts.close()
+        if first:
+            write_findings(options, context, findings)
+    note_result(context, findings, word)
 
 
 def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Charts | None) -> str | None:
-    """Measure all collectives at all sizes, into `findings`. Returns the word where a stop came.
+    """Measure all collectives at all sizes, into `findings`. Returns the word if a stop came.
 
-    Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
+    Raises WrongResultError on a rank that received wrong numbers, PeerError on the others.
     """
     sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
     dtype = DTYPES[options.dtype]
@@ -135,7 +126,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
 def measure_one(
     buffers: CollectiveBuffers, options: AllreduceOptions, context: Context, findings: Findings
 ) -> Measurement:
-    """Check a collective once, then take its time on every rank."""
+    """Check a collective once, then time it on every rank."""
     whole = max(buffers.given.nbytes, buffers.result.nbytes)
     context.beat(Phase.MEASURE)
     begin = time.perf_counter()
@@ -159,7 +150,7 @@ def measure_one(
 
 
 def require_right(what: str, wrong: str, context: Context) -> None:
-    """Raise where any rank got something `wrong`, on all ranks."""
+    """Raise on all ranks if any rank received something `wrong`."""
     rank = context.place.rank
     bad = [rank for rank, odd in enumerate(context.gather_number(bool(wrong))) if odd]
     if wrong:
@@ -176,32 +167,8 @@ def look_for_straggler(context: Context, findings: Findings) -> None:
     context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 
 
-def train(context: Context, args: list[str]) -> None:
-    """Measure with the options in `args`. There is nothing to go on from: a second start measures everything again."""
-    options, place, findings = parse(AllreduceOptions, args), context.place, Findings()
-    context.say(
-        f"allreduce: {place.world_size} processes, {place.backend} on {context.device.type}, {options.dtype}, "
-        f"{options.iterations} calls after {options.warmup_iterations} to warm up"
-    )
-    first = place.rank == 0
-    charts = Charts(place.run_dir / CHARTS, 0, context.warn) if first and place.world_size > 1 else None
-    word = None
-    try:
-        if place.world_size > 1:
-            word = sweep(options, context, findings, charts)
-        if word is None and findings.rows:
-            look_for_straggler(context, findings)
-        findings.complete = word is None
-    finally:
-        if charts:
-            charts.close()
-        if first:
-            write_findings(options, context, findings)
-    note_result(context, findings, word)
-
-
 def note_result(context: Context, findings: Findings, word: str | None) -> None:
-    """Say the result in a line, and note it as the outcome."""
+    """Report the result in a line, and as the outcome."""
     context.wait_for_all()
     if word is not None:
         done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
@@ -211,6 +178,42 @@ def note_result(context: Context, findings: Findings, word: str | None) -> None:
     if context.place.world_size > 1 and not findings.rows:
         text = "the backend has none of these collectives"
     context.conclude(Word.FINISHED, text)
+
+
+def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> dict[str, Any]:
+    """Return the content of allreduce.json."""
+    place, cuda = context.place, context.device.type == "cuda"
+    straggler = findings.straggler
+    return {
+        "complete": findings.complete,
+        "processes": place.world_size,
+        "backend": place.backend,
+        "device": torch.cuda.get_device_name(context.device) if cuda else "cpu",
+        "torch": torch.__version__,
+        "dtype": options.dtype,
+        "iterations": options.iterations,
+        "warmup_iterations": options.warmup_iterations,
+        "results": [row.values() for row in findings.rows],
+        "skipped": findings.skipped,
+        "slowest": {
+            **asdict(straggler), "host": findings.stragglers_host, "certain": straggler.certain, "text": straggler.text,
+        } if straggler else None,
+    }  # fmt: skip
+
+
+def bandwidth_picture(rows: list[Measurement]) -> str:
+    """Draw bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
+    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
+    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
+
+
+def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
+    """Write results, chart and options to the run directory."""
+    folder = context.place.run_dir
+    write_options(folder, options.workload, options)
+    replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
+    if findings.rows:
+        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR
 from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.fit import Result
+from slipway.train.loop.fit import TrainingResult
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
@@ -134,7 +134,7 @@ def train(context: Context, args: list[str]) -> None:
     train_text(make_task(options, context), options, context, partial(perplexity_line, metrics))
 
 
-def perplexity_line(metrics: Path, result: Result) -> str:
+def perplexity_line(metrics: Path, result: TrainingResult) -> str:
     """The first evaluation, from the file of metrics, beside the last one."""
     before, after = read_evaluation(metrics, 0), result.evaluation["perplexity"]
     first = f"{before['perplexity']:.2f} before, " if "perplexity" in before else ""

@@ -14,7 +14,7 @@ import torch
 from slipway.options import GptOptions, parse
 from slipway.options.gpt import TextOptions
 from slipway.train.export import export_result
-from slipway.train.loop.fit import Result, fit
+from slipway.train.loop.fit import TrainingResult, fit
 from slipway.train.models.flops import flops_per_token
 from slipway.train.models.gpt import Gpt, GptConfig, StagedGpt, adamw
 from slipway.train.task import Task
@@ -82,7 +82,7 @@ def train(context: Context, args: list[str]) -> None:
     train_text(make_task(options, context), options, context)
 
 
-def loss_line(result: Result) -> str:
+def loss_line(result: TrainingResult) -> str:
     """How well the model predicts."""
     unit = "byte" if "perplexity" not in result.evaluation else "token"
     loss, bits = result.evaluation["val_loss"], result.evaluation["bits_per_byte"]
@@ -95,7 +95,9 @@ def shown_sample(text: str) -> list[str]:
     return lines[:SAMPLE_LINES] or ["(blank lines alone)"]
 
 
-def train_text(task: Task, options: TextOptions, context: Context, tell: Callable[[Result], str] = loss_line) -> None:
+def train_text(
+    task: Task, options: TextOptions, context: Context, tell: Callable[[TrainingResult], str] = loss_line
+) -> None:
     """Train, export where asked, show a sample, and `tell` in a line how well the model predicts."""
     result = fit(task, options, context)
     export_result(result, options, context)

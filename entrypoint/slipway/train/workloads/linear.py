@@ -1,4 +1,4 @@
-"""The smallest data-parallel job: one linear layer on synthetic binary labels.
+"""`linear`: the smallest data-parallel job, one linear layer on synthetic binary labels.
 
 slipway linear --epochs 3 --compare
 """
@@ -19,8 +19,22 @@ from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.comparison import begins_anew, compare_without_ddp, recall
 
 
+class Linear(nn.Module):
+    """One linear layer that separates two classes: inputs (batch, input_size) become scores (batch,)."""
+
+    def __init__(self, input_size: int) -> None:
+        """Make the layer with torch's own initialisation."""
+        super().__init__()
+        self.layer = nn.Linear(input_size, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scores (logits) of the positive class."""
+        scores: torch.Tensor = self.layer(inputs)
+        return scores.squeeze(1)
+
+
 def make_data(options: LinearOptions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs (n, input_size) and labels 0.0 or 1.0 (n,), the same on all ranks; the last fifth is for validation.
+    """Return inputs (n, input_size) and labels 0.0 or 1.0 (n,), the same on all ranks; the last fifth is for validation.
 
     A hidden plane through the origin separates the classes.
     """
@@ -52,7 +66,7 @@ def sums(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def make_task(options: LinearOptions, context: Context) -> Task:
-    """The task on the context's device; the whole data set lies there as two tensors."""
+    """Return the task on the context's device, where the whole data set is two tensors."""
     torch.manual_seed(options.seed)
     model = Linear(options.input_size).to(context.device)
     inputs, labels = (part.to(context.device) for part in make_data(options))
@@ -77,7 +91,7 @@ def make_task(options: LinearOptions, context: Context) -> Task:
 
 
 def train(context: Context, args: list[str]) -> None:
-    """Train with the options in `args` and print the accuracy; where asked, compare with training without DDP."""
+    """Train with the options in `args` and print the accuracy; if asked for, compare with training without DDP."""
     options = parse(LinearOptions, args)
     comparable = options.compare and begins_anew(context)
     task = make_task(options, context)
@@ -99,17 +113,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-class Linear(nn.Module):
-    """A single score per sample: inputs of shape (batch, input_size) become scores of shape (batch,)."""
-
-    def __init__(self, input_size: int) -> None:
-        """Make the layer with torch's own initialisation."""
-        super().__init__()
-        self.layer = nn.Linear(input_size, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores (logits) of the positive class."""
-        scores: torch.Tensor = self.layer(inputs)
-        return scores.squeeze(1)

@@ -1,6 +1,8 @@
-"""A convolutional network on labelled pictures; by default a small one on digits that are drawn here.
+"""`vision`: a convolutional network on labelled pictures; by default a small one on generated digits.
 
 slipway vision --dataset glyphs --model small
+
+Besides the accuracy of each class it shows a grid of pictures that the model gets wrong.
 """
 
 from __future__ import annotations
@@ -33,18 +35,9 @@ from slipway.train.snapshots.resume import recorded_data
 from slipway.train.task import Batch, Task, Validation
 from slipway.train.worker.context import Context, open_context
 
-CLASS = "class/"  # before a class's name in the results
-SHOWN = 20  # lines of the table of classes
-LEAST = 400  # steps of a training on a small folder
-PIXELS = {"cpu": 2**19, "cuda": 2**23}  # of an evaluation batch; more did not make it faster on a CPU
-LOOKED_AT = 2000  # pictures
-BATCH = 250  # pictures
-COLUMNS, ROWS = 8, 4
-SIDE, LINE, GAP = 96, 13, 4  # pixels of a tile: its picture, a line of text, and what is around both
-
 
 def open_pictures(options: VisionOptions, context: Context) -> Pictures:
-    """The pictures that `--dataset` means; by every rank. Raises ConfigurationError, and HubError for cifar10."""
+    """Return the pictures that `--dataset` means; by every rank. Raises ConfigurationError, and HubError for cifar10."""
     variation = Variation(options.shift, options.flips, options.cutout)
     limits = options.train_pictures, options.eval_pictures
     if options.folder is not None:
@@ -62,16 +55,19 @@ def open_pictures(options: VisionOptions, context: Context) -> Pictures:
 
 
 def choose_split(options: VisionOptions, context: Context) -> VisionOptions:
-    """The options, with the split that the run to resume began with, unless one was typed. By every rank."""
+    """Return the options with the split of the run to resume, unless one was typed. By every rank."""
     if options.folder is None or "split" in options.given:
         return options
     data = recorded_data(context.place)
-    # One rank is enough: a node may come back with an empty disk.
+    # One rank is enough: a node may have an empty disk.
     [by_name] = context.total(data.startswith("folder of ") and f", split {BY_CLASS}," not in data)
     if not by_name:
         return options
     context.say(f"the run began with --split {BY_NAME}, and resumes on the same pictures")
     return replace(options, split=BY_NAME, sources={**options.sources, "split": "the run to resume"})
+
+
+LEAST = 400  # steps of a training on a small folder
 
 
 def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
@@ -109,7 +105,7 @@ def loss(model: nn.Module, batch: Batch, smoothing: float) -> torch.Tensor:
 
 
 def sums(model: nn.Module, batch: Batch, classes: int) -> torch.Tensor:
-    """Loss, right answers, those of each class, pictures of each class, and pictures of a batch."""
+    """Return loss, correct answers, those of each class, pictures of each class, and pictures of a batch."""
     pictures, labels = batch
     logits = model(pictures).float()
     lost = functional.cross_entropy(logits, labels, reduction="none").double().sum()
@@ -121,15 +117,21 @@ def sums(model: nn.Module, batch: Batch, classes: int) -> torch.Tensor:
     return torch.cat([torch.stack([lost, right.sum()]), by_class.flatten(), count])
 
 
+CLASS = "class/"  # before a class's name in the results
+
+
 def results(means: list[float], classes: tuple[str, ...]) -> dict[str, float]:
-    """Loss, accuracy, and accuracy of each class that there are pictures of."""
+    """Return loss, accuracy, and the accuracy of each class that has pictures."""
     right, share = means[2 : 2 + len(classes)], means[2 + len(classes) :]
     found = {f"{CLASS}{name}": right[at] / share[at] for at, name in enumerate(classes) if share[at]}
     return {"val_loss": means[0], "accuracy": means[1], **found}
 
 
+PIXELS = {"cpu": 2**19, "cuda": 2**23}  # of an evaluation batch; more was not faster on a CPU
+
+
 def make_task(options: VisionOptions, context: Context) -> Task:
-    """The task on the context's device; by every rank. Raises ConfigurationError, and HubError for cifar10."""
+    """Return the task on the context's device; by every rank. Raises ConfigurationError, and HubError for cifar10."""
     pictures = open_pictures(options, context)
     normalise = Normaliser(pictures.mean, pictures.deviation, pictures.size, context.device)
     classes = len(pictures.classes)
@@ -169,15 +171,18 @@ def make_task(options: VisionOptions, context: Context) -> Task:
 
 
 def save_weights(model: nn.Module, name: str, context: Context) -> None:
-    """Write the plain weights into the run directory, for `torch.load(…, weights_only=True)`; on rank 0."""
+    """Write the weights alone to the run directory, for `torch.load(…, weights_only=True)`; on rank 0."""
     if context.place.rank == 0:
         content = io.BytesIO()
         torch.save({key: part.detach().cpu().contiguous() for key, part in model.state_dict().items()}, content)
         replace_file(context.place.run_dir / name, content.getvalue())
 
 
+SHOWN = 20  # rows of the table of classes
+
+
 def accuracy_table(evaluation: Mapping[str, float]) -> str:
-    """The accuracy of each class, aligned; of many classes only of those that do worst."""
+    """Format the accuracy of each class; of many classes only the worst."""
     shares = {name.removeprefix(CLASS): share for name, share in evaluation.items() if name.startswith(CLASS)}
     shown, title = shares, "class"
     if len(shares) > SHOWN:
@@ -186,38 +191,14 @@ def accuracy_table(evaluation: Mapping[str, float]) -> str:
     return "\n".join(aligned([[title, "accuracy"], *([name, f"{share:.2%}"] for name, share in shown.items())]))
 
 
-def train(context: Context, args: list[str]) -> None:
-    """Train with the options in `args`; print the accuracy of each class, and keep the weights as a file."""
-    options = choose_split(parse(VisionOptions, args), context)
-    task = make_task(options, context)
-    suited = suit_to_count(options, task.samples)
-    if suited != options:
-        changed = [name for name, value in suited.values().items() if value != getattr(options, name)]
-        told = ", ".join(f"--{name.replace('_', '-')} {getattr(suited, name):g}" for name in changed)
-        context.say(f"for {task.samples:,} pictures, instead of the preset's: {told}")
-        options = suited
-    result = fit(task, options, context)
-    if result.outcome == Word.FINISHED:
-        name = "cifar_net.pth" if options.dataset == CIFAR10 else "model.pth"
-        save_weights(task.model, name, context)
-    export_result(result, options, context)
-    if result.evaluation:
-        context.say(f"\n{accuracy_table(result.evaluation)}\n")
-        context.say(f"accuracy {result.evaluation['accuracy']:.2%} on pictures that were not trained on")
-
-
-def main() -> None:
-    """Run as a worker."""
-    with open_context(abandon=True) as context:
-        train(context, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()
+LOOKED_AT = 2000  # pictures that are searched for mistakes,
+BATCH = 250  # so many at once
+COLUMNS, ROWS = 8, 4  # of the grid
+SIDE, LINE, GAP = 96, 13, 4  # pixels of a tile's picture, of a line of text, and around both
 
 
 class Mistake(NamedTuple):
-    """A picture, uint8 (size, size, 3), with its label and the one that the model prefers."""
+    """A picture, uint8 (size, size, 3), with its label and the model's answer."""
 
     picture: torch.Tensor
     label: int
@@ -228,7 +209,7 @@ class Mistake(NamedTuple):
 def find_mistakes(
     model: nn.Module, pictures: Pictures, normalise: Callable[[Batch], Batch], device: torch.device
 ) -> list[Mistake]:
-    """As many mistakes as a grid holds, or fewer, among at most LOOKED_AT pictures, evenly spread."""
+    """Return up to a grid of mistakes among at most LOOKED_AT pictures, evenly spread."""
     count = min(pictures.judged, LOOKED_AT)
     places = torch.arange(count, device=device) * pictures.judged // count
     mistakes: list[Mistake] = []
@@ -249,7 +230,7 @@ def find_mistakes(
 
 
 def draw_grid(mistakes: Sequence[Mistake], classes: Sequence[str]) -> torch.Tensor:
-    """The grid, uint8 (3, height, width); a light sheet with a tile for each mistake."""
+    """Draw the grid, uint8 (3, height, width): a white sheet with a tile for each mistake."""
     rows = max(1, -(-len(mistakes) // COLUMNS))
     wide, high = SIDE + GAP, SIDE + 2 * LINE + GAP
     sheet, font = Image.new("RGB", (COLUMNS * wide + GAP, rows * high + GAP), "white"), ImageFont.load_default(10)
@@ -262,3 +243,33 @@ def draw_grid(mistakes: Sequence[Mistake], classes: Sequence[str]) -> torch.Tens
         words.text((0, SIDE + LINE), f"said {classes[guess]}", "#b00020", font)
         sheet.paste(tile, (left, top))
     return torch.from_numpy(np.asarray(sheet).copy()).permute(2, 0, 1)
+
+
+def train(context: Context, args: list[str]) -> None:
+    """Train with the options in `args`; print the accuracy of each class, and save the weights as a file."""
+    options = choose_split(parse(VisionOptions, args), context)
+    task = make_task(options, context)
+    suited = suit_to_count(options, task.samples)
+    if suited != options:
+        changed = [name for name, value in suited.values().items() if value != getattr(options, name)]
+        new = ", ".join(f"--{name.replace('_', '-')} {getattr(suited, name):g}" for name in changed)
+        context.say(f"for {task.samples:,} pictures, instead of the preset's: {new}")
+        options = suited
+    result = fit(task, options, context)
+    if result.outcome == Word.FINISHED:
+        name = "cifar_net.pth" if options.dataset == CIFAR10 else "model.pth"
+        save_weights(task.model, name, context)
+    export_result(result, options, context)
+    if result.evaluation:
+        context.say(f"\n{accuracy_table(result.evaluation)}\n")
+        context.say(f"accuracy {result.evaluation['accuracy']:.2%} on pictures that were not trained on")
+
+
+def main() -> None:
+    """Run as a worker."""
+    with open_context(abandon=True) as context:
+        train(context, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
