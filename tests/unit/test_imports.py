@@ -56,6 +56,11 @@ def test_a_plan_is_made_without_torch(tmp_path: Path, environ: dict[str, str]) -
     assert third_party(loaded) - {"pynvml"} == ALLOWED  # pynvml only where there is a driver
 
 
+def test_text_is_prepared_without_torch() -> None:
+    modules = ("hub.fetch", "text.preparation", "text.piece")
+    assert "torch" not in loaded_by("".join(f"import slipway.train.{module}\n" for module in modules))
+
+
 def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None:
     loaded = modules_of(PLAN, cwd=tmp_path, env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""})
     others = {f"slipway.cli.{name}" for name in ("check", "data", "logs", "reports", "results", "runs")} | {

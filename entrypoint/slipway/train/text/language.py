@@ -98,7 +98,7 @@ LARGEST = 700.0  # nats; exp of more overflows a float
 
 
 def loss_results(nats: float, corpus: Corpus) -> dict[str, float]:
-    """Return the results for a mean loss in nats per token, also as bits per byte of text, which is independent of the tokenizer."""
+    """Return the results of a mean loss in nats per token, also as bits per byte of text, which needs no tokenizer to compare."""
     judged = {"val_loss": nats, "bits_per_byte": nats / math.log(2) / corpus.bytes_per_token}
     if corpus.tokenizer.identity == BYTES:
         return judged

@@ -49,7 +49,7 @@ class Heartbeat:
         self._beats = 0
         self._first: int | None = None  # the step that training began with
         self._spent: dict[str, float] = {}  # seconds in each phase
-        self._highest, self._again = 0, 0.0  # the highest step; seconds of training below it, after going back
+        self._highest, self._again = 0, 0.0  # the highest step; seconds of training below it, after a rollback
         self._newest: dict[str, Any] = {}
         self.facts: Mapping[str, Any] = {}  # part of every later beat
         self._late: Timer | None = None  # the last one that was started
