@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,17 @@ class Validation:
     sums: Callable[[nn.Module, Batch], torch.Tensor]
     # the k - 1 means -> named results; `val_loss` is among them
     results: Callable[[list[float]], dict[str, float]]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode, and afterwards back into the mode that it had."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @dataclass(frozen=True)

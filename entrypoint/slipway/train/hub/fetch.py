@@ -215,25 +215,12 @@ class ByteProgress:
 
 
 def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[[], None]) -> None:
-    """Compare files with their checksums and remove those that differ. Raises HubError if any did.
-
-    A file that was found right is recorded beside the files, and is not read again while its size and modification time stay
-    the same.
-    """
+    """Compare files with their checksums, once, and remove those that differ. Raises HubError if any did."""
     notes = folder.parents[1] / "verified"
 
     def is_right(name: str) -> bool:
-        path, listed = folder / name, files[name]
-        state, note = path.stat(), notes / listed.checksum
-        stamp = f"{state.st_size} {state.st_mtime_ns}"
-        if not listed.checksum or (note.is_file() and note.read_text() == stamp):
-            return True
-        if hash_file(path, tick, git=len(listed.checksum) == 40) != listed.checksum:
-            return False
-        with suppress(OSError):  # the cache is read-only: the file is compared again next time
-            notes.mkdir(exist_ok=True)
-            note.write_text(stamp)
-        return True
+        checksum = files[name].checksum
+        return not checksum or has_checksum(folder / name, checksum, notes / checksum, tick)
 
     with ThreadPoolExecutor(4) as pool:
         wrong = [name for name, right in zip(files, pool.map(is_right, files), strict=True) if not right]
@@ -246,6 +233,24 @@ def verify(repo: str, folder: Path, files: Mapping[str, Listed], tick: Callable[
             f"{', '.join(wrong)} of {repo} arrived damaged: the checksum is not the one that the Hub names. It was removed "
             "from the cache; try again. Where this happens again, something between here and the Hub changes files."
         )
+
+
+def has_checksum(path: Path, checksum: str, note: Path, tick: Callable[[], None]) -> bool:
+    """Whether a file has its checksum, as `hash_file` computes it. Raises OSError if the file cannot be read.
+
+    The file `note` records size and modification time of a file that was found right. While these stay the same, the file is not
+    read again.
+    """
+    state = path.stat()
+    stamp = f"{state.st_size} {state.st_mtime_ns}"
+    if note.is_file() and note.read_text() == stamp:
+        return True
+    if hash_file(path, tick, git=len(checksum) == 40) != checksum:
+        return False
+    with suppress(OSError):  # the cache is read-only: the file is compared again next time
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(stamp)
+    return True
 
 
 def hash_file(path: Path, tick: Callable[[], None] = lambda: None, git: bool = False) -> str:

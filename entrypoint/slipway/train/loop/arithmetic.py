@@ -146,7 +146,6 @@ class StepCounts:
     """Sums over steps that are kept on the device, so that no step waits for the host."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin with nothing counted."""
         self.losses = torch.zeros((), device=device)  # sum over the steps since the last report that were not skipped
         self.skipped = torch.zeros((), device=device)  # steps skipped since the last report
         self.in_row = torch.zeros((), device=device)  # steps skipped in a row, up to now
@@ -206,7 +205,6 @@ class Buffers:
     """
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Remember what they hold."""
         self._alike = [(kind, strung(kind)) for kind in alike(map(plain, buffers))]
 
     def restore(self, left_out: torch.Tensor) -> None:

@@ -32,7 +32,7 @@ from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.snapshots.memory_buffers import Rhythm
-from slipway.train.task import Task, Validation
+from slipway.train.task import Task, Validation, evaluating
 from slipway.train.worker.context import Context
 
 MOMENT = 0.5  # seconds; a rank that waits longer for data reports it
@@ -289,10 +289,8 @@ def evaluate_model(
     """
     number, shares = share
     mine = torch.arange(min(number, validation.samples), validation.samples, shares, device=device)
-    was_training = model.training
-    model.eval()
-    try:
-        parts = []
+    parts = []
+    with evaluating(model):
         # The same number of batches on all processes, so that they agree on stopping; the last may be empty.
         for start in range(0, math.ceil(validation.samples / shares), validation.batch_size):
             if not turn():
@@ -300,8 +298,6 @@ def evaluate_model(
             indices = mine[start : start + validation.batch_size]
             with precision.autocast():
                 parts.append(validation.sums(model, validation.batch(indices)))
-    finally:
-        model.train(was_training)
     *totals, count = add(torch.stack(parts).sum(0)).tolist()
     return validation.results([total / count for total in totals])
 

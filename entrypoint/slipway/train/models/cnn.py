@@ -80,7 +80,6 @@ class Residual(nn.Module):
     """Two layers whose input is added to their output."""
 
     def __init__(self, width: int) -> None:
-        """Keep the number of channels."""
         super().__init__()
         self.layers = nn.Sequential(layer(width, width), layer(width, width))
 
@@ -94,7 +93,6 @@ class Scaled(nn.Module):
     """A constant factor that keeps the logits of `resnet9` small at first."""
 
     def __init__(self, factor: float) -> None:
-        """It is no parameter."""
         super().__init__()
         self.factor = factor
 

@@ -68,7 +68,6 @@ class Mlp(nn.Module):
     """Two layers with four times the width in between."""
 
     def __init__(self, config: GptConfig) -> None:
-        """Make both layers."""
         super().__init__()
         self.dropout = config.dropout
         self.c_fc = nn.Linear(config.embed, 4 * config.embed)
@@ -88,7 +87,6 @@ class Block(nn.Module):
     """Attention, then the two layers, each added to its input."""
 
     def __init__(self, config: GptConfig) -> None:
-        """Make one block."""
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.embed)
         self.attn = Attention(config)

@@ -165,7 +165,6 @@ class Chance:
     """Random numbers from a seed, one set per picture."""
 
     def __init__(self, count: int, seed: int) -> None:
-        """For `count` pictures."""
         self.count = count
         self._generator = torch.Generator().manual_seed(seed)
 

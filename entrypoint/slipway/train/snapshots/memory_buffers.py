@@ -218,11 +218,6 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
     return sum(int(sum_of_bits(tensor)) for tensor in tensors) % 2**64
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
-
-
 def describe_copies(
     copies: Mapping[Names, torch.Tensor], stems: Iterable[str]
 ) -> dict[str, list[tuple[str, list[int], str, int]]]:
@@ -263,7 +258,7 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
     if dtype not in DTYPES:
         raise ValueError(f"there is no type {dtype}")
     tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-    memory, done = bytes_of(tensor).numpy().data, 0
+    memory, done = tensor.view(-1).view(torch.uint8).numpy().data, 0
     while done < len(memory):
         read = os.preadv(file, [memory[done : done + PIECE]], begin + done)
         if not read:

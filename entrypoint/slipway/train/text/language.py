@@ -24,7 +24,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.hub.fetch import hash_file
 from slipway.train.models.gpt import Gpt, GptConfig, StagedGpt
 from slipway.train.snapshots.snapshot import MODEL, load_newest
-from slipway.train.task import Batch, Validation
+from slipway.train.task import Batch, Validation, evaluating
 from slipway.train.text.corpus import Corpus, Tokens
 from slipway.train.text.tokenizer import BYTES, FILE, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
@@ -180,12 +180,9 @@ def continue_prompt(
     if not given:
         raise ConfigurationError('The prompt is empty; type some text, for example --prompt "def ".')
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    written = model.continue_text(
-        torch.tensor([given], device=device), tokens, temperature, torch.Generator(device).manual_seed(seed)
-    )
-    model.train(was_training)
+    generator = torch.Generator(device).manual_seed(seed)
+    with evaluating(model):
+        written = model.continue_text(torch.tensor([given], device=device), tokens, temperature, generator)
     return read_until_end(tokenizer, written[0].tolist(), len(given))
 
 

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from slipway.options.dataset import MANIFEST
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.fetch import hash_file
+from slipway.train.hub.fetch import has_checksum
 from slipway.train.text.coverage import Coverage
 from slipway.train.text.tokenizer import BYTES, FILE, FileTokenizer, Tokenizer, open_tokenizer
 from slipway.train.worker.prepared import cache_folder
@@ -229,24 +228,14 @@ def open_stream(folder: TokenFolder, part: Part) -> Stream:
 def verify_shards(folder: TokenFolder, tick: Callable[[], None]) -> None:
     """Compare all shards with their checksums, in several threads. Raises ConfigurationError with the wrong ones.
 
-    A shard that was found right is recorded in the cache, and is not read again while its size and modification time stay
-    the same.
+    Shards that were found right are recorded in the cache (`has_checksum`).
     """
     notes = cache_folder(os.environ) / "verified"
 
     def is_right(shard: Shard) -> bool:
         path = folder.path / shard.name
-        state = path.stat()
-        seen = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {shard.sha256}"
-        note = notes / hashlib.sha256(seen.encode()).hexdigest()
-        if note.exists():
-            return True
-        if hash_file(path, tick) != shard.sha256:
-            return False
-        with suppress(OSError):  # the cache is read-only: the file is compared again next time
-            notes.mkdir(parents=True, exist_ok=True)
-            note.touch()
-        return True
+        name = hashlib.sha256(f"{path.resolve()} {shard.sha256}".encode()).hexdigest()
+        return has_checksum(path, shard.sha256, notes / name, tick)
 
     with ThreadPoolExecutor() as pool:
         right = list(pool.map(is_right, folder.shards))

@@ -201,19 +201,15 @@ def as_json(options: AllreduceOptions, context: Context, findings: Findings) -> 
     }  # fmt: skip
 
 
-def bandwidth_picture(rows: list[Measurement]) -> str:
-    """Draw bus bandwidth over message sizes, a curve for each collective, as an SVG file."""
-    groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(rows).items())]
-    return svg_file(draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE))
-
-
 def write_findings(options: AllreduceOptions, context: Context, findings: Findings) -> None:
     """Write results, chart and options to the run directory."""
     folder = context.place.run_dir
     write_options(folder, options.workload, options)
     replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
-        replace_file(folder / "allreduce.svg", bandwidth_picture(findings.rows))
+        groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(findings.rows).items())]
+        picture = draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE)
+        replace_file(folder / "allreduce.svg", svg_file(picture))
 
 
 def main() -> None:

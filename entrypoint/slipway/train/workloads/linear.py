@@ -23,7 +23,6 @@ class Linear(nn.Module):
     """One linear layer that separates two classes: inputs (batch, input_size) become scores (batch,)."""
 
     def __init__(self, input_size: int) -> None:
-        """Make the layer with torch's own initialisation."""
         super().__init__()
         self.layer = nn.Linear(input_size, 1)
 

@@ -32,7 +32,7 @@ from slipway.train.models.cnn import build, flops_per_picture, sgd
 from slipway.train.pictures import cifar10, glyphs
 from slipway.train.pictures.arrays import Normaliser, Pictures, Variation, on_device
 from slipway.train.snapshots.resume import recorded_data
-from slipway.train.task import Batch, Task, Validation
+from slipway.train.task import Batch, Task, Validation, evaluating
 from slipway.train.worker.context import Context, open_context
 
 
@@ -213,9 +213,7 @@ def find_mistakes(
     count = min(pictures.judged, LOOKED_AT)
     places = torch.arange(count, device=device) * pictures.judged // count
     mistakes: list[Mistake] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for indices in torch.split(places, BATCH):
             batch = pictures.evaluation(indices)
             guesses = model(normalise(batch)[0]).argmax(1)
@@ -224,8 +222,6 @@ def find_mistakes(
             mistakes += [Mistake(picture, int(label), int(guess)) for picture, label, guess in found]
             if len(mistakes) >= COLUMNS * ROWS:
                 break
-    finally:
-        model.train(was_training)
     return mistakes[: COLUMNS * ROWS]
 
 
