@@ -50,14 +50,6 @@ class Measurement:
         return [self.collective, size_text(self.size), *times, rate_text(self.algorithm), rate_text(self.bus)]
 
 
-def measure(collective: str, size: int, seconds: Sequence[float]) -> Measurement:
-    """Return the measurement for each rank's seconds per call."""
-    ranks, mean = len(seconds), sum(seconds) / len(seconds)
-    algorithm = size / mean
-    bus = algorithm * BUS_FACTORS[collective](ranks)
-    return Measurement(collective, size, mean, min(seconds), max(seconds), algorithm, bus)
-
-
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
     {
         ALL_REDUCE: lambda n: 2 * (n - 1) / n,
@@ -66,6 +58,14 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
         BROADCAST: lambda n: 1.0,
     }
 )
+
+
+def measure(collective: str, size: int, seconds: Sequence[float]) -> Measurement:
+    """Return the measurement for each rank's seconds per call."""
+    ranks, mean = len(seconds), sum(seconds) / len(seconds)
+    algorithm = size / mean
+    bus = algorithm * BUS_FACTORS[collective](ranks)
+    return Measurement(collective, size, mean, min(seconds), max(seconds), algorithm, bus)
 
 
 def message_sizes(least: int, largest: int, factor: int) -> list[int]:

@@ -23,6 +23,8 @@ from slipway.train.task import Batch
 
 Colour = tuple[float, float, float]  # red, green, blue; 0 … 1
 
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -113,9 +115,6 @@ def draw_number(keys: torch.Tensor, field: int, choices: int) -> torch.Tensor:
     return share * choices >> FIELD
 
 
-Bytes = npt.NDArray[np.uint8]
-
-
 @dataclass(frozen=True)
 class Arrays:
     """Pictures of shape (n, size, size, 3), and their labels (n,)."""
@@ -124,6 +123,9 @@ class Arrays:
     train_labels: Bytes
     evaluation_pictures: Bytes
     evaluation_labels: Bytes
+
+
+NAMES = tuple(Arrays.__dataclass_fields__)
 
 
 def on_device(
@@ -154,8 +156,6 @@ def on_device(
 
 
 MANIFEST = "manifest.json"
-
-NAMES = tuple(Arrays.__dataclass_fields__)
 
 
 def write_arrays(folder: Path, arrays: Arrays, tick: Callable[[], None]) -> None:
