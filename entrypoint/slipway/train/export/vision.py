@@ -18,7 +18,7 @@ ABOUT = About(
     library="slipway",
     task="image-classification",
     tags=("pytorch_model_hub_mixin", "model_hub_mixin"),
-    usage="""from slipway.train.models.cnn import Classifier
+    usage="""from slipway.train.models.classifier import Classifier
 
 model = Classifier.from_pretrained("{name}")  # takes uint8 pictures of shape (n, 3, height, width)
 print([model.names[place] for place in model(pictures).argmax(1)])""",

@@ -1,16 +1,14 @@
-"""Convolutional networks for labelled pictures: two small ones, torchvision's ResNets, and a classifier made of them.
+"""Convolutional networks for labelled pictures: two small ones, and torchvision's ResNets.
 
-Networks take float pictures of shape (n, 3, height, width), best in channels_last, and return logits (n, classes). All end
+They take float pictures of shape (n, 3, height, width), best in channels_last, and return logits (n, classes). All end
 with a global pooling, so they take any size that the earlier poolings leave something of.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -118,31 +116,3 @@ def flops_per_picture(model: nn.Module, size: int) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         copy.deepcopy(model).to("meta").eval()(torch.empty(1, 3, size, size, device="meta"))
     return 3.0 * float(counter.get_total_flops())
-
-
-class Classifier(nn.Module, PyTorchModelHubMixin):
-    """A trained network with everything needed to use it, which the Hub's library stores and loads.
-
-    Classifier.from_pretrained("my-model")(pictures).argmax(1)
-
-    Pictures (n, 3, height, width), uint8 from 0 to 255 or float from 0 to 1, become logits (n, classes). The classifier
-    normalises them itself. `names[i]` is the name of class i.
-    """
-
-    def __init__(
-        self, model: str, names: Sequence[str], size: int, mean: Sequence[float], deviation: Sequence[float]
-    ) -> None:
-        """`model` and `size` as for `build`; `mean` and `deviation` are those of the channels, from 0 to 1."""
-        super().__init__()
-        self.names = list(names)
-        self.size = size
-        self.network = build(model, len(self.names), size)
-        self.mean, self.deviation = list(mean), list(deviation)
-
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Return logits of pictures of any size that the network takes; it was trained on `size`."""
-        if pictures.dtype == torch.uint8:
-            pictures = pictures / 255
-        mean, deviation = (pictures.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.deviation))
-        logits: torch.Tensor = self.network((pictures - mean) / deviation)
-        return logits
