@@ -11,6 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_jobs import Run
 
+from slipway.protocol.files import append_to_run_file
 from slipway.train.loop.metrics import Charts, new_file, tag
 
 Start = Callable[..., Run]
@@ -117,7 +118,10 @@ def test_without_tensorboard_the_training_goes_on_with_one_warning(
 def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
     train: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipway.train.loop.metrics.append_to_run_file", lambda file: os.open("/dev/full", os.O_WRONLY))
+    def open_file(file: Path) -> int:
+        return os.open("/dev/full", os.O_WRONLY) if "tfevents" in file.name else append_to_run_file(file)
+
+    monkeypatch.setattr("slipway.train.loop.metrics.append_to_run_file", open_file)
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 1)
     assert run.exit_code == 0
     assert len(run.metrics) == 9
