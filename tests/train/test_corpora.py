@@ -308,7 +308,7 @@ def test_shards_are_compared_with_their_checksums_once(
 ) -> None:
     open_folder(folder, tmp_path)
     read: list[Path] = []
-    monkeypatch.setattr("slipway.train.text.token_folder.hash_file", lambda path, tick: read.append(path))
+    monkeypatch.setattr("slipway.train.hub.fetch.hash_file", lambda path, tick, git: read.append(path))
     open_folder(folder, tmp_path)
     assert read == []
     spoil(folder, "train-00000.bin", lambda content: b"\0\0" + content[2:])
