@@ -1,7 +1,8 @@
-"""How long this rank works on a step by itself, without what it waits for the others: what tells a straggler from its victims.
+"""How long this rank works on a step, without its waits for the others: it distinguishes a straggler from its victims.
 
-A step ends on all ranks together, since each waits for the others' gradients. That wait lies between two moments that can be
-seen without changing a bit: the last gradient is there, and the backward pass returns. What is left is the rank's own.
+A step ends on all ranks together, since each waits for the others' gradients. That wait is between two moments that can be
+observed without changing a bit: the arrival of the last gradient, and the return of the backward pass. The rest is the rank's
+own time.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from torch.utils.hooks import RemovableHandle
 
 from slipway.protocol.cgroups import cgroup_folders, count_cpus, read_kernel_file
 
-TOLD = 0.05  # of the time: less is no cause
+REPORTED = 0.05  # of the time: less is no cause
 
 
 class StepClock(Protocol):
-    """Moments, and the seconds between two of them, the later of which may be waited for."""
+    """Moments, and the seconds between two of them; the later one may be waited for."""
 
     def host(self) -> float:
         """The time of the host, in seconds since any moment."""
@@ -37,10 +38,10 @@ class StepClock(Protocol):
         """This moment. Waits for no GPU."""
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """What lies between them."""
+        """Return the seconds between them."""
 
     def steady(self, earlier: Any, later: Any) -> float:
-        """The part of it that does not depend on what else the machine does."""
+        """Return the part of them that does not depend on the machine's other load."""
 
 
 class Moment(NamedTuple):
@@ -70,8 +71,8 @@ class HostClock:
 
     def now(self) -> Moment:
         """See StepClock."""
-        told = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
-        waited = int(told[1]) / 1e9 if len(told) > 1 and told[1].isdigit() else 0.0
+        words = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
+        waited = int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else 0.0
         return Moment(self.host(), time.clock_gettime(self._ran), waited)
 
     def seconds(self, earlier: Moment, later: Moment) -> float:
@@ -126,15 +127,15 @@ class Taken(NamedTuple):
 
 
 class OwnTime:
-    """The own time of each step of one rank, from `begin` to `end`, without what lies between the last gradient and `go_on`.
+    """The own time of each step of one rank, from `begin` to `end`, without what is between the last gradient and `go_on`.
 
-    What it waited for data before the step is its own, too, as far as its device had nothing to do meanwhile.
+    Waiting for data before the step counts too, as far as the device had nothing to do meanwhile.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], device: torch.device, clock: StepClock | None = None
     ) -> None:
-        """Until `settle` the order in which gradients come is learnt. Without parameters nothing is timed.
+        """Until `settle`, learn the order of the gradients. Without parameters nothing is timed.
 
         `clock`: by default that of the device.
         """
@@ -237,7 +238,7 @@ class Look(NamedTuple):
 
 
 class Causes:
-    """What this process can see of why it is slow. Nothing fails where the kernel tells it in another way."""
+    """What this process can see of why it is slow. A kernel without these files is not an error."""
 
     def __init__(self, device: torch.device, kept: int, now: Callable[[], float]) -> None:
         """Look back over so many looks. `now`: the host's time in seconds."""
@@ -264,7 +265,7 @@ class Causes:
         return (int(periods), int(throttled)) if periods.isdigit() and throttled.isdigit() else (0, 0)
 
     def text(self) -> str:
-        """What is known about the time between the first and the last look; empty where that is nothing."""
+        """Return what is known about the time between the first and the last look; empty if nothing."""
         if len(self._looks) < 2:
             return ""
         first, last = self._looks[0], self._looks[-1]
@@ -275,9 +276,9 @@ class Causes:
             f"its quota of {count_cpus():g} processors is used up": (last.throttled - first.throttled)
             / max(1, last.periods - first.periods),
         }
-        told = [f"{share:.0%} of the time {what}" for what, share in shares.items() if share > TOLD]
+        causes = [f"{share:.0%} of the time {what}" for what, share in shares.items() if share > REPORTED]
         if self._device.type == "cuda":
             with suppress(Exception):  # torch asks NVML, which may not be there, or not answer in a container
                 clock, heat = torch.cuda.clock_rate(self._device), torch.cuda.temperature(self._device)
-                told.append(f"its GPU runs at {clock} MHz and {heat} °C")
-        return "; ".join(told)
+                causes.append(f"its GPU runs at {clock} MHz and {heat} °C")
+        return "; ".join(causes)

@@ -1,7 +1,7 @@
-"""Which snapshot to go on from, and how all ranks come by it.
+"""Which snapshot to resume from, and how all ranks get it.
 
-The ranks that keep snapshots look for one, each in what its node sees. The newest valid one of all goes to every rank
-over the process group, so no file system needs to be shared, and a node may come back with an empty disk.
+Each rank that writes snapshots searches what its node sees. The newest valid snapshot of all is sent to every rank over the
+process group, so no file system needs to be shared, and a node may have an empty disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slipway.train.snapshots.snapshot import (
 from slipway.train.worker.context import Context
 from slipway.train.worker.place import Place
 
-POLL = 0.05  # seconds between two looks at the disks
+POLL = 0.05  # seconds between two checks of the disks
 
 
 class SearchResult(IntEnum):
@@ -50,7 +50,7 @@ class SearchResult(IntEnum):
     NOTHING = 0
     SNAPSHOT = 1
     DAMAGED = 2  # snapshots, but none that can be loaded: fine where another node has one
-    REFUSED = 3  # a reason not to go on, whatever the others have
+    REFUSED = 3  # a reason not to start, whatever the others have
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,10 @@ class Search:
 
 @dataclass(frozen=True)
 class SharedSnapshot:
-    """The snapshot to go on from. `held`: whether this rank's run directory has what it needs: that snapshot, or where it was
-    in memory none older than other nodes have.
+    """The snapshot to resume from.
+
+    `held`: whether this rank's run directory has what it needs: that snapshot or, if it was in memory, a latest snapshot
+    that is as new as any other node's.
     """
 
     snapshot: Snapshot
@@ -87,9 +89,9 @@ class SharedSnapshot:
 
 
 def recorded_data(place: Place) -> str:
-    """What the snapshot to resume from says of its data, as far as this rank's disk has it; empty where it has none.
+    """Return what the snapshot to resume from records about its data, if this rank's disk has it; else an empty string.
 
-    Nothing is verified: this is asked before the data are opened.
+    Nothing is verified: this is called before the data are opened.
     """
     if place.resume == "none":
         return ""
@@ -101,7 +103,7 @@ def recorded_data(place: Place) -> str:
 
 
 def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> Search:
-    """Look for the snapshot that `resume` means, with `own` as the run's snapshots. Each one skipped is named."""
+    """Search for the snapshot that `resume` means; `own` has the run's snapshots. Names each one that is skipped."""
     latest = next(iter(list_snapshots(own)), None)
     try:
         if resume == "none":
