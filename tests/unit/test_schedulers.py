@@ -14,7 +14,7 @@ from environments import (
 )
 
 from slipway.launch.resolve.scheduler import Reading
-from slipway.launch.resolve.schedulers import BEFORE_PLAIN, read_schedulers
+from slipway.launch.resolve.schedulers import read_schedulers
 
 POD = "lm-2.lm.default.svc.cluster.local"
 
@@ -116,7 +116,7 @@ def test_whose_word_beats_plain_variables_and_who_must_not_be_contradicted(
     environ: dict[str, str], strict: bool, before: bool
 ) -> None:
     reading = read(environ)
-    assert (reading.strict, reading.scheduler in BEFORE_PLAIN, reading.broken) == (strict, before, "")
+    assert (reading.scheduler.strict, reading.scheduler.before_plain, reading.broken) == (strict, before, "")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_machine_without_a_scheduler_has_no_readings() -> None:
 
 
 def test_of_several_schedulers_the_nearest_comes_first() -> None:
-    names = [reading.scheduler for reading in read_schedulers(TRAINER | BARE_SRUN | SKYPILOT | VOLCANO, POD)]
+    names = [reading.scheduler.name for reading in read_schedulers(TRAINER | BARE_SRUN | SKYPILOT | VOLCANO, POD)]
     assert names == ["Kubeflow Trainer", "Slurm", "Kubernetes", "Volcano", "SkyPilot"]
-    names = [reading.scheduler for reading in read_schedulers(BARE_SRUN | SKYPILOT | OPEN_MPI, POD)]
+    names = [reading.scheduler.name for reading in read_schedulers(BARE_SRUN | SKYPILOT | OPEN_MPI, POD)]
     assert names == ["Open MPI", "SkyPilot"], "Slurm's step only started mpirun's daemons"

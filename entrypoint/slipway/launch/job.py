@@ -21,7 +21,6 @@ from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
-from slipway.launch.resolve.schedulers import SLURM
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
@@ -200,8 +199,8 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
     topology = job.plan.topology
     if topology.process:
         return Ending(verdict, why="with one launcher per process there are no restarts")
-    if verdict.first.word == Word.LOST and topology.scheduler == SLURM.name and not topology.elastic:
-        return Ending(verdict, why="Slurm cannot restart a task of a step, only requeue the whole job")
+    if verdict.first.word == Word.LOST and topology.requeues and not topology.elastic:
+        return Ending(verdict, why=f"{topology.requeues} cannot restart a task of a step, only requeue the whole job")
     decision = decide(tries, failures, job.restarts)
     if decision.stuck:
         first = give_up(tries).outcome

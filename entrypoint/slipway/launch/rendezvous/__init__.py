@@ -1,5 +1,5 @@
 """The muster: how the launchers of a job find each other, agree, and end together. docs/muster.md has the protocol.
 
-`rendezvous.py` is what the launcher uses; `server`, `coordinator` and `roster` are node 0's part, `client` and `ring`
-everybody's; `messages` and `link` are what is sent, and how. Nothing here is imported by a job of a single node.
+`rendezvous.py` is what the launcher uses; `server`, `coordinator` and `roster` are node 0's part; every node has a `client` and
+takes part in the `ring`. `messages` travel over a `link`. Nothing here is imported by a job of a single node.
 """

@@ -118,6 +118,7 @@ AZURE_ML = Scheduler(
     ("AZUREML_NODE_COUNT", "AZ_BATCH_MASTER_NODE"),
     {"WORLD_SIZE": ("AZUREML_NODE_COUNT",), "RANK": ("NODE_RANK",), "JOB": ("AZUREML_RUN_ID",)},
     _derive_azure_ml,
+    before_plain=True,  # its WORLD_SIZE counts processes
 )
 VERTEX_AI = Scheduler("Vertex AI", ("CLUSTER_SPEC",), {"JOB": ("CLOUD_ML_JOB_ID",)}, _derive_vertex_ai)
 # https://dstack.ai/docs/concepts/tasks#distributed-tasks
@@ -144,4 +145,5 @@ INSTANT_CLUSTER = Scheduler(
         "MASTER_PORT": ("PRIMARY_PORT",),
     },
     needs=("NODE_RANK",),
+    before_plain=True,
 )

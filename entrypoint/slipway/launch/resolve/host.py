@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
@@ -55,7 +56,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
 
     Raises LaunchError where nothing can be written at all.
     """
-    fqdn = socket.getfqdn() if environ.get("JOB_COMPLETION_INDEX") else socket.gethostname()
+    fqdn = socket.getfqdn() if needs_full_name(environ) else socket.gethostname()
     image = environ.get("SLIPWAY_IMAGE") or None  # set by the image itself
     temporary = temporary_files()
     if temporary is None:  # torchrun needs one
@@ -76,7 +77,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
         not may_execute(temporary),
         scratch,
         len(os.sched_getaffinity(0)),
-        int(allotted) if (allotted := environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal() else os.cpu_count() or 1,
+        granted_cores(environ) or os.cpu_count() or 1,
     )
 
 

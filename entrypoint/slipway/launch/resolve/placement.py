@@ -8,7 +8,7 @@ from typing import NamedTuple
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.scheduler import Reading
-from slipway.launch.resolve.schedulers import SLURM
+from slipway.launch.resolve.schedulers import SCHEDULERS
 from slipway.launch.resolve.settings import BY_NAME
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.errors import UNHEALTHY, LaunchError
@@ -40,7 +40,7 @@ def find_process(sources: Sources, readings: tuple[Reading, ...]) -> Process | N
     for reading in readings:
         if reading.get("PROCESSES"):
             names = ("PROCESS_RANK", "PROCESSES", "LOCAL_RANK", "LOCAL_PROCESSES")
-            return _read_process([reading.get(name) for name in names], reading.scheduler)
+            return _read_process([reading.get(name) for name in names], reading.scheduler.name)
     if any(reading.get("PER_NODE") for reading in readings):
         return None
     local_rank = sources.variable("LOCAL_RANK")
@@ -75,17 +75,22 @@ def _read_process(claims: list[Claim | None], source: str) -> Process:
     return Process(rank, world_size, local_rank, local_world_size or world_size, source)
 
 
-# What enroot's PyTorch hook and pyxis put into the variables of every task, whatever the job meant.
-HOOK_FORMULAS = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-
-
 def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], name: str) -> bool:
     """Whether a container hook wrote this variable, so that it does not describe nodes."""
-    slurm = any(reading.scheduler == SLURM.name for reading in readings)
-    return slurm and bool(environ.get(name)) and environ[name] == environ.get(HOOK_FORMULAS[name])
+    copied = (reading.scheduler.hook[name] for reading in readings if name in reading.scheduler.hook)
+    return bool(environ.get(name)) and any(environ[name] == environ.get(source) for source in copied)
 
 
 ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVICES=void"
+
+
+def granted_gpus(environ: Mapping[str, str]) -> str:
+    """Who granted GPUs of this node to the job, in words; empty where nobody did."""
+    for scheduler in SCHEDULERS:
+        given = environ.get(scheduler.gpus, "") if scheduler.gpus else ""
+        if given.isdecimal() and int(given):
+            return f"{scheduler.name} gave this job {given} of this node's GPUs ({scheduler.gpus})"
+    return ""
 
 
 def place_processes(
@@ -103,11 +108,10 @@ def place_processes(
         raise LaunchError(
             f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {ON_CPU}.", UNHEALTHY
         )
-    given = sources.environ.get("SLURM_GPUS_ON_NODE", "")
-    if not gpus and not devices.hidden and given.isdecimal() and int(given):
+    if not gpus and not devices.hidden and (granted := granted_gpus(sources.environ)):
         raise LaunchError(
-            f"Slurm gave this job {given} of this node's GPUs (SLURM_GPUS_ON_NODE), but none is visible here ({devices.reason}). "
-            f"Look at nvidia-smi on this node, and in its container; to train on its CPU {ON_CPU}.",
+            f"{granted}, but none is visible here ({devices.reason}). Look at nvidia-smi on this node, and in its container; to "
+            f"train on its CPU {ON_CPU}.",
             UNHEALTHY,
         )
     if wish == "gpu" and not gpus:
@@ -206,7 +210,7 @@ def choose_threads(
     own = sources.variable("OMP_NUM_THREADS")
     if own and not (own.value == "1" and injected_by_hook(sources.environ, readings, "WORLD_SIZE")):
         return None
-    per_task = sources.variable("SLURM_CPUS_PER_TASK")
+    per_task = sources.variable(*(each.cores_per_task for each in SCHEDULERS if each.cores_per_task))
     if process and per_task and per_task.value.isdecimal():  # the cores that we see are this task's alone
         return max(1, min(int(per_task.value), int(devices.cpus)))
     bound = [gpu.cores for gpu in place_gpus(devices.gpus, processes) if gpu.cores]

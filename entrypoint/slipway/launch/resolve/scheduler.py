@@ -4,7 +4,8 @@ A reading's claims are keyed by our own names: WORLD_SIZE and RANK count nodes; 
 was requeued; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there where the launcher was started once per process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slipway.launch.resolve.sources import Claim
@@ -12,31 +13,56 @@ from slipway.launch.resolve.sources import Claim
 Claims = dict[str, Claim]
 
 
-class Reading(NamedTuple):
-    """What one scheduler says. `strict`: RANK and WORLD_SIZE of the environment must not contradict it."""
+@dataclass(frozen=True)
+class Scheduler:
+    """Everything that Slipway knows about one scheduler. No other module asks which scheduler it is.
 
-    scheduler: str
-    claims: Mapping[str, Claim]
-    strict: bool = False
-    broken: str = ""  # why the master's address cannot be read from what it says
-
-    def get(self, name: str) -> Claim | None:
-        """The claim about one of our names, or None."""
-        return self.claims.get(name)
-
-
-class Scheduler(NamedTuple):
-    """`marks`: it is there when one of them is set, and all that it `needs`. `table`: our name -> its variables, of which the
-    first that is set counts.
+    Its marks say whether it is here: one of them is set, and so is all that it `needs`.
     """
 
     name: str
     marks: tuple[str, ...]
-    table: Mapping[str, tuple[str, ...]]
+    table: Mapping[str, tuple[str, ...]]  # our name -> its variables, of which the first that is set counts
+    # Adds to the claims what has to be computed, from the environment and this host's full name. Raises LaunchError where
+    # node 0's address cannot be read from what the scheduler says.
     derive: Callable[[Mapping[str, str], str, Claims], None] | None = None
-    strict: bool = False
+    strict: bool = False  # RANK and WORLD_SIZE of the environment must not contradict it
     needs: tuple[str, ...] = ()
+    before_plain: bool = False  # its values win over those of RANK, WORLD_SIZE and MASTER_ADDR themselves
+    full_name: bool = False  # `derive` needs the full host name, which costs a question to the name server
+    replaces_nodes: bool = False  # it starts a lost node again, elsewhere and with an empty disk
+    restarts_tasks: bool = True  # False: it cannot start one node of a running job again, only requeue the job
+    hook: Mapping[str, str] = field(
+        default_factory=dict
+    )  # our variable -> the one whose value a container hook copies into it
+    gpus: str = ""  # the variable with the number of this node's GPUs that it granted to the job
+    cores: str = ""  # the variable with the number of this node's cores that it granted to the job
+    cores_per_task: str = ""  # the variable with the number of cores of each process that it started
+    # What helps where several nodes have no MASTER_ADDR.
+    address_advice: Callable[[Mapping[str, str]], str] = lambda environ: ""
+    # Lines that node 0 prints, from the environment and the job's place.
+    notes: "Callable[[Mapping[str, str], Place], Iterator[str]]" = lambda environ, place: iter(())
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Whether it left its marks in the environment."""
         return any(environ.get(mark) for mark in self.marks) and all(environ.get(name) for name in self.needs)
+
+
+class Place(NamedTuple):
+    """What a scheduler's notes depend on: the number of nodes and who gave it, and how many launchers run on this node."""
+
+    nodes: int
+    nodes_source: str
+    launchers: int
+
+
+class Reading(NamedTuple):
+    """What one scheduler says."""
+
+    scheduler: Scheduler
+    claims: Mapping[str, Claim]
+    broken: str = ""  # why node 0's address cannot be read from what it says
+
+    def get(self, name: str) -> Claim | None:
+        """The claim about one of our names, or None."""
+        return self.claims.get(name)

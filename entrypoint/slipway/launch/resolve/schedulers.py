@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 
 from slipway.launch.resolve.clouds import (
@@ -18,7 +19,7 @@ from slipway.launch.resolve.clouds import (
     SAGEMAKER,
     VERTEX_AI,
 )
-from slipway.launch.resolve.scheduler import Claims, Reading, Scheduler
+from slipway.launch.resolve.scheduler import Claims, Place, Reading, Scheduler
 from slipway.launch.resolve.sources import Claim
 from slipway.protocol.errors import LaunchError
 
@@ -42,7 +43,7 @@ def read_schedulers(environ: Mapping[str, str], fqdn: str) -> tuple[Reading, ...
                     scheduler.derive(environ, fqdn, claims)
             except LaunchError as error:
                 broken = str(error)  # harmless where another source names the master
-            readings.append(Reading(scheduler.name, claims, scheduler.strict, broken))
+            readings.append(Reading(scheduler, claims, broken))
     return _without_outer(environ, tuple(readings))
 
 
@@ -54,18 +55,18 @@ def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) ->
     In a step, an MPI of a single process is what an earlier start left in the environment of the submission.
     Raises LaunchError where both say different things and nothing shows which of them started this process.
     """
-    names = {reading.scheduler for reading in readings}
-    if SLURM.name in names:
+    here = [reading.scheduler for reading in readings]
+    if SLURM in here:
         readings = tuple(reading for reading in readings if not _is_single_mpi(reading))
-        names = {reading.scheduler for reading in readings}
-    outer = ""
-    if SLURM.name in names and names & {OPEN_MPI.name, JSRUN.name}:
-        outer = SLURM.name
-    elif {SLURM.name, MPICH.name} <= names:
-        outer = SLURM.name if environ.get("MPI_LOCALNRANKS") else MPICH.name
+        here = [reading.scheduler for reading in readings]
+    outer = None
+    if SLURM in here and (OPEN_MPI in here or JSRUN in here):
+        outer = SLURM
+    elif SLURM in here and MPICH in here:
+        outer = SLURM if environ.get("MPI_LOCALNRANKS") else MPICH
         tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
         same = (environ["PMI_RANK"], environ["PMI_SIZE"]) == (environ.get("SLURM_PROCID"), tasks)
-        if outer == MPICH.name and not same:
+        if outer == MPICH and not same:
             raise LaunchError(
                 f"mpiexec says PMI_RANK={environ['PMI_RANK']} of PMI_SIZE={environ['PMI_SIZE']}, but the Slurm step says "
                 f"SLURM_PROCID={environ.get('SLURM_PROCID')} of {tasks} tasks, and nothing shows which of them started this "
@@ -76,7 +77,7 @@ def _without_outer(environ: Mapping[str, str], readings: tuple[Reading, ...]) ->
 
 def _is_single_mpi(reading: Reading) -> bool:
     size = reading.get("WORLD_SIZE")
-    mpi = reading.scheduler in (OPEN_MPI.name, JSRUN.name, MPICH.name)
+    mpi = reading.scheduler in (OPEN_MPI, JSRUN, MPICH)
     return mpi and size is not None and size.value == "1" and reading.get("PROCESSES") is None
 
 
@@ -161,35 +162,26 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
 
 
-def warn_of_idle_nodes(environ: Mapping[str, str], nodes: int) -> str:
-    """What to say of a Slurm job with more nodes than train; empty where all do, or where there is no such job.
+def _note_slurm(environ: Mapping[str, str], place: Place) -> Iterator[str]:
+    """Warn of a job with more nodes than train, and of a launcher that was perhaps typed in a shell of `srun --pty`.
 
-    A batch script, and a shell of salloc, run on one of them until they call srun.
+    A batch script, and a shell of salloc, run on one node until they call srun. `srun --pty` starts its shell as task 0, and the
+    other tasks' shells end at once. Its steps inherit SLURM_PTY_PORT: nothing in the environment says whether this is the
+    shell's own task or one of a later srun.
     """
-    if not environ.get("SLURM_JOB_ID"):
-        return ""
-    try:
+    allotted = 0
+    with suppress(LaunchError):  # a warning is no reason to end
         allotted = len(expand_nodelist(environ.get("SLURM_JOB_NODELIST", "")))
-    except LaunchError:
-        return ""  # a warning is no reason to end
-    if allotted <= nodes:
-        return ""
-    how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
-    return f"warning: this Slurm job has {allotted} nodes, and only {nodes} of them will train. For all of them type: {how}"
-
-
-def warn_of_terminal(environ: Mapping[str, str], local: int) -> str:
-    """What to say where one of `local` launchers on a node may have been typed in a shell of `srun --pty`; empty where not.
-
-    srun starts it as task 0, and the other tasks' shells end at once. Its steps inherit SLURM_PTY_PORT: nothing in
-    the environment says whether this is the shell's own task or one of a later srun.
-    """
-    if local < 2 or not environ.get("SLURM_PTY_PORT") or not environ.get("SLURM_STEP_ID"):
-        return ""
-    return (
-        f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this or a shell before it. It is taken as one of {local} "
-        "launchers that srun started on this node. Where you typed it in that shell, the others never come: type --standalone"
-    )
+    if environ.get("SLURM_JOB_ID") and allotted > place.nodes:
+        how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
+        only = f"and only {place.nodes} of them will train. For all of them type: {how}"
+        yield f"warning: this Slurm job has {allotted} nodes, {only}"
+    if place.launchers > 1 and environ.get("SLURM_PTY_PORT") and environ.get("SLURM_STEP_ID"):
+        yield (
+            f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this or a shell before it. It is taken as one of "
+            f"{place.launchers} launchers that srun started on this node. Where you typed it in that shell, the others never "
+            "come: type --standalone"
+        )
 
 
 def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -201,6 +193,11 @@ def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -
         claims["JOB"] = Claim(job, "Kubernetes (host name)")
         if dot:
             claims["MASTER_ADDR"] = Claim(f"{job}-0.{domain}", "Kubernetes (this pod's full host name)")
+
+
+def _note_indexed_job(environ: Mapping[str, str], place: Place) -> Iterator[str]:
+    if environ.get("JOB_COMPLETION_INDEX") and place.nodes_source == "default":
+        yield "an Indexed Job says nowhere how many pods it has: for more than one set NNODES"
 
 
 def _derive_volcano(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -262,6 +259,16 @@ def _derive_skypilot(environ: Mapping[str, str], fqdn: str, claims: Claims) -> N
         claims.pop("NPROC_PER_NODE", None)  # a CPU node: nothing is said about processes
 
 
+def _advise_pet(environ: Mapping[str, str]) -> str:
+    endpoint = environ.get("PET_RDZV_ENDPOINT")
+    return (
+        f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
+        "node 0, and PET_NODE_RANK on each node"
+        if endpoint
+        else ""
+    )
+
+
 PET = Scheduler(
     "Kubeflow Trainer",
     ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"),
@@ -272,6 +279,8 @@ PET = Scheduler(
         "MASTER_ADDR": ("PET_MASTER_ADDR",),
         "MASTER_PORT": ("PET_MASTER_PORT",),
     },
+    before_plain=True,
+    address_advice=_advise_pet,
 )
 SLURM = Scheduler(
     "Slurm",
@@ -285,6 +294,14 @@ SLURM = Scheduler(
     },
     _derive_slurm,
     strict=True,
+    before_plain=True,
+    restarts_tasks=False,
+    # What enroot's PyTorch hook and pyxis write into the variables of every task, whatever the job meant.
+    hook={"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"},
+    gpus="SLURM_GPUS_ON_NODE",
+    cores="SLURM_CPUS_ON_NODE",
+    cores_per_task="SLURM_CPUS_PER_TASK",
+    notes=_note_slurm,
 )
 INDEXED_JOB = Scheduler(
     "Kubernetes",
@@ -292,6 +309,12 @@ INDEXED_JOB = Scheduler(
     {"RANK": ("JOB_COMPLETION_INDEX",)},
     _derive_indexed_job,
     strict=True,
+    full_name=True,
+    replaces_nodes=True,
+    address_advice=lambda environ: (
+        "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
+    ),
+    notes=_note_indexed_job,
 )
 VOLCANO = Scheduler("Volcano", ("VC_TASK_INDEX",), {"RANK": ("VC_TASK_INDEX",)}, _derive_volcano)
 OPEN_MPI = Scheduler(
@@ -305,6 +328,7 @@ OPEN_MPI = Scheduler(
         "JOB": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     },
     partial(_derive_mpi, "Open MPI"),
+    address_advice=lambda environ: "add -x MASTER_ADDR=HOST to mpirun",
 )
 JSRUN = Scheduler(
     "jsrun",
@@ -330,6 +354,7 @@ MPICH = Scheduler(
     },
     _derive_mpich,
     needs=("PMI_RANK",),
+    address_advice=lambda environ: "add -genv MASTER_ADDR HOST to mpiexec",
 )
 LSF = Scheduler(
     "LSF",
@@ -355,8 +380,19 @@ SCHEDULERS = (
     *(PET, INSTANT_CLUSTER, AZURE_ML, SLURM, INDEXED_JOB, VOLCANO, OPEN_MPI, JSRUN, MPICH, LSF, SKYPILOT),
     *(AWS_BATCH, LEADER_WORKER_SET, SAGEMAKER, VERTEX_AI, DSTACK),
 )
-# These win over plain RANK and WORLD_SIZE, the others do not. Clouds that set WORLD_SIZE in processes are among them.
-BEFORE_PLAIN = frozenset(scheduler.name for scheduler in (PET, INSTANT_CLUSTER, AZURE_ML, SLURM))
+
+
+def needs_full_name(environ: Mapping[str, str]) -> bool:
+    """Whether a scheduler that is here needs this host's full name."""
+    return any(scheduler.full_name and scheduler.is_here(environ) for scheduler in SCHEDULERS)
+
+
+def granted_cores(environ: Mapping[str, str]) -> int:
+    """The number of this node's cores that a scheduler granted to the job; 0 where none says so."""
+    given = [environ.get(scheduler.cores, "") for scheduler in SCHEDULERS if scheduler.cores]
+    return max((int(count) for count in given if count.isdecimal()), default=0)
+
+
 LIMIT = 65_536  # nodes; Slurm's own MAX_RANGE (64k) for one expression
 _NAME = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -15,7 +15,6 @@ from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.placement import (
-    HOOK_FORMULAS,
     Process,
     choose_backend,
     choose_threads,
@@ -25,18 +24,12 @@ from slipway.launch.resolve.placement import (
     place_processes,
     share_gpus,
 )
-from slipway.launch.resolve.scheduler import Reading
+from slipway.launch.resolve.scheduler import Place, Reading
 from slipway.launch.resolve.schedulers import (
-    BEFORE_PLAIN,
-    INDEXED_JOB,
-    MPICH,
-    OPEN_MPI,
-    SLURM,
+    SCHEDULERS,
     explain_unknown_start,
     read_schedulers,
     warn_of_half_start,
-    warn_of_idle_nodes,
-    warn_of_terminal,
 )
 from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
@@ -64,7 +57,8 @@ class Value(NamedTuple):
 class Topology:
     """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands. `restarts`: how often the
     scheduler has put the job back into its queue. `replaces`: it starts another launcher in the place of each that ends, as an
-    Indexed Job of Kubernetes does, and counts for nobody how often.
+    Indexed Job of Kubernetes does, and counts for nobody how often. `requeues`: the scheduler that can only requeue the whole
+    job when one of its nodes is lost, else empty.
 
     `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
     node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
@@ -85,6 +79,7 @@ class Topology:
     job: str | None
     restarts: int
     replaces: bool
+    requeues: str
     runtime: str
     threads: int | None
     process: Process | None
@@ -202,10 +197,11 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         backend=choose_backend(sources, device, processes, devices, process, host.shell),
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
-        scheduler=readings[0].scheduler if readings else "none",
+        scheduler=readings[0].scheduler.name if readings else "none",
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
         restarts=max((int(count) for count in restarts if count.isdecimal()), default=0),
-        replaces=any(reading.scheduler == INDEXED_JOB.name for reading in readings),
+        replaces=any(reading.scheduler.replaces_nodes for reading in readings),
+        requeues=readings[0].scheduler.name if readings and not readings[0].scheduler.restarts_tasks else "",
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),
         process=process,
@@ -239,11 +235,11 @@ def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Valu
         sources.option(setting),
         *sources.from_environment(*early),
         *(() if filled else file[0]),
-        *(reading.get(name) for reading in readings if reading.scheduler in BEFORE_PLAIN),
+        *(reading.get(name) for reading in readings if reading.scheduler.before_plain),
         *sources.from_environment(*late),
         *(file[0] if filled else ()),
         *file[1],
-        *(reading.get(name) for reading in readings if reading.scheduler not in BEFORE_PLAIN),
+        *(reading.get(name) for reading in readings if not reading.scheduler.before_plain),
         Claim(setting.default, "default"),
     ]
     first, *others = [claim for claim in claims if claim]
@@ -284,14 +280,14 @@ def _read_place(values: Mapping[str, Value]) -> tuple[int, int, int]:
 
 def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:
     """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
-    for reading in (reading for reading in readings if reading.strict):
+    for reading in (reading for reading in readings if reading.scheduler.strict):
         for name in ("RANK", "WORLD_SIZE"):
             setting, theirs = BY_NAME[name], reading.get(name)
             decided = sources.option(setting) or sources.from_environment(*setting.aliases)
             plain = sources.variable(name) or next(iter(sources.from_file(*setting.aliases)), None)
             if plain is None or theirs is None or decided:
                 continue
-            hook = HOOK_FORMULAS[name] if reading.scheduler == SLURM.name else ""
+            hook = reading.scheduler.hook.get(name, "")
             injected = Claim(sources.environ.get(hook, ""), hook)
             if plain.value not in (theirs.value, injected.value):
                 also = f" and {hook} (what a container hook writes) {injected.value}" if injected.value else ""
@@ -337,19 +333,8 @@ def _refuse_unspecified(claim: Claim) -> None:
 
 
 def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[str, str], runtime: str) -> str:
-    hint = advise("MASTER_ADDR", runtime)
-    schedulers = {reading.scheduler for reading in readings}
-    if INDEXED_JOB.name in schedulers:
-        hint = "give the pod template a `subdomain` that names a headless Service, or set MASTER_ADDR"
-    elif OPEN_MPI.name in schedulers:
-        hint = "add -x MASTER_ADDR=HOST to mpirun"
-    elif MPICH.name in schedulers:
-        hint = "add -genv MASTER_ADDR HOST to mpiexec"
-    elif endpoint := environ.get("PET_RDZV_ENDPOINT"):
-        hint = (
-            f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
-            "node 0, and PET_NODE_RANK on each node"
-        )
+    hints = [*(reading.scheduler.address_advice(environ) for reading in readings), advise("MASTER_ADDR", runtime)]
+    hint = next(filter(None, hints))
     return f"{nodes} nodes need MASTER_ADDR, the name or address of node 0, but it is not set: {hint}."
 
 
@@ -374,14 +359,11 @@ def _notes(
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
         )
     first = process.rank == 0 if process else values["RANK"].value == "0"
-    if first and (idle := warn_of_idle_nodes(sources.environ, nodes)):
-        notes.append(idle)
-    if process and first and (terminal := warn_of_terminal(sources.environ, process.local_world_size)):
-        notes.append(terminal)
+    if first:
+        place = Place(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
+        notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
     if not process and nodes == 1 and values["WORLD_SIZE"].source == "default":
         notes += warn_of_half_start(sources.environ)
-    if sources.environ.get("JOB_COMPLETION_INDEX") and values["WORLD_SIZE"].source == "default":
-        notes.append("an Indexed Job says nowhere how many pods it has: for more than one set NNODES")
     if device == "cpu" and not devices.gpus:
         chosen = runtime == "host" or means_cpu(sources.environ, values["NPROC_PER_NODE"].value)
         advice = "" if chosen else f"; {advise('gpus', runtime)}"

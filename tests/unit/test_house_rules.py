@@ -1,0 +1,32 @@
+"""Rules of the code that neither ruff nor import-linter knows. `make lint` runs this file."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.launch.resolve import schedulers
+
+PACKAGE = Path(schedulers.__file__).parents[2]
+RECORDS = {"schedulers.py", "clouds.py"}
+
+
+def questions_about_schedulers(file: Path) -> Iterator[str]:
+    """Where a module compares schedulers, or names a variable that belongs to one."""
+    records = schedulers.SCHEDULERS
+    variables = {name for each in records for names in each.table.values() for name in names}
+    variables |= {name for each in records for name in (*each.marks, each.gpus, each.cores, each.cores_per_task)}
+    # SLURM_JOB_ID also says in which runtime this is (launch/resolve/host.py); the others are names of our own, too.
+    variables -= {"", "RANK", "NODE_RANK", "SLURM_JOB_ID"}
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side).removesuffix(".name") for side in (node.left, *node.comparators)]
+            if any(side.endswith((".scheduler", "SLURM", "INDEXED_JOB")) for side in sides) and "'none'" not in sides:
+                yield f"{file.relative_to(PACKAGE)}, line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.Constant) and node.value in variables:
+            yield f"{file.relative_to(PACKAGE)}, line {node.lineno}: {node.value}"
+
+
+def test_no_other_module_asks_which_scheduler_it_is() -> None:
+    files = [file for part in ("launch", "cli", "check", "inspect") for file in (PACKAGE / part).rglob("*.py")]
+    found = [line for file in files if file.name not in RECORDS for line in questions_about_schedulers(file)]
+    assert found == [], "give the record of launch/resolve/schedulers.py a field instead"
