@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_jobs import Run
 
 from slipway.protocol.files import append_to_run_file
-from slipway.train.loop.metrics import Charts, new_file, tag
+from slipway.train.observe.sinks import Charts, new_file, tag
 
 Start = Callable[..., Run]
 GPT = (
@@ -84,7 +84,7 @@ def test_only_rank_0_writes_charts(job: Start) -> None:
 def test_a_resumed_run_goes_on_in_the_same_charts_without_double_points(train: Start) -> None:
     options = ("--dataset-size", 128, "--log-every", 4)
     folder = train("linear", *options, "--steps", 40).folder / "tensorboard"
-    killed = Charts(folder, 40, print)  # a start that came as far as step 54 without a snapshot, and half a point more
+    killed = Charts(folder, 40)  # a start that came as far as step 54 without a snapshot, and half a point more
     for step in (44, 48, 52, 54):
         killed.write(step, {"loss": 9.0})
     killed.close()
@@ -112,7 +112,7 @@ def test_without_tensorboard_the_training_goes_on_with_one_warning(
     assert run.exit_code == 0
     assert run.outcomes[0]["outcome"] == "finished"
     assert len(run.metrics) == 9
-    assert capsys.readouterr().err.count("no charts for TensorBoard") == 1
+    assert capsys.readouterr().err.count("no more metrics for TensorBoard") == 1
 
 
 def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
@@ -121,7 +121,7 @@ def test_a_full_disk_ends_the_charts_with_one_warning_and_not_the_training(
     def open_file(file: Path) -> int:
         return os.open("/dev/full", os.O_WRONLY) if "tfevents" in file.name else append_to_run_file(file)
 
-    monkeypatch.setattr("slipway.train.loop.metrics.append_to_run_file", open_file)
+    monkeypatch.setattr("slipway.train.observe.sinks.append_to_run_file", open_file)
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 1)
     assert run.exit_code == 0
     assert len(run.metrics) == 9

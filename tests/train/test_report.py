@@ -18,7 +18,7 @@ from training_jobs import Run
 
 from slipway.cli.reports import report_runs
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.train.loop.metrics import Charts
+from slipway.train.observe.sinks import Charts
 
 Start = Callable[..., Run]
 GPT = (
@@ -164,7 +164,7 @@ def test_several_runs_are_laid_over_each_other_and_their_differences_marked(trai
 
 def test_the_page_refers_to_nothing_outside_itself(train: Start, tmp_path: Path) -> None:
     run = train("gpt", *GPT)
-    charts = Charts(run.folder / "tensorboard", 10, print)
+    charts = Charts(run.folder / "tensorboard", 10)
     charts.write_picture(11, "mistakes", torch.zeros(3, 8, 8, dtype=torch.uint8))
     charts.close()
     page = page_of(run.folder, at=tmp_path / "page.html")
@@ -190,7 +190,7 @@ def test_nothing_that_a_run_says_becomes_markup(train: Start, tmp_path: Path) ->
     point = {"bytes": 8, "latency_us": {"mean": 1, "min": 1, "max": 1}, "algorithm_gb_per_second": 1}
     found = {"results": [point | {"collective": EVIL, "bus_gb_per_second": 1}], "skipped": {EVIL: EVIL}}
     (run.folder / "allreduce.json").write_text(json.dumps(found | {"slowest": {"rank": EVIL}, "backend": EVIL}))
-    charts = Charts(run.folder / "tensorboard", 8, print)
+    charts = Charts(run.folder / "tensorboard", 8)
     charts.write_text(9, "sample", f"</pre>{EVIL}")
     charts.close()
     page = page_of(run.folder, at=tmp_path / "page.html")
@@ -235,7 +235,7 @@ def test_a_restart_takes_pictures_back_without_a_word_of_tensorboard(
 ) -> None:
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 2)
     for step, after in ((10, 8), (6, 5)):
-        charts = Charts(run.folder / "tensorboard", after, print)
+        charts = Charts(run.folder / "tensorboard", after)
         charts.write_picture(step, f"at-{step}", torch.zeros(3, 8, 8, dtype=torch.uint8))
         charts.close()
     page = page_of(run.folder, at=tmp_path / "page.html")

@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "weight_decay", "momentum", "label_smoothing", "dropout", "seed", "nonfinite_budget", "verify_every",
         ),
         "Saving and judging": (
-            "save_every", "keep", "memory_every", "export", "eval_every", "eval_samples", "log_every", "sample_tokens",
+            "save_every", "keep", "memory_every", "export", "eval_every", "eval_samples", "log_every", "log_to", "sample_tokens",
             "sample_prompt", "temperature",
         ),
         "Speed": (

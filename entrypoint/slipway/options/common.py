@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +42,21 @@ class AutoOrCount(click.ParamType[int | str]):
 
 
 AUTO_OR_COUNT = AutoOrCount()
+SERVICES = ("wandb", "mlflow")  # that --log-to knows; each is also the name of its package
+
+
+class Services(click.ParamType[str]):
+    """Names out of SERVICES, separated by commas; empty for none."""
+
+    name = "wandb|mlflow"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The names without blanks, each once. Fails with what is allowed."""
+        names = list(dict.fromkeys(filter(None, re.split(r"[\s,]+", str(value)))))
+        if unknown := [name for name in names if name not in SERVICES]:
+            self.fail(f"{unknown[0]!r} is none of {', '.join(SERVICES)}.", param, ctx)
+        return ",".join(names)
+
 
 # Where an option's value came from, if not from a line of the --config file.
 DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
@@ -144,6 +161,11 @@ class Common(Options):
     workers: int = option(0, COUNT_OR_ZERO, "Threads that prepare batches ahead; 0 prepares each when it is needed.")
     eval_every: int = option(0, COUNT_OR_ZERO, "Steps between evaluations; 0 evaluates at the end only.")
     log_every: int = option(50, COUNT, "Steps between lines of progress.")
+    log_to: str = option(
+        "",
+        Services(),
+        "Also send the metrics to Weights & Biases (wandb), to MLflow (mlflow), or with a comma between them to both.",
+    )
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other."""
@@ -152,6 +174,13 @@ class Common(Options):
             if size and size % self.accumulate:
                 typed = f"--{name.replace('_', '-')} {size}"
                 raise click.UsageError(f"--accumulate {self.accumulate} does not divide {typed}.")
+        for service in filter(None, self.log_to.split(",")):
+            found = importlib.util.find_spec(service)
+            if found is None or found.origin is None:  # a folder of this name is no package
+                raise ConfigurationError(
+                    f"--log-to {service} needs the Python package {service}, which is not installed here. Type: "
+                    f"{sys.executable} -m pip install {service}"
+                )
 
     def require_device(self, device: str) -> None:
         """Raise ConfigurationError for arithmetic that `device`, cuda or cpu, cannot do."""

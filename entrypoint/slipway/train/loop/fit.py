@@ -13,13 +13,11 @@ import torch
 from torch import nn
 
 from slipway.options import Common
-from slipway.protocol.files import CHARTS, METRICS_FILE
+from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.arithmetic import NonFiniteError, Precision
 from slipway.train.loop.metrics import (
-    Charts,
-    MetricsFile,
     Progress,
     keep_metrics,
     peak_memory,
@@ -31,6 +29,7 @@ from slipway.train.loop.step import take_step
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
 from slipway.train.observe.replicas import ReplicasDifferError
+from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.snapshots.memory_buffers import Rhythm
 from slipway.train.task import Task, Validation, evaluating
 from slipway.train.worker.context import Context
@@ -97,8 +96,10 @@ def train_from_here(training: Training, phase: Phase) -> str:
     if first:
         keep_metrics(file, training.step)
         write_options(context.place.run_dir, task.name, training.options, batch_size=training.batch_size)
-    charts = Charts(file.with_name(CHARTS), training.step, context.warn) if first else None
-    metrics = MetricsFile(file if first else None, charts)
+    asked = training.options.log_to
+    metrics = open_sinks(
+        context.place.run_dir if first else None, training.step, asked, training.options.values(), context.warn
+    )
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     training.loader.start(training.position)
@@ -110,7 +111,7 @@ def train_from_here(training: Training, phase: Phase) -> str:
         metrics.close()
 
 
-def take_steps(training: Training, metrics: MetricsFile, progress: Progress, phase: Phase) -> str:
+def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Phase) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
     options, context = training.options, training.context
     training.stragglers.forget()
@@ -188,7 +189,7 @@ def enforce_budget(training: Training, left_out: int) -> None:
         raise NonFiniteError(f"loss or gradient were not finite in {steps}, up to step {training.step}")
 
 
-def report_step(training: Training, rate: float, metrics: MetricsFile, progress: Progress, ended_epoch: bool) -> None:
+def report_step(training: Training, rate: float, metrics: Sinks, progress: Progress, ended_epoch: bool) -> None:
     """Show this process's mean loss since the last report, and write the mean over all processes to the metrics."""
     task, numbers, context = training.task, training.numbers, training.context
     skipped = int(numbers.skipped)
@@ -235,7 +236,7 @@ def is_evaluated(training: Training) -> bool:
     return bool(context.share(torch.tensor([done])))
 
 
-def evaluate(training: Training, metrics: MetricsFile, progress: Progress) -> str | None:
+def evaluate(training: Training, metrics: Sinks, progress: Progress) -> str | None:
     """Evaluate the model on the validation samples, divided among the processes. Returns the word if a stop came."""
     task, context, place = training.task, training.context, training.context.place
     word: str | None = None

@@ -1,18 +1,11 @@
-"""What a run reports: `options.json` and `metrics.jsonl` for programs, TensorBoard charts, and progress lines or a bar.
-
-`tensorboard --logdir runs` shows every run under its own name.
-"""
+"""What a run shows people (lines or a bar), and what is done with its files when it resumes."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import resource
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +14,7 @@ from tqdm import tqdm
 
 from slipway.options import Options
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import OPTIONS_FILE, append_to_run_file, read_run_text
+from slipway.protocol.files import OPTIONS_FILE, read_run_text
 from slipway.protocol.marks import LOG_ALONE
 
 
@@ -57,133 +50,6 @@ def stored_metrics(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if isinstance(values, dict) and isinstance(values.get("step"), int):
             yield line, values
-
-
-class MetricsFile:
-    """Writes JSON lines, each with `time` (Unix seconds) and `step`, and the same values to `charts`; either may be None."""
-
-    def __init__(self, path: Path | None, charts: Charts | None) -> None:
-        """Append to `path`. Raises OSError."""
-        self._file = os.fdopen(append_to_run_file(path), "a", buffering=1) if path else None
-        self._charts = charts
-
-    def write(self, step: int, **values: float) -> None:
-        """Add a line. Raises OSError."""
-        if self._file:
-            self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
-        if self._charts:
-            self._charts.write(step, values)
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Add a text to the charts only."""
-        if self._charts:
-            self._charts.write_text(step, name, text)
-
-    def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
-        """Add a picture, uint8 of shape (3, height, width), to the charts."""
-        if self._charts:
-            self._charts.write_picture(step, name, picture)
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._file:
-            self._file.close()
-        if self._charts:
-            self._charts.close()
-
-
-class Charts:
-    """Writes TensorBoard charts to a new event file in `folder`; points of earlier starts after `step` are dropped.
-
-    Raises nothing: without tensorboard or with a full disk it warns once, and training continues without charts.
-    """
-
-    def __init__(self, folder: Path, step: int, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._records: Any = None
-        with self._or_without():
-            # Imported here because only rank 0 needs it. The package's own writer has a thread, whose errors cannot be caught.
-            from tensorboard.summary.writer.record_writer import RecordWriter
-
-            folder.mkdir(exist_ok=True)
-            self._records = RecordWriter(os.fdopen(append_to_run_file(new_file(folder)), "ab"))
-            self._add(file_version="brain.Event:2")
-            self._add(
-                step=step + 1, session_log={"status": "START"}
-            )  # readers drop earlier points of this and later steps
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to each value's chart."""
-        with self._or_without():
-            # In the form of torch's SummaryWriter; readers do not drop points that are stored as tensors.
-            points = [{"tag": tag(name), "simple_value": value} for name, value in values.items()]
-            self._add(step=step, summary={"value": points})
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Add a text, shown without formatting."""
-        with self._or_without():
-            from tensorboard.plugins.text.summary_v2 import text_pb
-
-            indented = text.replace("\n", "\n    ")  # a code block in Markdown: shown without formatting
-            self._add(step=step, summary=text_pb(name, f"    {indented}"))
-
-    def write_picture(self, step: int, name: str, picture: torch.Tensor) -> None:
-        """Add a picture, uint8 of shape (3, height, width)."""
-        with self._or_without():
-            from PIL import Image
-
-            png = io.BytesIO()
-            Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(png, "PNG")
-            _, height, width = picture.shape
-            image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": png.getvalue()}
-            self._add(step=step, summary={"value": [{"tag": name, "image": image}]})
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._records:
-            with suppress(OSError):
-                self._records.close()
-
-    def _add(self, **fields: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        if self._records:
-            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-            self._records.flush()
-
-    @contextmanager
-    def _or_without(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a broken installation may raise anything; training must not end because of charts
-            self.close()
-            self._records = None
-            self._warn(
-                f"warning: no charts for TensorBoard from here on ({type(error).__name__}: {error}); training goes on, "
-                "and metrics.jsonl has the same numbers"
-            )
-
-
-def new_file(folder: Path) -> Path:
-    """Return a name for an event file that sorts after those in `folder`, whatever the clock says: readers use that order."""
-    names = [path.name.split(".") for path in folder.glob("events.out.tfevents.*")]
-    last = max((int(parts[3]) for parts in names if parts[3].isdigit()), default=0)
-    number = max(int(time.time()), last + 1)
-    return folder / f"events.out.tfevents.{number:010d}.{socket.gethostname()}.{os.getpid()}"
-
-
-TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped", "mfu"})
-
-
-def tag(name: str) -> str:
-    """Return a metric's name in TensorBoard: `train/loss`, `val/loss`, `throughput/tokens_per_second`, `memory/peak_gib`."""
-    if name in TRAINING:
-        return f"train/{name}"
-    if name.endswith("_per_second"):
-        return f"throughput/{name}"
-    if name.startswith("memory_"):
-        return f"memory/{name.removeprefix('memory_')}"
-    return f"val/{name.removeprefix('val_')}"
 
 
 # The launcher cuts the line at the terminal's width, so the most important parts come first.

@@ -21,7 +21,7 @@ from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, CHARTS
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
-from slipway.train.loop.metrics import Charts, write_options
+from slipway.train.loop.metrics import write_options
 from slipway.train.measure.bandwidth import (
     COLUMNS,
     RATE,
@@ -47,6 +47,7 @@ from slipway.train.measure.collectives import (
     why_lacking,
 )
 from slipway.train.measure.plots import svg_file
+from slipway.train.observe.sinks import Charts, Sinks
 from slipway.train.worker.context import Context, open_context
 from slipway.train.worker.launcher import PeerError
 
@@ -75,7 +76,8 @@ def train(context: Context, args: list[str]) -> None:
         f"{options.iterations} calls after {options.warmup_iterations} to warm up"
     )
     first = place.rank == 0
-    charts = Charts(place.run_dir / CHARTS, 0, context.warn) if first and place.world_size > 1 else None
+    shown = first and place.world_size > 1
+    charts = Sinks(None, [(Charts.name, lambda: Charts(place.run_dir / CHARTS, 0))] if shown else [], context.warn)
     word = None
     try:
         if place.world_size > 1:
@@ -84,14 +86,13 @@ def train(context: Context, args: list[str]) -> None:
             look_for_straggler(context, findings)
         findings.complete = word is None
     finally:
-        if charts:
-            charts.close()
+        charts.close()
         if first:
             write_findings(options, context, findings)
     note_result(context, findings, word)
 
 
-def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Charts | None) -> str | None:
+def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Sinks) -> str | None:
     """Measure all collectives at all sizes, into `findings`. Returns the word if a stop came.
 
     Raises WrongResultError on a rank that received wrong numbers, PeerError on the others.
@@ -118,8 +119,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
             findings.rows.append(row)
             context.say(line(row.cells))
             context.progress(number * len(sizes) + index + 1)
-            if charts:
-                charts.write(row.size, {f"{name}_bus_gb_per_second": row.bus / 1e9})
+            charts.write(row.size, **{f"{name}_bus_gb_per_second": row.bus / 1e9})
     return None
 
 
