@@ -30,3 +30,16 @@ def test_no_other_module_asks_which_scheduler_it_is() -> None:
     files = [file for part in ("launch", "cli", "check", "inspect") for file in (PACKAGE / part).rglob("*.py")]
     found = [line for file in files if file.name not in RECORDS for line in questions_about_schedulers(file)]
     assert found == [], "give the record of launch/resolve/schedulers.py a field instead"
+
+
+def test_a_program_begins_at_the_end_of_its_module() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        body = ast.parse(file.read_text()).body
+        begins = [
+            number
+            for number, node in enumerate(body)
+            if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        ]
+        assert begins in ([], [len(body) - 1]), (
+            f"{file.relative_to(PACKAGE)}: what follows `if __name__ …` is not yet defined then"
+        )
