@@ -66,8 +66,9 @@ def role_of(pid: int, words: list[str], agents: set[int]) -> str:
         return "torchrun" if parent.isdigit() and int(parent) in agents else "reaper"
     roles = {
         "tini": "tini",
-        "slipway.train": "worker",  # before the next: a worker that starts early is slipway.process.warm, too
-        "slipway.process.warm": "parked",
+        "slipway.process.standby": "parked",
+        "slipway.process.warm": "worker",
+        "slipway.train": "worker",
         "slipway": "launcher",
     }
     line = " ".join(words)

@@ -41,7 +41,7 @@ def parked(job: Launcher) -> int:
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             except OSError:
                 continue
-            if "slipway.process.warm" in words:
+            if "slipway.process.standby" in words:
                 return pid
         return None
 
@@ -94,7 +94,7 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     rules.wait_for(held, job)
     if pid is None:
         names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
-        assert not any(b"slipway.process.warm" in name for name in names)
+        assert not any(b"slipway.process.standby" in name for name in names)
     else:
         assert harm
         os.kill(pid, harm)

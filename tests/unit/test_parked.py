@@ -11,7 +11,7 @@ import json, os, signal, sys, time
 from slipway.launch.attempt.lasting import Spare
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, descendants, lives, send_signal
-from slipway.process.warm import leave_behind
+from slipway.process.standby import leave_behind
 
 def begin(words):
     seen = {"words": words, "A": os.environ.get("SLIPWAY_A"), "B": os.environ.get("B"), "parent": os.getppid() == launcher}

@@ -14,8 +14,9 @@ import pytest
 
 from slipway.launch.attempt import lasting as module
 from slipway.launch.attempt.lasting import Spare, lasting
+from slipway.process.standby import take_numbers
 from slipway.process.tree import FILES, Forked, OwnProcesses
-from slipway.process.warm import is_forkable, take_numbers
+from slipway.process.warm import is_forkable
 
 ENVIRON = {"OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": "1"}
 WORDS = ("python", "-m", "slipway.process.agent", "1")

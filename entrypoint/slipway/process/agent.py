@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.process import warm
+from slipway.process.standby import leave_behind
 from slipway.process.tree import stand_between
-from slipway.process.warm import leave_behind
 from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import STOP_FILE, error_file
 
