@@ -38,7 +38,7 @@ test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold 
 
 .PHONY: test-under-load
 test-under-load: .venv/.dev .venv/.train ## Run the core tests that need no engine while other programs keep every core busy
-	@tests/under_load.sh $(SECTIONS) unit muster launch train
+	@tests/under_load.sh $(SECTIONS) unit rendezvous launch train
 
 .PHONY: test-tools
 test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere, print what that is
@@ -48,9 +48,9 @@ test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian:
 test-unit: .venv/.dev ## Run the launcher's unit tests (needs no torch); each of these takes ARGS="-k slurm" and TIER=nightly
 	@$(SECTIONS) unit -- $(ARGS)
 
-.PHONY: test-muster
-test-muster: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
-	@$(SECTIONS) muster -- $(ARGS)
+.PHONY: test-rendezvous
+test-rendezvous: .venv/.dev ## Run the tests of how nodes find each other (needs no torch)
+	@$(SECTIONS) rendezvous -- $(ARGS)
 
 .PHONY: test-sim
 test-sim: .venv/.dev ## Simulate jobs whose nodes fail, with a virtual clock and network (needs no torch; SIM_SEEDS=20000, SIM_SEED=17)
@@ -188,9 +188,9 @@ bench-gpu: .venv/.bench ## Run the benchmarks that need a GPU, into bench/RESULT
 docs: .venv/.dev ## Build docs/ as a site in build/site (ARGS=serve shows it)
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs $(or $(ARGS),build)
 
-.PHONY: bench-muster
-bench-muster: .venv/.dev ## Simulate on this machine how up to 256 nodes find each other: time, bytes, memory
-	@.venv/bin/python bench/muster.py $(ARGS)
+.PHONY: bench-rendezvous
+bench-rendezvous: .venv/.dev ## Simulate on this machine how up to 256 nodes find each other: time, bytes, memory
+	@.venv/bin/python bench/rendezvous.py $(ARGS)
 
 # The others are plain PyTorch, parts of which have no types.
 CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_finetune.py)

@@ -62,7 +62,7 @@ SECTIONS = {
         Section("build", "the image is built", ("engine",), goal="image"),
         Section("lint", "style and types", goal="lint"),
         Section("unit", "the launcher's parts, without PyTorch", marked=False, at_once=2),
-        Section("muster", "how nodes find each other", marked=False, at_once=6),
+        Section("rendezvous", "how nodes find each other", marked=False, at_once=6),
         Section("sim", "the launchers' protocol, with a virtual clock and network", marked=False, at_once=2),
         Section("launch", "real jobs: signals, failures, several launchers", at_once=2),
         Section("train", "real training on the CPU", at_once=2),
@@ -85,7 +85,7 @@ SECTIONS = {
 
 # Turn by turn. The rows of one turn run beside each other: what waits beside what computes.
 TURNS = (
-    (("build", "sim"), ("lint", "unit", "muster")),
+    (("build", "sim"), ("lint", "unit", "rendezvous")),
     (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
     (("slurm", "release"), ("machine", "compose", "k8s")),
     (("under-load", "mutants", "chaos"),),

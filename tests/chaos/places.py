@@ -28,7 +28,7 @@ SETTINGS = {
     "SLIPWAY_HEARTBEAT_TIMEOUT": "6",
     "SLIPWAY_HANG_SECONDS": "30",
     "SLIPWAY_GRACE_SECONDS": "60",
-    "SLIPWAY_MUSTER_TIMEOUT": "60",
+    "SLIPWAY_RENDEZVOUS_TIMEOUT": "60",
     "OMP_NUM_THREADS": "1",
 }
 MARK = "CHAOS"  # in the environment of every process of a node: job, node, start

@@ -58,7 +58,7 @@ def frozen_and_replaced(rank: int) -> Loss:
     """Another container takes a frozen one's place, with its name, and then that comes back."""
 
     def provoke(scene: Scene) -> Nodes:
-        job = Nodes(scene, SLIPWAY_MUSTER_TIMEOUT="20")
+        job = Nodes(scene, SLIPWAY_RENDEZVOUS_TIMEOUT="20")
         victim, _ = job.hold_one(rank)
         victim.freeze()
         if rank == 0:
@@ -76,7 +76,7 @@ def frozen_and_replaced(rank: int) -> Loss:
 
 def frozen_too_long(scene: Scene) -> Nodes:
     """Nobody takes a frozen node's place, and it comes back when the other has given up."""
-    job = Nodes(scene, SLIPWAY_MUSTER_TIMEOUT="10")
+    job = Nodes(scene, SLIPWAY_RENDEZVOUS_TIMEOUT="10")
     victim, other = job.hold_one(1)
     scene.harm()
     victim.freeze()

@@ -20,7 +20,7 @@ ENDLESS = "linear --epochs 100000"
         (2, "IMG run --no-such-option", "No such option"),
         (
             76,
-            f"{WELL} -e RANK=0 -e WORLD_SIZE=2 -e MASTER_ADDR=127.0.0.1 -e SLIPWAY_MUSTER_TIMEOUT=1 IMG linear",
+            f"{WELL} -e RANK=0 -e WORLD_SIZE=2 -e MASTER_ADDR=127.0.0.1 -e SLIPWAY_RENDEZVOUS_TIMEOUT=1 IMG linear",
             "missing node rank 1",
         ),
         (78, "-e RANK=2 -e WORLD_SIZE=2 IMG linear", "RANK counts nodes"),

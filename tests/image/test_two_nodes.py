@@ -56,7 +56,7 @@ def node(network: str, rank: int, master: str, *, words: str = "linear", options
     """The line of a node with one process that waits a few seconds for the others."""
     return (
         f"--shm-size 1g --volume /checkpoints --network {network} -e RANK={rank} -e WORLD_SIZE=2 -e MASTER_ADDR={master} "
-        f"-e SLIPWAY_MUSTER_TIMEOUT=20 {options} IMG {words}"
+        f"-e SLIPWAY_RENDEZVOUS_TIMEOUT=20 {options} IMG {words}"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_node_that_fails_too_often_ends_the_job_once_its_index_has_failed(clus
 
 def test_without_the_service_the_pods_say_so(cluster: Cluster) -> None:
     documents = [each for each in kustomize("overlays/cpu") if each["kind"] != "Service"]
-    job = cluster.apply(train(documents, SLIPWAY_MUSTER_TIMEOUT="4"))
+    job = cluster.apply(train(documents, SLIPWAY_RENDEZVOUS_TIMEOUT="4"))
     job.until(lambda: {pod.index for pod in job.pods if not pod.running} == {0, 1})
     assert set(job.codes[:2]) == {(0, 76), (1, 76)}, job
     assert re.search(r"slipway-0\.slipway\..* does not resolve.*Service\b.*\bslipway\b", job.pods[1].text), job

@@ -73,7 +73,7 @@ def test_a_launcher_that_freezes_beside_its_workers_comes_back_when_it_thaws(nod
 def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(
     node: Node, rules: Rules, tmp_path: Path
 ) -> None:
-    words = (*JOB, "--muster-timeout", "10")
+    words = (*JOB, "--rendezvous-timeout", "10")
     jobs = [node(rank, 2, *words, **rules.variables(UNDER_WAY, pause=0.1)) for rank in (0, 1)]
     rules.wait_for(UNDER_WAY, jobs[0])
     jobs[0].signal(signal.SIGKILL)

@@ -39,7 +39,7 @@ def test_nodes_with_own_folders_need_no_shared_file_system(node: Node, rules: Ru
 
 @pytest.mark.core
 def test_a_missing_node_is_named_and_all_that_came_end_with_76(node: Node) -> None:
-    jobs = [node(rank, 4, "linear", SLIPWAY_MUSTER_TIMEOUT="8") for rank in (0, 1, 3)]
+    jobs = [node(rank, 4, "linear", SLIPWAY_RENDEZVOUS_TIMEOUT="8") for rank in (0, 1, 3)]
     assert [job.end() for job in jobs] == [76, 76, 76], jobs[0].text
     for job in jobs:
         assert "waiting for nodes: 3 of 4" in job.text
@@ -67,7 +67,7 @@ def test_different_world_sizes_end_with_78_on_both(node: Node) -> None:
 
 @pytest.mark.pull
 def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: Node) -> None:
-    job = node(1, 2, "linear", MASTER_ADDR="no-such-host.invalid", SLIPWAY_MUSTER_TIMEOUT="3")
+    job = node(1, 2, "linear", MASTER_ADDR="no-such-host.invalid", SLIPWAY_RENDEZVOUS_TIMEOUT="3")
     assert job.end() == 76, job.text
     assert "no-such-host.invalid does not resolve" in job.text
 
@@ -93,7 +93,7 @@ def test_workers_go_where_the_launcher_found_node_0_whatever_its_name_leads_to_t
 @pytest.mark.pull
 def test_a_pod_that_waited_in_vain_for_the_name_of_node_0_ends_with_the_service_to_look_at(node: Node) -> None:
     pod = {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    job = node(1, 2, "linear", MASTER_ADDR="lm-0.lm.research.svc.invalid", SLIPWAY_MUSTER_TIMEOUT="3", **pod)
+    job = node(1, 2, "linear", MASTER_ADDR="lm-0.lm.research.svc.invalid", SLIPWAY_RENDEZVOUS_TIMEOUT="3", **pod)
     assert job.end() == 76, job.text
     assert "kubectl get service lm --namespace research" in job.closing[-1]
 
@@ -112,7 +112,7 @@ def test_uneven_nodes_are_refused_or_run_with_the_smallest_count(node: Node, rul
 
 @pytest.mark.pull
 def test_a_wrong_token_is_turned_away(node: Node) -> None:
-    jobs = [node(rank, 2, "linear", SLIPWAY_TOKEN=f"canary-{rank}", SLIPWAY_MUSTER_TIMEOUT="4") for rank in (0, 1)]
+    jobs = [node(rank, 2, "linear", SLIPWAY_TOKEN=f"canary-{rank}", SLIPWAY_RENDEZVOUS_TIMEOUT="4") for rank in (0, 1)]
     assert [job.end() for job in jobs] == [76, 78], jobs[0].text + jobs[1].text
     assert "SLIPWAY_TOKEN" in jobs[1].text
     assert "canary" not in jobs[0].text + jobs[1].text

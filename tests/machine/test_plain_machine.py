@@ -22,11 +22,11 @@ NOBODY = "1234:1234"  # without an entry in /etc/passwd
 SHORT = "--steps 40 --eval-samples 32 --sample-tokens 20"
 # Of each section a little: what it needs of a machine shows in that. Root runs the whole core.
 PICKED = (
-    "test_host or test_caches or test_muster_namespaces or test_muster_processes or listener_takes_both_families "
+    "test_host or test_caches or test_namespaces or test_processes or listener_takes_both_families "
     "or two_launchers_train_linear_together or any_user_id_trains_a_script or gpt_learns or the_table_names_every_folder "
     "or memory_limit or truncated_snapshot"
 )
-RUN = ("lint", "unit", "muster", "launch", "train", "docs")
+RUN = ("lint", "unit", "rendezvous", "launch", "train", "docs")
 SKIPPED = {
     "image": "make engine",
     "compose": "make engine",
@@ -139,5 +139,5 @@ def test_both_commands_do_all_that_can_be_done_there_and_say_what_is_missing(
         assert re.search(
             rf"^{section} +skipped .*: {'TIER=pull make test' if later else typed}$", table, re.MULTILINE
         ), table
-    assert re.search(r"^muster +needs network namespaces; .*\(\d+ tests\)$", table, re.MULTILINE), table
+    assert re.search(r"^rendezvous +needs network namespaces; .*\(\d+ tests\)$", table, re.MULTILINE), table
     assert re.search(r"^\d{2,} passed, 0 failed, \d+ skipped$", table, re.MULTILINE), table

@@ -28,7 +28,7 @@ TESTS = {
     "ledger": ("ledger",),
     "verdict": ("verdict",),
     "ending": ("ending",),
-    "roster": ("muster_roster", "muster_compare"),
+    "roster": ("roster", "compare"),
     "printable": ("rank_ranges",),
     "tracebacks": ("tracebacks",),
 }

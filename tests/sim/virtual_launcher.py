@@ -27,7 +27,7 @@ from slipway.launch.hangs.standing import Call, Group, Standing
 from slipway.launch.job import make_attempts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.messages import Card, Go
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
@@ -85,7 +85,7 @@ class Order:
             "SLIPWAY_RUNS": str(folder),
             "SLIPWAY_TOKEN": self.token,
             "SLIPWAY_MAX_RESTARTS": str(self.restarts),
-            "SLIPWAY_MUSTER_TIMEOUT": "600",
+            "SLIPWAY_RENDEZVOUS_TIMEOUT": "600",
             "SLIPWAY_HEARTBEAT_TIMEOUT": "12",
             "SLIPWAY_ELASTIC_WINDOW": "10",
             "SLIPWAY_GRACE_SECONDS": "20",
@@ -108,7 +108,7 @@ class Launcher:
         self.team: Team | None = None  # the workers that its own train with, while they run
         self.started = world.loop.time()
         self.stops = SimulatedStops(self)
-        self.muster: SimulatedMuster
+        self.rendezvous: SimulatedRendezvous
         self.clock = Clock(
             time=self.wall, monotonic=world.loop.time, age=lambda: min(2.0, world.loop.time() - self.started)
         )
@@ -138,16 +138,18 @@ class Launcher:
         job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
         with ExitStack() as stack:
             node = enter(job, stack, self.clock)
-            nodes = stack.enter_context(SeveralNodes(job, self.stops, clock=self.clock, muster=self._make_muster))
+            nodes = stack.enter_context(
+                SeveralNodes(job, self.stops, clock=self.clock, rendezvous=self._make_rendezvous)
+            )
             return make_attempts(
                 job, node, nodes, self.stops, stack, clock=self.clock, attempt=self._attempt, run_lock=self._make_lock
             )
 
-    def _make_muster(self, terms: Terms) -> SimulatedMuster:
+    def _make_rendezvous(self, terms: Terms) -> SimulatedRendezvous:
         network, name = self.world.network.seen_from(self.process), self.process.name
         terms = dataclasses.replace(terms, network=network, random=self.dice, process=name, say=self._say)
-        self.muster = SimulatedMuster(terms, self)
-        return self.muster
+        self.rendezvous = SimulatedRendezvous(terms, self)
+        return self.rendezvous
 
     def _say(self, line: str) -> None:
         self.world.log(self.process.name, line)
@@ -401,7 +403,7 @@ class SimulatedLock(RunLock):
             os.close(self._number)
 
 
-class SimulatedMuster(Muster):
+class SimulatedRendezvous(Rendezvous):
     """The product's part of a launcher in the rendezvous, on the virtual loop instead of a thread."""
 
     def __init__(self, terms: Terms, launcher: Launcher) -> None:

@@ -89,7 +89,7 @@ def test_with_a_launcher_per_process_the_nodes_are_not_met(slipway: Slipway) -> 
 
 
 def test_a_wrong_setting_is_told_as_by_run(slipway: Slipway) -> None:
-    answer = slipway("check", "--muster-timeout", "soon")
+    answer = slipway("check", "--rendezvous-timeout", "soon")
     assert answer.code == 78
     assert "a whole number is needed" in answer.err
     assert slipway("check", "gpt").code == 2

@@ -195,7 +195,7 @@ def test_a_card_has_room_for_all_errors_however_many_findings_there_are() -> Non
 
 
 @pytest.fixture(autouse=True)
-def muster(monkeypatch: pytest.MonkeyPatch) -> None:
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher of a test opens a port."""
     monkeypatch.setattr(meeting, "SeveralNodes", lambda *_: contextlib.nullcontext(SimpleNamespace(peers=[])))
 
@@ -217,7 +217,7 @@ def test_the_job_leaves_everything_in_its_temporary_folder(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("error", "code", "advice"),
     [
-        (LaunchError("missing node rank 1", PEER), CONFIGURATION, "--muster-timeout"),
+        (LaunchError("missing node rank 1", PEER), CONFIGURATION, "--rendezvous-timeout"),
         (LaunchError("differ in torch"), CONFIGURATION, ""),
         (LaunchError("No space left", UNHEALTHY), UNHEALTHY, ""),
     ],

@@ -1,6 +1,7 @@
 """Rules of the code that neither ruff nor import-linter knows. `make lint` runs this file."""
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from slipway.launch.resolve import schedulers
 
 PACKAGE = Path(schedulers.__file__).parents[2]
 RECORDS = {"schedulers.py", "clouds.py"}
+ROOT = PACKAGE.parents[1]
+# Words of our own for what the field has a word for.
+WORDS = {"muster": "rendezvous"}
 
 
 def questions_about_schedulers(file: Path) -> Iterator[str]:
@@ -43,3 +47,13 @@ def test_a_program_begins_at_the_end_of_its_module() -> None:
         assert begins in ([], [len(body) - 1]), (
             f"{file.relative_to(PACKAGE)}: what follows `if __name__ …` is not yet defined then"
         )
+
+
+def test_no_word_of_our_own_stands_for_one_of_the_field() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name and name != Path(__file__).relative_to(ROOT).as_posix()]
+    texts = {file: file.read_text(errors="replace") for file in files if file.is_file()}
+    found = [
+        f"{file.relative_to(ROOT)}: {word}" for file, text in texts.items() for word in WORDS if word in text.lower()
+    ]
+    assert found == [], f"say {WORDS} instead"

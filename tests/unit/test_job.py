@@ -40,7 +40,7 @@ def test_what_somebody_types_beside_a_job_is_not_its_pods_end(slipway: Slipway, 
 
 
 ALONE = {
-    "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "SLIPWAY_MUSTER_TIMEOUT": "1",
+    "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "SLIPWAY_RENDEZVOUS_TIMEOUT": "1",
 }  # fmt: skip
 
 

@@ -172,7 +172,7 @@ def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> N
     [
         ({}, "lo"),
         ({"GLOO_SOCKET_IFNAME": "eth7"}, None),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, None),  # the muster knows
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, None),  # the rendezvous knows
     ],
 )
 def test_a_single_node_talks_to_itself_without_asking_for_its_name(

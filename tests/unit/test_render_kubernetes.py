@@ -175,7 +175,7 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
         "SLIPWAY_GRACE_SECONDS": "300",
         "SLIPWAY_TOKEN": {"secretKeyRef": {"name": "slipway-settings", "key": "SLIPWAY_TOKEN"}},
         "TORCH_API_KEY": {"secretKeyRef": {"name": "slipway-settings", "key": "TORCH_API_KEY"}},
-        "SLIPWAY_MUSTER_TIMEOUT": "3600",
+        "SLIPWAY_RENDEZVOUS_TIMEOUT": "3600",
     }
     assert "hunter2" not in answer.out
     secrets = (
@@ -186,8 +186,11 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
 
 
 def test_what_was_given_beats_what_the_files_say(render: Slipway) -> None:
-    job = rendered(render("k8s", "--nodes", "2", "--resume", "/checkpoints/a", "--muster-timeout", "60"))["Job"]
-    assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_MUSTER_TIMEOUT")] == ["/checkpoints/a", "60"]
+    job = rendered(render("k8s", "--nodes", "2", "--resume", "/checkpoints/a", "--rendezvous-timeout", "60"))["Job"]
+    assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_RENDEZVOUS_TIMEOUT")] == [
+        "/checkpoints/a",
+        "60",
+    ]
 
 
 def test_components_are_added_once_and_in_any_order(render: Slipway) -> None:

@@ -137,7 +137,7 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
         ("SLIPWAY_MAX_RESTARTS", 0, 1000),
         ("SLIPWAY_PROGRESS_SECONDS", 1, 999_999),
         ("SLIPWAY_HANG_SECONDS", 0, 86_400),
-        ("SLIPWAY_MUSTER_TIMEOUT", 1, 86_400),
+        ("SLIPWAY_RENDEZVOUS_TIMEOUT", 1, 86_400),
         ("SLIPWAY_HEARTBEAT_TIMEOUT", 2, 3600),
         ("SLIPWAY_ELASTIC_WINDOW", 0, 86_400),
     ],

@@ -238,7 +238,7 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-    with Stops() as stops, SeveralNodes(job_of(), stops, muster=Messages) as nodes:
+    with Stops() as stops, SeveralNodes(job_of(), stops, rendezvous=Messages) as nodes:
         signal.raise_signal(signal.SIGTERM)  # after the workers were looked at for the last time
         nodes.report(STOPPED, lambda verdict, leaving: Ending(verdict), lambda: False)
     assert told == ["SIGTERM", "stopped"]

@@ -83,7 +83,7 @@ def test_what_was_said_in_an_earlier_start_is_over(start: Callable[[], Processes
     assert jobs[1].news is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"muster": 1}', "{" * 70_000, '{"muster": 2, "type": "ping"}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"rendezvous": 1}', "{" * 70_000, '{"rendezvous": 2, "type": "ping"}'])
 def test_what_makes_no_sense_counts_as_nothing(start: Callable[[], Processes], tmp_path: Path, text: str) -> None:
     jobs = start()
     for rank in (1, 2, 3):

@@ -47,7 +47,7 @@ class Worker:
         return [{"rank": 1, "exitcode": 1, "time": 1.0}] if self._fails == "worker" and self._is_late else []
 
     def lost(self) -> Elsewhere | None:
-        """Another node's failure, as the muster tells it; it is asked at every look, and so a good place to write down one."""
+        """Another node's failure, as the rendezvous tells it; it is asked at every look, and so a good place to write down one."""
         if self._fails == "and stays" and self._is_late:
             write_files(self._node_dir, {"outcome/rank-0.json": '{"outcome": "failed"}'})
         return Elsewhere("node 1 failed") if self._fails == "node" and self._is_late else None

@@ -25,7 +25,7 @@ PROGRAMS = (
     "launch/stand_in_agent.py",
     "launch/stand_in_worker.py",
     "launch/stand_ins/*.py",
-    "muster/stub.py",
+    "rendezvous/stub.py",
     "sim/*.py",  # its seconds are virtual
     "slurm/paced.py",
     "slurm/pyxis/*.py",
@@ -40,20 +40,20 @@ ALLOWED = {
         "the sum of a ledger against the clock: a slow machine slows both"
     ),
     "waiting.py::wait_until": "the one place that waits",
-    "muster/test_muster_attempts.py::test_who_is_told_to_go_between_two_attempts_leaves_alone": (
+    "rendezvous/test_attempts.py::test_who_is_told_to_go_between_two_attempts_leaves_alone": (
         "nothing follows that could be waited for; a message that should not come has time to"
     ),
-    "muster/test_muster_endings.py::test_a_good_end_waits_for_the_slowest": "longer than the patience, which is not to count",
-    "muster/test_muster_endings.py::test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing": (
+    "rendezvous/test_endings.py::test_a_good_end_waits_for_the_slowest": "longer than the patience, which is not to count",
+    "rendezvous/test_endings.py::test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing": (
         "longer than the time-out for missing nodes, which is not to count"
     ),
-    "muster/test_muster_heartbeats.py::test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node": (
+    "rendezvous/test_heartbeats.py::test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node": (
         "longer than the time-out for missing nodes, which is not to count"
     ),
-    "muster/test_muster_loopback.py::test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended": (
+    "rendezvous/test_loopback.py::test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended": (
         "before an answer is due and after it; both orders have to end well"
     ),
-    "muster/test_muster_leaving.py::test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start": (
+    "rendezvous/test_leaving.py::test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start": (
         "for the harder order of two messages on different connections; both orders have to end well"
     ),
 }

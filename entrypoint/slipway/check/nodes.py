@@ -1,5 +1,5 @@
-"""The part of a check for which nodes meet: the muster, in which each learns what the others found, then an all-reduce; and the
-reports of all nodes.
+"""The part of a check for which nodes meet: the rendezvous, in which each learns what the others found, then an all-reduce; and
+the reports of all nodes.
 
 It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher sends its node's
 findings with its card; its workers write what the all-reduce showed into the run directory.
@@ -36,7 +36,7 @@ EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the 
 RUN = "run"  # the run directory in the folder of temporary files
 GRACE_SECONDS = "5"  # seconds; there is nothing to save
 FIREWALL = "open all TCP ports between the nodes, and see which network interfaces they use (NCCL_DEBUG=INFO)"
-TOGETHER = "start the check on all nodes at once; they wait longer for each other with --muster-timeout S"
+TOGETHER = "start the check on all nodes at once; they wait longer for each other with --rendezvous-timeout S"
 OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
 
 
@@ -55,7 +55,7 @@ def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
     """
     with tempfile.TemporaryDirectory(prefix="slipway-check-") as name:
         folder = Path(name)
-        seconds = job.seconds("SLIPWAY_MUSTER_TIMEOUT") + EXCHANGE_SECONDS
+        seconds = job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT") + EXCHANGE_SECONDS
         peers, trouble = start(passing(job, folder), folder / RUN, seconds, own)
         return assemble(own, peers, read_json(folder / RUN / CHECK_FILE), trouble)
 
@@ -164,7 +164,7 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
 
 
 def compare_nodes(peers: Sequence[Peer]) -> Iterator[Finding]:
-    """That all are here and fit together, which the muster saw to, and in what they should be alike but are not."""
+    """That all are here and fit together, which the rendezvous saw to, and in what they should be alike but are not."""
     yield ok(OTHERS, f"all {len(peers)} are here, run the same versions, and each reaches its neighbour")
     cards = {peer.card.node_rank: peer.card for peer in peers}
     offsets = {peer.card.node_rank: peer.offset for peer in peers}

@@ -82,7 +82,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
 
 
 def foresee_interfaces(job: Job) -> Plan:
-    """The plan with the network interface that several nodes will most likely use; the muster knows for sure."""
+    """The plan with the network interface that several nodes will most likely use; the rendezvous knows for sure."""
     topology = job.plan.topology
     if topology.nodes == 1 or topology.process:
         return job.plan

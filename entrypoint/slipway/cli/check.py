@@ -40,7 +40,7 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     refuse_rendezvous(options)
     environ = dict(os.environ)
     host, early = look_at_host(environ)
-    sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_MUSTER_TIMEOUT": MEETING_SECONDS})
+    sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_RENDEZVOUS_TIMEOUT": MEETING_SECONDS})
     try:
         own, reports = examine(environ, host, sources, early, local)
     except InterruptedCheckError as stopped:

@@ -60,7 +60,7 @@ def alone(job: Job, node: Node) -> SingleNode:
     """What a launcher that waits for nobody knows of others."""
     if not job.plan.topology.process:
         return SingleNode()
-    from slipway.launch.several_processes import SeveralProcesses  # the muster's messages, which others do without
+    from slipway.launch.several_processes import SeveralProcesses  # the rendezvous's messages, which others do without
 
     return SeveralProcesses(job.plan.topology, node.run.path)
 

@@ -1,4 +1,4 @@
-"""A launcher among those of several nodes: what it brings to the muster, and what it makes of what all have agreed on."""
+"""A launcher among those of several nodes: what it brings to the rendezvous, and what it makes of what all have agreed on."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node
 from slipway.launch.rendezvous.messages import Card, Finding, Go, Peer
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import installed
@@ -41,9 +41,9 @@ class SeveralNodes:
         findings: tuple[Finding, ...] = (),
         *,
         clock: Clock = CLOCK,
-        muster: Callable[[Terms], Muster] = Muster,
+        rendezvous: Callable[[Terms], Rendezvous] = Rendezvous,
     ) -> None:
-        """`findings` are what a check brings along for the others; `muster` makes this launcher's part in the rendezvous."""
+        """`findings` are what a check brings along for the others; `rendezvous` makes this launcher's part in the rendezvous."""
         topology = job.plan.topology
         self._stops, self._findings, self._clock = stops, findings, clock
         self._nonce = ""  # of this job, from its first attempt on
@@ -54,7 +54,7 @@ class SeveralNodes:
             replaced=job.replaced,
             address=topology.master_addr,
             port=topology.master_port,
-            timeout=job.seconds("SLIPWAY_MUSTER_TIMEOUT"),
+            timeout=job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT"),
             patience=max(job.seconds("SLIPWAY_GRACE_SECONDS"), job.after_failure or 0) + 40,
             window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
             heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
@@ -65,34 +65,34 @@ class SeveralNodes:
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
             clock=clock,
         )
-        self._muster = muster(terms)
+        self._rendezvous = rendezvous(terms)
 
     def __enter__(self) -> Self:
-        """Open the muster, and exchange requests to stop from here on. Raises LaunchError as it does."""
-        self._muster.__enter__()
-        self._stops.listen(Exchange(self._muster, self._stops, self._clock))
+        """Open the rendezvous, and exchange requests to stop from here on. Raises LaunchError as it does."""
+        self._rendezvous.__enter__()
+        self._stops.listen(Exchange(self._rendezvous, self._stops, self._clock))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the others."""
-        self._muster.__exit__(kind, error, trace)
+        self._rendezvous.__exit__(kind, error, trace)
 
     @property
     def news(self) -> Outcome | None:
         """The first node known to have failed or to be lost in this attempt."""
-        return self._muster.news
+        return self._rendezvous.news
 
     @property
     def peers(self) -> Sequence[Peer]:
         """What the launchers of this attempt said of themselves, this one among them, where they brought findings."""
-        return self._muster.peers
+        return self._rendezvous.peers
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
         card = dataclasses.replace(make_card(job, node), nonce=self._nonce, findings=one_line(self._findings))
-        go = self._muster.join(card, stopped)
+        go = self._rendezvous.join(card, stopped)
         if go is None:
             return None
         self._nonce = go.nonce
@@ -103,7 +103,7 @@ class SeveralNodes:
 
     def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
         """Where all ranks stand, once those of all nodes stand still: on node 0, which judges; None elsewhere."""
-        return self._muster.compare(standings)
+        return self._rendezvous.compare(standings)
 
     def report(
         self,
@@ -121,12 +121,12 @@ class SeveralNodes:
             if hangs is None or not outcome.good or now - looked < LOOK_SECONDS:
                 return
             looked = now
-            hang = hangs.judge(self._muster.standings, now)
+            hang = hangs.judge(self._rendezvous.standings, now)
             if hang and hangs.end:
-                self._muster.correct(hangs.outcome(hang, outcome.node_rank, outcome.host))
+                self._rendezvous.correct(hangs.outcome(hang, outcome.node_rank, outcome.host))
 
         self._stops.look()  # a request that came at the very end is known to all before the outcome is: it may tell who leaves
-        ending = self._muster.report(outcome, rule, stopped, glance)
+        ending = self._rendezvous.report(outcome, rule, stopped, glance)
         if hangs:
             hangs.forget()
         return ending
@@ -135,13 +135,13 @@ class SeveralNodes:
 class Exchange:
     """Requests to stop, between this launcher and the others."""
 
-    def __init__(self, muster: Muster, stops: Stops, clock: Clock) -> None:
-        self._muster, self._stops, self._clock = muster, stops, clock
+    def __init__(self, rendezvous: Rendezvous, stops: Stops, clock: Clock) -> None:
+        self._rendezvous, self._stops, self._clock = rendezvous, stops, clock
         self._told = self._heard = 0
 
     def __call__(self) -> None:
         """Tell what came here, and take note of what came elsewhere."""
-        for stopping in self._muster.stops[self._heard :]:
+        for stopping in self._rendezvous.stops[self._heard :]:
             number = signal.Signals[stopping.signal]
             self._stops.came.append(Stop(self._clock.monotonic(), number, stopping.text, here=False))
             self._heard += 1
@@ -149,7 +149,7 @@ class Exchange:
             stop = self._stops.came[self._told]
             self._told += 1
             if stop.here:
-                self._muster.stop(stop.number.name, stop.name)
+                self._rendezvous.stop(stop.number.name, stop.name)
 
 
 def may_count_processes(topology: Topology) -> bool:

@@ -1,7 +1,7 @@
 """The launcher of one process, where each has its own: it waits for nobody, but tells the others where its process stands.
 
-It does so in a file beside theirs, in a message as nodes send it over the muster: as long as nothing moves in its process, and
-when that has ended. The launcher of the first process that is still there judges for all, as that of node 0 does among nodes.
+It does so in a file beside theirs, in a message as nodes send it over the rendezvous: as long as nothing moves in its process,
+and when that has ended. The launcher of the first process that is still there judges for all, as that of node 0 does among nodes.
 Nodes that do not share the run directory do not know of each other.
 """
 

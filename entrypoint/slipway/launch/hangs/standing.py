@@ -15,7 +15,10 @@ from slipway.process.tree import STATES
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
 UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}"}
 LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
-GROUPS, RUNS = 16, 64  # of which is told, and of how many runs their ranks may be: it goes into a message of the muster
+GROUPS, RUNS = (
+    16,
+    64,
+)  # of which is told, and of how many runs their ranks may be: it goes into a message of the rendezvous
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
 # Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself.
@@ -214,7 +217,7 @@ def _read_call(call: Sequence[Any]) -> Call:
 
 
 def _whole(value: Any) -> int:
-    """A number as the muster's messages may hold it. ValueError for any other."""
+    """A number as the rendezvous's messages may hold it. ValueError for any other."""
     number = int(value)
     if not 0 <= number < 2**53:
         raise ValueError("a number out of range")

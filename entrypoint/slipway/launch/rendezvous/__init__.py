@@ -1,4 +1,4 @@
-"""The muster: how the launchers of a job find each other, agree, and end together. docs/muster.md has the protocol.
+"""The rendezvous: how the launchers of a job find each other, agree, and end together. docs/rendezvous.md has the protocol.
 
 `rendezvous.py` is what the launcher uses; `server`, `coordinator` and `roster` are node 0's part; every node has a `client` and
 takes part in the `ring`. `messages` travel over a `link`. Nothing here is imported by a job of a single node.

@@ -1,4 +1,4 @@
-"""Every launcher's side of the muster, node 0's own included: find node 0, introduce itself, follow what it says."""
+"""Every launcher's side of the rendezvous, node 0's own included: find node 0, introduce itself, follow what it says."""
 
 import asyncio
 import hmac
@@ -39,7 +39,7 @@ RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no pat
 
 
 class Client:
-    """One launcher in the muster. Its coroutines run in one event loop; `news` may be read from any thread."""
+    """One launcher in the rendezvous. Its coroutines run in one event loop; `news` may be read from any thread."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -58,7 +58,7 @@ class Client:
         self._ending: asyncio.Future[Ending | Outcome]
 
     async def join(self, card: Card) -> Go:
-        """Take part in one muster until go. LaunchError where it fails."""
+        """Take part in one rendezvous until go. LaunchError where it fails."""
         await self.leave()
         self._complaints, self.peers = Complaints(), []
         began = patient = asyncio.get_running_loop().time()
@@ -161,7 +161,7 @@ class Client:
         return answer
 
     async def _attend(self, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
-        """Follow node 0 until go. OSError where the connection ends first; LaunchError where the muster fails."""
+        """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
         if self._stop:
@@ -190,7 +190,7 @@ class Client:
         return go
 
     async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
-        """Until the next muster: note what happens elsewhere, node 0's verdict, and its loss."""
+        """Until the next rendezvous: note what happens elsewhere, node 0's verdict, and its loss."""
         while True:
             try:
                 message = await link.receive(welcome.heartbeat)

@@ -195,8 +195,8 @@ def pause_after(waited: float) -> float:
 
 
 class Complaints:
-    """What one launcher has printed so far in a muster about why it cannot reach node 0: less often the longer it waits, with the
-    cause again every few minutes. All moments are seconds since the muster began.
+    """What one launcher has printed so far in a rendezvous about why it cannot reach node 0: less often the longer it waits, with
+    the cause again every few minutes. All moments are seconds since the rendezvous began.
     """
 
     def __init__(self) -> None:

@@ -296,7 +296,7 @@ class Coordinator:
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:
         """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
-        path = self._terms.folder / f".slipway-muster-{self._terms.random.randbytes(8).hex()}"
+        path = self._terms.folder / f".slipway-rendezvous-{self._terms.random.randbytes(8).hex()}"
         with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
             self._terms.folder.mkdir(parents=True, exist_ok=True)
             path.touch()

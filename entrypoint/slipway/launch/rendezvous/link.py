@@ -1,5 +1,5 @@
-"""One connection that carries the muster's messages, how to open it, and the wire format: one JSON object per line, at most 64
-KiB, each with the protocol's version and its type.
+"""One connection that carries the rendezvous's messages, how to open it, and the wire format: one JSON object per line, at most
+64 KiB, each with the protocol's version and its type.
 
 What arrives is checked field by field against the dataclass of its type; nothing is ever executed or unpickled.
 """
@@ -159,7 +159,7 @@ class OtherProtocolError(MalformedError):
 
 def encode(message: Any) -> bytes:
     """A message as one line; ValueError where it would exceed LINE_BYTES."""
-    fields = {"muster": PROTOCOL, "type": type(message).__name__.lower(), **dataclasses.asdict(message)}
+    fields = {"rendezvous": PROTOCOL, "type": type(message).__name__.lower(), **dataclasses.asdict(message)}
     line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE_BYTES:
         raise ValueError(f"a {fields['type']} message of {len(line)} bytes exceeds the limit of {LINE_BYTES}")
@@ -181,10 +181,10 @@ def decode(line: bytes) -> Any:
         fields = json.loads(line)
     except (ValueError, RecursionError):
         raise MalformedError("not a line of JSON") from None
-    if not isinstance(fields, dict) or "muster" not in fields:
+    if not isinstance(fields, dict) or "rendezvous" not in fields:
         raise MalformedError("not a message of Slipway")
-    if fields["muster"] != PROTOCOL:
-        other = plain(str(fields["muster"]), 20)
+    if fields["rendezvous"] != PROTOCOL:
+        other = plain(str(fields["rendezvous"]), 20)
         raise OtherProtocolError(f"another version's launcher: protocol {other} there, {PROTOCOL} here")
     name = fields.get("type")
     if not isinstance(name, str) or name not in KINDS:

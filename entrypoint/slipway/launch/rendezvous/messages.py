@@ -1,5 +1,5 @@
-"""The muster's messages, each a frozen dataclass, and the card that a launcher describes itself with. docs/muster.md describes
-who sends which and when.
+"""The rendezvous's messages, each a frozen dataclass, and the card that a launcher describes itself with. docs/rendezvous.md
+describes who sends which and when.
 
 Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what link.py can check.
 """
@@ -48,7 +48,7 @@ FINDINGS = 12_000  # characters of all findings on a card
 class Card:
     """How a launcher describes itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
 
-    A `problem` is why this node cannot start: it ends the muster for all, with this text; so does `occupied`, why no new
+    A `problem` is why this node cannot start: it ends the rendezvous for all, with this text; so does `occupied`, why no new
     run can begin here, unless the job is under way. `tries` counts the attempts of this job that the launcher made, of which the
     last `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or
     its run directory has seen. `goes_on`: it is to resume the newest run (--resume auto). `nonce` tells a job that it takes part
@@ -168,7 +168,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How the muster stands, to be printed."""
+    """How the rendezvous stands, to be printed."""
 
     line: str
 
@@ -276,7 +276,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class End:
-    """The muster failed for all: exit code and what every node prints."""
+    """The rendezvous failed for all: exit code and what every node prints."""
 
     code: int
     lines: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""The muster: the launchers of a job find each other, compare, agree to start, and end with one verdict.
+"""The rendezvous: the launchers of a job find each other, compare, agree to start, and end with one verdict.
 
-A job with several nodes opens one `Muster` per launcher. It talks to the network in a thread of its own, so that the
-launcher's main thread stays free for signals and torchrun. The protocol is documented in docs/muster.md.
+A job with several nodes opens one `Rendezvous` per launcher. It talks to the network in a thread of its own, so that the
+launcher's main thread stays free for signals and torchrun. The protocol is documented in docs/rendezvous.md.
 """
 
 import concurrent.futures
@@ -27,15 +27,15 @@ if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; 
     from slipway.launch.rendezvous.server import Rule
     from slipway.launch.verdict.restarts import Ending
 
-__all__ = ["Card", "Go", "Muster", "Outcome", "Verdict"]
+__all__ = ["Card", "Go", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
 GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
 FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
 
 
-class Muster:
-    """This launcher's part in the muster, as a context manager: `join` before each attempt, `report` after it."""
+class Rendezvous:
+    """This launcher's part in the rendezvous, as a context manager: `join` before each attempt, `report` after it."""
 
     def __init__(self, terms: Terms) -> None:
         """Nothing is opened yet."""
@@ -48,7 +48,7 @@ class Muster:
         if self._terms.node_rank == 0:
             self._socket = self._terms.network.listen(self._terms.port, loopback=is_loopback(self._terms.address))
             _allow_files(self._terms.nodes + FILES)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="muster")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -133,7 +133,7 @@ class Muster:
         notice: float = 0.0,
         glance: Callable[[], None] = lambda: None,
     ) -> T | None:
-        """Run a coroutine in the muster's thread and wait for it, with an eye on `stopped`.
+        """Run a coroutine in the rendezvous's thread and wait for it, with an eye on `stopped`.
 
         Once node 0 was found it has `notice` seconds from then on.
         """
@@ -154,7 +154,7 @@ class Muster:
         return future.result()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine in the muster's thread."""
+        """Start a coroutine in the rendezvous's thread."""
         import asyncio
 
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -237,7 +237,7 @@ class Muster:
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         """What asyncio would log with a traceback, such as running out of files, as one line."""
-        self._terms.say(f"muster: {context.get('exception') or context['message']}")
+        self._terms.say(f"rendezvous: {context.get('exception') or context['message']}")
 
 
 def _allow_files(needed: int) -> None:

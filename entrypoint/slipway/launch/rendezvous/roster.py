@@ -1,5 +1,5 @@
-"""Node 0's bookkeeping of a muster: which nodes are here, which are missing or turned away, and whether all fit together, from
-their cards to a table of differences. It knows no network.
+"""Node 0's bookkeeping of a rendezvous: which nodes are here, which are missing or turned away, and whether all fit together,
+from their cards to a table of differences. It knows no network.
 
 What must agree and does not ends the job with 78 before torchrun starts; what should agree is a warning.
 """
@@ -35,7 +35,7 @@ class Seat:
 
 
 class Roster:
-    """The seats of one muster, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
+    """The seats of one rendezvous, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
 
     def __init__(
         self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool = False
@@ -50,7 +50,7 @@ class Roster:
         self._allow_uneven, self._doubtful = allow_uneven, doubtful
 
     def objection(self, hello: Hello) -> str | None:
-        """Why this launcher can never have a seat (only its fault: the muster continues), or None."""
+        """Why this launcher can never have a seat (only its fault: the rendezvous continues), or None."""
         card, own = hello.card, self.own
         if card.node_rank == 0 and hello.process != self._process:
             return f"RANK=0 is taken by {own.host}, which MASTER_ADDR names; every node needs a RANK of its own."

@@ -1,4 +1,4 @@
-"""Node 0's server of the muster: takes connections, turns strangers away, seats launchers, hears what they say."""
+"""Node 0's server of the rendezvous: takes connections, turns strangers away, seats launchers, hears what they say."""
 
 import asyncio
 import hmac
@@ -32,8 +32,8 @@ Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 class State:
     """What belongs to one attempt, and to the waiting before it; made anew for each.
 
-    `roster` is None between two attempts, `deadline` of the muster, by the loop's clock; `odd_since` is when the first launcher
-    came that does not fit; `stopping` has who was asked to stop since the muster began.
+    `roster` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
+    launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began.
     """
 
     roster: Roster | None = None

@@ -240,8 +240,8 @@ SETTINGS = (
         "1|0",
     ),
     Setting(
-        "SLIPWAY_MUSTER_TIMEOUT",
-        "--muster-timeout",
+        "SLIPWAY_RENDEZVOUS_TIMEOUT",
+        "--rendezvous-timeout",
         "600",
         _number(1, 86_400),
         "Seconds that the nodes of a job wait for each other before it starts.",

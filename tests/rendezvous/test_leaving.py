@@ -11,7 +11,7 @@ from waiting import wait_until
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.client import STOPS
 from slipway.launch.rendezvous.link import encode
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.verdict import Outcome
 
 Make = Callable[..., Launcher]
@@ -33,13 +33,13 @@ def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_s
 def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_wait(launcher: Make, port: int) -> None:
     answers, asked = [], threading.Event()
 
-    def work(muster: Muster) -> Outcome:
-        muster.stop("SIGTERM", "SIGTERM")
+    def work(rendezvous: Rendezvous) -> Outcome:
+        rendezvous.stop("SIGTERM", "SIGTERM")
         asked.wait(10)
         return make_outcome(1, "stopped")
 
-    def replace(muster: Muster) -> Outcome:
-        wait_until(lambda: muster.stops, "the request to stop")
+    def replace(rendezvous: Rendezvous) -> Outcome:
+        wait_until(lambda: rendezvous.stops, "the request to stop")
         with Client(port) as second:
             answers.append(second.introduce(make_card(1, 2), process="second"))
         asked.set()
@@ -52,9 +52,9 @@ def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_w
 def test_a_launcher_that_asks_to_stop_for_ever_is_heard_so_often(launcher: Make, port: int) -> None:
     heard = []
 
-    def work(muster: Muster) -> Outcome:
-        wait_until(lambda: muster.news, "the report that follows")
-        heard.extend(muster.stops)
+    def work(rendezvous: Rendezvous) -> Outcome:
+        wait_until(lambda: rendezvous.news, "the report that follows")
+        heard.extend(rendezvous.stops)
         return make_outcome(0, "stopped")
 
     node0 = launcher(0, 2, work=work)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stage import make_card, make_outcome
 
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.restarts import Ending
@@ -24,7 +24,7 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
     card = make_card(node_rank, nodes, runtime=more.get("runtime", "host"))
     timeout = float(str(more.get("timeout", 20.0)))
     try:
-        with Muster(
+        with Rendezvous(
             Terms(
                 node_rank=node_rank,
                 nodes=nodes,
@@ -35,12 +35,12 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
                 say=lambda line: print(line, flush=True),
                 heartbeat=float(str(more.get("heartbeat", 30.0))),
             )
-        ) as muster:
-            go = muster.join(card)
+        ) as rendezvous:
+            go = rendezvous.join(card)
             assert go is not None
             print(json.dumps({"go": dataclasses.asdict(go)}), flush=True)
-            ended = work(muster, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
-            verdict = muster.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
+            ended = work(rendezvous, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
+            verdict = rendezvous.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
             print("\n".join(block(verdict)), flush=True)
             return verdict.code(node_rank)
     except LaunchError as error:
@@ -48,11 +48,11 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
         return error.code
 
 
-def work(muster: Muster, node_rank: int, seconds: float, fail: str) -> Outcome:
+def work(rendezvous: Rendezvous, node_rank: int, seconds: float, fail: str) -> Outcome:
     """Stands in for torchrun."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if news := muster.news:
+        if news := rendezvous.news:
             return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
         time.sleep(0.02)
     return make_outcome(node_rank, "failed" if fail else "finished", evidence=fail)

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.coordinator import Coordinator
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -18,15 +18,15 @@ from slipway.launch.verdict.verdict import Outcome
 Make = Callable[..., Launcher]
 
 
-def end_with(node_rank: int, word: str, **changes: object) -> Callable[[Muster], Outcome]:
-    return lambda muster: make_outcome(node_rank, word, **changes)
+def end_with(node_rank: int, word: str, **changes: object) -> Callable[[Rendezvous], Outcome]:
+    return lambda rendezvous: make_outcome(node_rank, word, **changes)
 
 
-def hear_of_others(node_rank: int) -> Callable[[Muster], Outcome]:
-    """A survivor: its workers run until the muster has news, and then count as ended by a peer."""
+def hear_of_others(node_rank: int) -> Callable[[Rendezvous], Outcome]:
+    """A survivor: its workers run until the rendezvous has news, and then count as ended by a peer."""
 
-    def work(muster: Muster) -> Outcome:
-        news = wait_until(lambda: muster.news, "news")
+    def work(rendezvous: Rendezvous) -> Outcome:
+        news = wait_until(lambda: rendezvous.news, "news")
         return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
 
     return work
@@ -54,9 +54,9 @@ def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) 
     crew = [launcher(rank, 2, patience=0.1) for rank in range(2)]
     crew[0].work = end_with(0, word)
 
-    def slow(muster: Muster) -> Outcome:
+    def slow(rendezvous: Rendezvous) -> Outcome:
         time.sleep(1.0)
-        assert muster.news is None
+        assert rendezvous.news is None
         return make_outcome(1, word)
 
     crew[1].work = slow
@@ -68,12 +68,12 @@ def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) 
 def test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing(launcher: Make) -> None:
     """Its heartbeats say that it lives: a script may export for long on one node when the others are done."""
     crew = [launcher(rank, 2, timeout=0.5, patience=0.1, more={"heartbeat": 1.0}) for rank in range(2)]
-    crew[0].work = lambda muster: time.sleep(2.0) or make_outcome(0)
+    crew[0].work = lambda rendezvous: time.sleep(2.0) or make_outcome(0)
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
 
 
-def test_a_muster_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Coordinator, "_compare", lambda coordinator: 1 / 0)
     crew = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
     play(*crew)
@@ -83,7 +83,7 @@ def test_a_muster_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch:
 
 def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:
     crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[2].work = lambda muster: None  # leaves without a word, as a killed container does
+    crew[2].work = lambda rendezvous: None  # leaves without a word, as a killed container does
     play(*crew)
     assert [one.code for one in crew] == [76, 76, None]
     assert crew[0].verdict == crew[1].verdict
@@ -93,7 +93,7 @@ def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) ->
 
 def test_a_lost_node_0_is_known_to_all(launcher: Make) -> None:
     crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[0].work = lambda muster: None
+    crew[0].work = lambda rendezvous: None
     play(*crew)
     for one in crew[1:]:
         assert one.code == 76
@@ -105,7 +105,7 @@ def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -
     gone = threading.Event()
     crew = [launcher(rank, 2) for rank in range(2)]
 
-    def leave(muster: Muster) -> None:
+    def leave(rendezvous: Rendezvous) -> None:
         gone.wait(10)
 
     crew[0].work = leave
@@ -159,9 +159,9 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
     running, answers = threading.Event(), []
     node0 = launcher(0, 2)
 
-    def work(muster: Muster) -> Outcome:
+    def work(rendezvous: Rendezvous) -> Outcome:
         running.set()
-        wait_until(lambda: muster.news, "news of the one that left")
+        wait_until(lambda: rendezvous.news, "news of the one that left")
         with Client(port) as back:
             answers.append(back.introduce(make_card(1, 2), process="new"))
         return make_outcome(0, "peer")
@@ -182,14 +182,14 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
 def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: int) -> None:
     answers, refused = [], threading.Event()
 
-    def work(muster: Muster) -> Outcome:
+    def work(rendezvous: Rendezvous) -> Outcome:
         with Client(port) as second:
             answers.append(second.introduce(make_card(1, 2), process="second"))
         refused.set()
         return make_outcome(0)
 
     crew = [launcher(0, 2, work=work), launcher(1, 2)]
-    crew[1].work = lambda muster: refused.wait(60) and make_outcome(1)
+    crew[1].work = lambda rendezvous: refused.wait(60) and make_outcome(1)
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
     assert "RANK=1 is taken by host1" in answers[0].reason

@@ -14,7 +14,7 @@ from waiting import wait_until
 from slipway.launch.rendezvous.client import Client
 from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.messages import Card, Go, Start
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.verdict.restarts import Ending
 from slipway.protocol.errors import LaunchError
@@ -25,38 +25,38 @@ AGAIN: Rule = lambda verdict, leaving: Ending(verdict, 0.0, leaving=leaving)  # 
 
 
 class Crew:
-    """Musters that the test itself drives, each call on all of them at once."""
+    """Rendezvous that the test itself drives, each call on all of them at once."""
 
     def __init__(self, launcher: Make, nodes: int, timeout: float = 20.0, **more: Any) -> None:
         self._launcher, self._nodes, self._timeout, self._more = launcher, nodes, timeout, more
         self._stacks: dict[int, ExitStack] = {}
-        self.musters: dict[int, Muster] = {}
+        self.rendezvous: dict[int, Rendezvous] = {}
         self.lines: dict[int, list[str]] = {}
 
     def open(self, *ranks: int) -> None:
         for rank in ranks:
             one = self._launcher(rank, self._nodes, timeout=self._timeout, more=self._more)
             self._stacks[rank] = ExitStack()
-            self.musters[rank] = self._stacks[rank].enter_context(one.open())
+            self.rendezvous[rank] = self._stacks[rank].enter_context(one.open())
             self.lines[rank] = one.lines
 
     def close(self, *ranks: int) -> None:
         """As if the launcher had been killed."""
         for rank in ranks:
             self._stacks.pop(rank).close()
-            del self.musters[rank]
+            del self.rendezvous[rank]
 
-    def all(self, act: Callable[[int, Muster], Any], *ranks: int) -> dict[int, Any]:
+    def all(self, act: Callable[[int, Rendezvous], Any], *ranks: int) -> dict[int, Any]:
         """What each of them returns or raises, by rank."""
         done: dict[int, Any] = {}
 
         def run(rank: int) -> None:
             try:
-                done[rank] = act(rank, self.musters[rank])
+                done[rank] = act(rank, self.rendezvous[rank])
             except LaunchError as error:
                 done[rank] = error
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks or self.musters]
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks or self.rendezvous]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -67,19 +67,19 @@ class Crew:
     def join(self, *ranks: int, **cards: dict[str, Any]) -> dict[int, Any]:
         """Join, with changes to the cards by `node0`, `node1` …; what each got."""
 
-        def act(rank: int, muster: Muster) -> Go | None:
-            return muster.join(make_card(rank, cards.get("text", self._nodes), **cards.get(f"node{rank}", {})))  # type: ignore[arg-type]
+        def act(rank: int, rendezvous: Rendezvous) -> Go | None:
+            return rendezvous.join(make_card(rank, cards.get("text", self._nodes), **cards.get(f"node{rank}", {})))  # type: ignore[arg-type]
 
         return self.all(act, *ranks)
 
     def report(self, word: str, rule: Rule = AGAIN, **others: str) -> dict[int, Any]:
-        def act(rank: int, muster: Muster) -> Ending:
-            return muster.report(make_outcome(rank, others.get(f"node{rank}", word)), rule)
+        def act(rank: int, rendezvous: Rendezvous) -> Ending:
+            return rendezvous.report(make_outcome(rank, others.get(f"node{rank}", word)), rule)
 
         return self.all(act)
 
     def wait_for_news(self, rank: int) -> None:
-        wait_until(lambda: self.musters[rank].news is not None, "news")
+        wait_until(lambda: self.rendezvous[rank].news is not None, "news")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def crew(launcher: Make) -> Iterator[Callable[..., Crew]]:
             try:
                 yield made
             finally:
-                made.close(*made.musters)
+                made.close(*made.rendezvous)
 
         yield lambda nodes, **more: stack.enter_context(closing(Crew(launcher, nodes, **more)))
 
@@ -165,12 +165,12 @@ def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
     job = crew(2)
     job.open(0, 1)
 
-    def join(rank: int, muster: Muster) -> Go | None:
-        go = muster.join(make_card(rank, 2))
+    def join(rank: int, rendezvous: Rendezvous) -> Go | None:
+        go = rendezvous.join(make_card(rank, 2))
         if rank == 1 and go:
             outcome = make_outcome(rank, "peer")
-            assert muster.report(outcome, AGAIN).verdict.first.node_rank == 0
-            go = muster.join(make_card(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
+            assert rendezvous.report(outcome, AGAIN).verdict.first.node_rank == 0
+            go = rendezvous.join(make_card(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
         return go
 
     gos = job.all(join)
@@ -219,7 +219,7 @@ def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
         0: lambda verdict, leaving: Ending(verdict, None, "--max-restarts 3"),
         1: AGAIN,
     }
-    endings = job.all(lambda rank, muster: muster.report(make_outcome(rank, "failed"), rules[rank]))
+    endings = job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), rules[rank]))
     assert {(ending.pause, ending.why) for ending in endings.values()} == {(None, "--max-restarts 3")}
 
 
@@ -227,10 +227,10 @@ def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> 
     job = crew(3)
     job.open(0, 1, 2)
     job.join()
-    job.musters[1].stop("SIGUSR1", "SIGUSR1")
-    wait_until(lambda: job.musters[0].stops and job.musters[2].stops, "the stop on both other nodes")
-    assert [stop.text for stop in job.musters[2].stops] == ["SIGUSR1 on node 1 (host1)"]
-    assert not job.musters[1].stops
+    job.rendezvous[1].stop("SIGUSR1", "SIGUSR1")
+    wait_until(lambda: job.rendezvous[0].stops and job.rendezvous[2].stops, "the stop on both other nodes")
+    assert [stop.text for stop in job.rendezvous[2].stops] == ["SIGUSR1 on node 1 (host1)"]
+    assert not job.rendezvous[1].stops
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
@@ -238,10 +238,10 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Call
     job = crew(3)
     job.open(0, 1)
 
-    def act(rank: int, muster: Muster) -> Go | None:
+    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
         if rank == stopped:
-            threading.Timer(1.0, muster.stop, ("SIGTERM", "SIGTERM")).start()
-        return muster.join(make_card(rank, 3))
+            threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
+        return rendezvous.join(make_card(rank, 3))
 
     for error in job.all(act).values():
         assert (error.code, str(error)) == (
@@ -254,10 +254,10 @@ def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Call
     job = crew(3, least=2, window=2.0)
     job.open(0, 1, 2)
 
-    def act(rank: int, muster: Muster) -> Go | None:
+    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
         if rank == 2:
-            muster.stop("SIGTERM", "SIGTERM")
-        return muster.join(make_card(rank, "2:3"))
+            rendezvous.stop("SIGTERM", "SIGTERM")
+        return rendezvous.join(make_card(rank, "2:3"))
 
     done = job.all(act)
     assert done[2].code == 75
@@ -308,7 +308,7 @@ def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_ne
     thread = threading.Thread(target=lambda: newcomer.update(job.join(1)))
     thread.start()
     wait_until(lambda: any("taken in at the next attempt" in line for line in job.lines[0]), "the newcomer")
-    job.all(lambda rank, muster: muster.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
+    job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
     gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2})
     thread.join(10)
     assert {go.nodes for go in (*gos.values(), *newcomer.values())} == {3}
@@ -319,10 +319,10 @@ def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: 
     job = crew(3, least=2)
     job.open(0, 1, 2)
     job.join()
-    job.musters[2].stop("SIGTERM", "SIGTERM")
+    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     endings = job.report("stopped")
     assert {ending.leaving for ending in endings.values()} == {(2,)}
-    assert not job.musters[0].stops
+    assert not job.rendezvous[0].stops
 
 
 @pytest.mark.parametrize("asked", [(0,), (1, 2), (0, 1, 2)])
@@ -333,7 +333,7 @@ def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
     job.open(0, 1, 2)
     job.join()
     for rank in asked:
-        job.musters[rank].stop("SIGTERM", "SIGTERM")
+        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
     assert {ending.leaving for ending in job.report("stopped").values()} == {()}
 
 
@@ -341,8 +341,8 @@ def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: C
     job = crew(3, least=2)
     job.open(0, 1, 2)
     job.join()
-    job.musters[2].stop("SIGINT", "SIGINT")
-    wait_until(lambda: job.musters[1].stops, "the stop on another node")
+    job.rendezvous[2].stop("SIGINT", "SIGINT")
+    wait_until(lambda: job.rendezvous[1].stops, "the stop on another node")
     endings = job.report("cancelled", lambda verdict, leaving: Ending(verdict))
     assert {ending.verdict.word for ending in endings.values()} == {"cancelled"}
 
@@ -358,7 +358,7 @@ def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Call
     job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
-    job.musters[2].stop("SIGTERM", "SIGTERM")
+    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     job.report("stopped")
     gos = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
     assert {go.nodes for go in gos.values()} == {2}
@@ -370,9 +370,9 @@ def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(crew: Callable[...,
     job.open(0, 1, 2)
     job.join()
     for rank in asked:
-        job.musters[rank].stop("SIGTERM", "SIGTERM")
+        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
     assert {ending.leaving for ending in job.report("stopped").values()} == {asked}
-    assert not any(muster.stops for muster in job.musters.values())
+    assert not any(rendezvous.stops for rendezvous in job.rendezvous.values())
 
 
 @pytest.mark.parametrize("told", [(1,), (0, 2)])
@@ -383,14 +383,14 @@ def test_the_others_wait_for_every_replacement_node_0_included(
     job.open(0, 1, 2)
     job.join()
     for rank in told:
-        job.musters[rank].stop("SIGTERM", "SIGTERM")
+        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
     job.report("stopped")
     job.close(*told)
     veteran = {"tries": 1, "attempt": 1, "snapshot": 20, "run": "linear-of-0"}
     stayed: dict[int, Any] = {}
     waiting = threading.Thread(
         target=lambda ranks: stayed.update(job.join(*ranks, **{f"node{rank}": veteran for rank in ranks})),
-        args=(tuple(job.musters),),
+        args=(tuple(job.rendezvous),),
     )
     waiting.start()
     job.open(*told)
@@ -416,9 +416,9 @@ def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
     job.open(0, 1, 2)
     job.join()
     for rank, name in stops.items():
-        job.musters[rank].stop(name, name)
+        job.rendezvous[rank].stop(name, name)
     others = set(range(3)) - set(stops)
-    wait_until(lambda: all(job.musters[rank].stops for rank in others), "the stop on all other nodes")
+    wait_until(lambda: all(job.rendezvous[rank].stops for rank in others), "the stop on all other nodes")
     assert {ending.leaving for ending in job.report("stopped").values()} == {()}
 
 
@@ -427,11 +427,11 @@ def test_who_is_told_to_go_between_two_attempts_leaves_alone(crew: Callable[...,
     job = crew(3, replaced=True)
     job.open(0, 1, 2)
     job.join()
-    job.musters[1].stop("SIGTERM", "SIGTERM")
+    job.rendezvous[1].stop("SIGTERM", "SIGTERM")
     job.report("stopped")
-    job.musters[asked].stop("SIGTERM", "SIGTERM")
+    job.rendezvous[asked].stop("SIGTERM", "SIGTERM")
     time.sleep(0.3)
-    assert not any(muster.stops for rank, muster in job.musters.items() if rank != asked)
+    assert not any(rendezvous.stops for rank, rendezvous in job.rendezvous.items() if rank != asked)
 
 
 @pytest.mark.parametrize("asked", [0, 1])
@@ -444,9 +444,9 @@ def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_r
     thread = threading.Thread(target=lambda: waiting.update(job.join(1 - asked)))
     thread.start()
 
-    def act(rank: int, muster: Muster) -> Go | None:
-        threading.Timer(1.0, muster.stop, ("SIGTERM", "SIGTERM")).start()
-        return muster.join(make_card(rank, 3))
+    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
+        threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
+        return rendezvous.join(make_card(rank, 3))
 
     assert job.all(act, asked)[asked].code == 75
     job.close(asked)

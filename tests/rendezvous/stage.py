@@ -1,4 +1,4 @@
-"""A stage for musters: launchers as threads, a bare client that may misbehave, and what each of them saw."""
+"""A stage for rendezvous: launchers as threads, a bare client that may misbehave, and what each of them saw."""
 
 import hmac
 import socket
@@ -13,7 +13,7 @@ from typing import Any
 
 from slipway.launch.rendezvous.link import decode, encode
 from slipway.launch.rendezvous.messages import Card, Go, Hello, Here, Ping, Pong, Probe, Probed, Start
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.verdict.restarts import Ending
@@ -42,7 +42,7 @@ class Launcher(threading.Thread):
     patience: float = 20.0
     token: str = ""
     allow_uneven: bool = False
-    work: Callable[[Muster], Outcome | None] | None = None
+    work: Callable[[Rendezvous], Outcome | None] | None = None
     stopped: Callable[[], bool] = lambda: False
     rule: Rule = lambda verdict, leaving: Ending(verdict)
     more: dict[str, Any] = field(default_factory=dict)
@@ -58,17 +58,17 @@ class Launcher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self.open() as muster:
-                self.go = muster.join(self.card, self.stopped)
+            with self.open() as rendezvous:
+                self.go = rendezvous.join(self.card, self.stopped)
                 if self.go:
                     rank = self.card.node_rank
-                    outcome = self.work(muster) if self.work else make_outcome(rank)
-                    self.ending = muster.report(outcome, self.rule) if outcome else None
+                    outcome = self.work(rendezvous) if self.work else make_outcome(rank)
+                    self.ending = rendezvous.report(outcome, self.rule) if outcome else None
         except LaunchError as error:
             self.error = error
 
-    def open(self) -> Muster:
-        return Muster(
+    def open(self) -> Rendezvous:
+        return Rendezvous(
             Terms(
                 node_rank=self.card.node_rank,
                 nodes=self.nodes,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from crew import Process
 from stage import Client, Launcher, make_card, make_outcome, take_part
-from test_muster_endings import hear_of_others
+from test_endings import hear_of_others
 from waiting import wait_until
 
 from slipway.launch.rendezvous import coordinator, ring
@@ -101,7 +101,7 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
 def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node(launcher: Make) -> None:
     """Its time-out counts how long nodes are missing, and the job is there."""
     over = threading.Event()
-    node0 = launcher(0, 2, work=lambda muster: over.wait(20) and make_outcome(0), more={"least": 1})
+    node0 = launcher(0, 2, work=lambda rendezvous: over.wait(20) and make_outcome(0), more={"least": 1})
     newcomer = launcher(1, 2, timeout=1.5)
     node0.start()
     wait_until(lambda: node0.go, "the start")

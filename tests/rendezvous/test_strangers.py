@@ -1,4 +1,4 @@
-"""Whatever connects to node 0's port during a muster: it completes all the same, and memory stays bounded."""
+"""Whatever connects to node 0's port during a rendezvous: it completes all the same, and memory stays bounded."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))
 
 
 @contextmanager
-def mustering(launcher: Make) -> Iterator[Launcher]:
+def waiting_node_0(launcher: Make) -> Iterator[Launcher]:
     """Node 0 of two waits inside the block; afterwards node 1 comes, and both must agree and finish."""
     crew = [launcher(rank, 2, timeout=120.0) for rank in range(2)]
     crew[0].start()
@@ -54,7 +54,7 @@ def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not a line of JSON"),
         (b"\x16\x03\x01\x02\x00\x01\n", "not a line of JSON"),
         (b"{}\n", "not a message of Slipway"),
-        (b'{"muster":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 2 here"),
+        (b'{"rendezvous":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 2 here"),
         (HELLO[:-20] + b"\n", "not a line of JSON"),
         (HELLO.replace(b'"attempt":0', b'"attempt":9007199254740991'), "impossible attempt: 9007199254740991"),
         (HELLO.replace(b'"failures":0', b'"failures":-1'), "impossible failures: -1"),
@@ -64,7 +64,7 @@ def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
     ],
 )
 def test_garbage_is_answered_in_words(launcher: Make, data: bytes, said: str) -> None:
-    with mustering(launcher) as node0:
+    with waiting_node_0(launcher) as node0:
         answers = answer_to(node0.port, data)
         assert (
             any(isinstance(answer, wire.Refused) and said in answer.reason for answer in answers) or len(data) > 99_999
@@ -73,14 +73,14 @@ def test_garbage_is_answered_in_words(launcher: Make, data: bytes, said: str) ->
 
 
 def test_half_a_message_is_answered_too(launcher: Make) -> None:
-    with mustering(launcher) as node0:
+    with waiting_node_0(launcher) as node0:
         refused = answer_to(node0.port, HELLO[:30], hang_up=True)[-1]
         assert isinstance(refused, wire.Refused)
         assert refused.reason.startswith("half a message")
 
 
-def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_muster(launcher: Make) -> None:
-    with mustering(launcher) as node0, Client(node0.port) as turncoat:
+def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_rendezvous(launcher: Make) -> None:
+    with waiting_node_0(launcher) as node0, Client(node0.port) as turncoat:
         assert isinstance(turncoat.introduce(make_card(1, 2)), wire.Welcome)
         turncoat.socket.sendall(b"\0" * 100 + b"\n")
         assert turncoat.wait_for(wire.Refused).reason.startswith("not a line of JSON")
@@ -89,7 +89,7 @@ def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_muster(laun
 def test_a_hello_that_comes_drop_by_drop_is_cut_off(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte does not make the time for a hello begin anew."""
     monkeypatch.setattr(server, "HELLO_SECONDS", 0.5)
-    with mustering(launcher) as node0, Client(node0.port) as drip:
+    with waiting_node_0(launcher) as node0, Client(node0.port) as drip:
         wait_until(lambda: not is_taken(drip.socket), "the end of a hello without an end", every=0.1)
 
 
@@ -103,15 +103,15 @@ def is_taken(connection: socket.socket) -> bool:
 
 
 def test_strangers_leave_a_bounded_number_of_lines(launcher: Make) -> None:
-    with mustering(launcher) as node0:
+    with waiting_node_0(launcher) as node0:
         for number in range(60):
-            answer_to(node0.port, b'{"muster":2,"type":"%d"}\n' % number)
-            answer_to(node0.port, b'{"muster":%d,"type":"hello"}\n' % (number + 3))
+            answer_to(node0.port, b'{"rendezvous":2,"type":"%d"}\n' % number)
+            answer_to(node0.port, b'{"rendezvous":%d,"type":"hello"}\n' % (number + 3))
         assert len(node0.lines) < 40
 
 
 def test_ten_thousand_connections_and_two_hundred_idle_ones(launcher: Make) -> None:
-    with mustering(launcher) as node0, ExitStack() as stack:
+    with waiting_node_0(launcher) as node0, ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(socket.create_connection((LOOPBACK, node0.port), timeout=5))
         knock(node0.port, 10_000)
@@ -150,7 +150,7 @@ def knock(port: int, times: int) -> None:
 
 def test_thousands_of_open_strangers_hold_a_bounded_number_of_places(launcher: Make) -> None:
     """The oldest give way, so that a launcher gets in at any time."""
-    with mustering(launcher) as node0, ExitStack() as stack:
+    with waiting_node_0(launcher) as node0, ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection((LOOPBACK, node0.port), timeout=5)) for _ in range(600)
         ]
@@ -174,7 +174,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: int) -> None:
-    with mustering(launcher) as node0, Client(node0.port) as insider:
+    with waiting_node_0(launcher) as node0, Client(node0.port) as insider:
         insider.introduce(make_card(1, 2))
         probe = insider.wait_for(wire.Probe)
         for line in (encode(wire.Knock("wrong")), b"x" * 99_999, b"", encode(wire.Ping())):

@@ -1,6 +1,6 @@
-"""Rehearse musters of N launchers on this machine, with nothing in place of torchrun: time, bytes, CPU, memory.
+"""Rehearse the rendezvous of N launchers on this machine, with nothing in place of torchrun: time, bytes, CPU, memory.
 
-    python bench/muster.py [--nodes 2 16 64 256] [--rounds 5]
+    python bench/rendezvous.py [--nodes 2 16 64 256] [--rounds 5]
 
 Node 0 is a process of its own, as in a job; the other launchers share two processes and speak the real protocol over
 loopback. All are loaded before the clock starts. Agreement is the time from the start to the last launcher's go, the
@@ -26,7 +26,7 @@ from typing import Any
 from slipway.launch.rendezvous import link
 from slipway.launch.rendezvous.link import decode, encode
 from slipway.launch.rendezvous.messages import Card
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.restarts import Ending
@@ -84,7 +84,7 @@ def count_bytes() -> dict[str, int]:
 
 
 def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
-    """Node 0 with its real Muster; what it cost."""
+    """Node 0 with its real Rendezvous; what it cost."""
     import slipway.launch.rendezvous.client
     import slipway.launch.rendezvous.coordinator
     import slipway.launch.rendezvous.server  # noqa: F401
@@ -92,14 +92,14 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     counts = count_bytes()
     start = wait_for_start()
     before = resource.getrusage(resource.RUSAGE_SELF)
-    with Muster(
+    with Rendezvous(
         Terms(node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet)
-    ) as muster:
-        muster.join(make_card(0, nodes))
+    ) as rendezvous:
+        rendezvous.join(make_card(0, nodes))
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         bytes_to_go = counts["in"] + counts["out"]
         synchronise(start)
-        muster.report(Outcome(0, "host", "finished", time.time()), lambda verdict, leaving: Ending(verdict))
+        rendezvous.report(Outcome(0, "host", "finished", time.time()), lambda verdict, leaving: Ending(verdict))
         end = time.monotonic()
     return {
         "agreement": go - start,
@@ -150,7 +150,7 @@ def keep_quiet(line: str) -> None:
 
 
 def rehearse(nodes: int) -> dict[str, float]:
-    """One muster of N launchers in three processes."""
+    """One rendezvous of N launchers in three processes."""
     port = free_port(0)
     bounds = [1 + (nodes - 1) * part // CROWDS for part in range(CROWDS + 1)]
     roles = [(0, 1), *(pair for pair in itertools.pairwise(bounds) if pair[0] < pair[1])]

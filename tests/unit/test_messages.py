@@ -107,17 +107,17 @@ def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
     ("line", "said"),
     [
         (b"[" * 60_000, "not a line of JSON"),
-        (b'{"muster":2,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
-        (b'{"muster":2,"type":"here","node_rank":99999999999999999}', "out of range"),
-        (b'{"muster":2,"type":"here","node_rank":true}', "not of type int"),
-        (b'{"muster":2,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
-        (b'{"muster":2,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
-        (b'{"muster":2,"type":"__class__"}', "unknown type"),
-        (b'{"muster":2,"type":["hello"]}', "unknown type"),
-        (b'{"muster":2,"type":"hello"}', "proof is missing"),
-        (b'{"muster":2,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
+        (b'{"rendezvous":2,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
+        (b'{"rendezvous":2,"type":"here","node_rank":99999999999999999}', "out of range"),
+        (b'{"rendezvous":2,"type":"here","node_rank":true}', "not of type int"),
+        (b'{"rendezvous":2,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
+        (b'{"rendezvous":2,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
+        (b'{"rendezvous":2,"type":"__class__"}', "unknown type"),
+        (b'{"rendezvous":2,"type":["hello"]}', "unknown type"),
+        (b'{"rendezvous":2,"type":"hello"}', "proof is missing"),
+        (b'{"rendezvous":2,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
         (b"GET / HTTP/1.1", "not a line of JSON"),
-        (b'"muster"', "not a message of Slipway"),
+        (b'"rendezvous"', "not a message of Slipway"),
     ],
 )
 def test_hostile_lines_are_named(line: bytes, said: str) -> None:
@@ -127,11 +127,11 @@ def test_hostile_lines_are_named(line: bytes, said: str) -> None:
 
 def test_another_version_of_the_protocol_is_told_apart() -> None:
     with pytest.raises(OtherProtocolError, match="protocol 3 there, 2 here"):
-        decode(b'{"muster":3,"type":"greeting","challenge":"x"}')
+        decode(b'{"rendezvous":3,"type":"greeting","challenge":"x"}')
 
 
 def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
-    waiting = decode(b'{"muster":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
+    waiting = decode(b'{"rendezvous":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
     assert waiting.line == "?[2J?red?"
     waiting.line.encode()
 
@@ -148,10 +148,10 @@ def test_a_card_with_endless_arguments_still_fits_and_still_tells_them_apart() -
 
 
 def test_unknown_fields_of_a_known_message_are_ignored() -> None:
-    assert decode(b'{"muster":2,"type":"ping","later":[1]}') == wire.Ping()
+    assert decode(b'{"rendezvous":2,"type":"ping","later":[1]}') == wire.Ping()
 
 
-def test_a_launcher_that_imports_the_muster_has_not_paid_for_asyncio() -> None:
+def test_a_launcher_that_imports_the_rendezvous_has_not_paid_for_asyncio() -> None:
     heavy = "{'asyncio', 'torch', 'numpy', 'ssl'}"
     program = f"import sys, slipway.launch.rendezvous; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -39,7 +39,7 @@ class Process:
             self._process.stdout.close()
 
     def wait_for_go(self, seconds: float = 20.0) -> dict[str, Any]:
-        """What the muster gave this launcher."""
+        """What the rendezvous gave this launcher."""
         assert self._process.stdout
         end = time.monotonic() + seconds
         while time.monotonic() < end:

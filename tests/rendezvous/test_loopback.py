@@ -1,4 +1,4 @@
-"""Real musters on 127.0.0.1: who comes together, who does not, and what everybody is told."""
+"""Real rendezvous on 127.0.0.1: who comes together, who does not, and what everybody is told."""
 
 import errno
 import itertools
@@ -19,7 +19,7 @@ from waiting import wait_until
 from slipway.check.finding import ok
 from slipway.launch.rendezvous import coordinator
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.rendezvous import Muster
+from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import listen
@@ -42,9 +42,9 @@ def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: i
 
 
 def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make) -> None:
-    def read_peers(muster: Muster) -> None:
-        wait_until(lambda: len(muster.peers) == 20, "the findings of all")
-        found.append([(peer.card.node_rank, peer.card.findings[0].found) for peer in muster.peers])
+    def read_peers(rendezvous: Rendezvous) -> None:
+        wait_until(lambda: len(rendezvous.peers) == 20, "the findings of all")
+        found.append([(peer.card.node_rank, peer.card.findings[0].found) for peer in rendezvous.peers])
 
     found: list[Any] = []
     rows = [tuple(ok("disk", f"{rank}" * 200) for _ in range(40)) for rank in range(20)]
@@ -109,7 +109,7 @@ def test_another_jobs_node_0_that_finds_this_one_is_told_to_look_elsewhere(launc
 def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewhere(launcher: Make, port: int) -> None:
     running, over = threading.Event(), threading.Event()
 
-    def work(muster: Muster) -> Outcome:
+    def work(rendezvous: Rendezvous) -> Outcome:
         running.set()
         assert over.wait(20)
         return make_outcome(1)
@@ -149,8 +149,10 @@ def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("asyncio.events.new_event_loop", fail)
-    muster = Muster(Terms(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print))
-    with pytest.raises(LaunchError, match=r"Too many open files.*ulimit -n"), muster:
+    rendezvous = Rendezvous(
+        Terms(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print)
+    )
+    with pytest.raises(LaunchError, match=r"Too many open files.*ulimit -n"), rendezvous:
         pass
 
 
@@ -398,7 +400,7 @@ def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
         ({}, {"token": ""}, "SLIPWAY_TOKEN differs"),
     ],
 )
-def test_who_does_not_belong_gets_78_and_the_muster_goes_on(
+def test_who_does_not_belong_gets_78_and_the_rendezvous_goes_on(
     launcher: Make, card: dict[str, Any], fields: dict[str, Any], said: str
 ) -> None:
     secret = "c0rrect-horse"
@@ -459,7 +461,7 @@ def test_a_seat_whose_holder_is_frozen_goes_to_the_newcomer(launcher: Make, port
 def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
     def greet() -> None:
         with door.accept()[0] as visitor:
-            visitor.sendall(b'{"muster":3,"type":"greeting","challenge":"00"}\n')
+            visitor.sendall(b'{"rendezvous":3,"type":"greeting","challenge":"00"}\n')
             visitor.recv(1)  # until the launcher hangs up
 
     with listen(port) as door:
@@ -568,18 +570,18 @@ def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
     assert "cannot be a folder" in str(crew[1].error)
 
 
-def test_the_same_muster_takes_a_second_attempt(launcher: Make) -> None:
+def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
     codes: dict[int, list[int]] = {0: [], 1: []}
 
     def run(one: Launcher) -> None:
         rank = one.card.node_rank
-        with one.open() as muster:
+        with one.open() as rendezvous:
             for attempt in (1, 2, 3):
-                go = muster.join(make_card(rank, 2, attempt=attempt - 1))
+                go = rendezvous.join(make_card(rank, 2, attempt=attempt - 1))
                 assert go is not None
-                assert (go.attempt, muster.news) == (attempt, None)
+                assert (go.attempt, rendezvous.news) == (attempt, None)
                 word = "finished" if attempt == 3 else "failed" if rank else "peer"
-                codes[rank].append(muster.report(make_outcome(rank, word), one.rule).verdict.code(rank))
+                codes[rank].append(rendezvous.report(make_outcome(rank, word), one.rule).verdict.code(rank))
 
     threads = [threading.Thread(target=run, args=(launcher(rank, 2),)) for rank in range(2)]
     for thread in threads:
@@ -591,8 +593,8 @@ def test_the_same_muster_takes_a_second_attempt(launcher: Make) -> None:
 
 def test_opening_and_closing_without_joining_is_quick_and_quiet(launcher: Make) -> None:
     one = launcher(0, 2)
-    with one.open() as muster:
-        assert isinstance(muster, Muster)
+    with one.open() as rendezvous:
+        assert isinstance(rendezvous, Rendezvous)
     assert one.lines == []
     with pytest.raises(LaunchError), listen(one.port), one.open():
         pass
