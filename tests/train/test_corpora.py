@@ -256,7 +256,8 @@ def test_a_data_set_of_the_hub_is_fetched_and_prepared(
     run = train("gpt", *MODEL, "--dataset", f"hub:acme/text/small@{commit}", "--steps", 1)
     shown = capfd.readouterr()
     assert run.exit_code == 0, shown
-    assert "1 for training and 1 for validation, 1 for tests left out" in shown.out
+    judged = "small/validation-00000-of-00001.parquet"
+    assert f"1 for training and 1 for validation ({judged}), 1 for tests left out" in shown.out
     assert not any("large" in request for request in hub.requests if request.startswith("GET") and "resolve" in request)
 
 
