@@ -73,7 +73,7 @@ stands_in = sys.argv[1] == "stand-in"
 if stands_in:
     import stand_in_agent
     stand_in_agent.stand_in()
-from slipway import agent
+from slipway.process import agent
 from torch.distributed import run
 for line in sys.stdin:
     order = json.loads(line)
