@@ -92,6 +92,7 @@ def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
 def test_names_that_the_map_of_the_code_mentions_are_in_their_files() -> None:
     text = (ROOT / "docs/design.md").read_text()
     found = re.findall(r"((?:`\w+`(?:,| and)? )+)(?:in|of) `([\w/]+\.py)`", text)
+    found += [(names, path) for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:,| and)? ?)+)", text)]
     assert len(found) > 10
     named = [(name, path) for names, path in found for name in re.findall(r"`(\w+)`", names)]
     code = {path: file.read_text() for _, path in named if (file := find(path))}
