@@ -90,7 +90,7 @@ def test_a_script_runs_where_it_could_not_write_and_is_told_so(
 def test_on_a_read_only_root_the_image_trains_and_says_at_start_and_end_that_results_go(slipway: Run) -> None:
     job = slipway("linear", "--epochs", "1", before=(*LOCKED, *ANYBODY), SLIPWAY_IMAGE="0.1.0-test", TMPDIR="/tmp")
     assert job.end() == 0, job.text
-    said = [number for number, line in enumerate(job.closing) if "no volume" in line]
+    said = [number for number, line in enumerate(job.closing) if "not a mounted volume" in line]
     trained = next(number for number, line in enumerate(job.closing) if line.startswith("finished"))
     assert len(said) == 2, job.text
     assert said[0] < trained < said[1]
@@ -112,8 +112,8 @@ def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(
     fails = rules.variables(Rule("raise boom", step=0, phase="first-step"))
     job = slipway("linear", "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test", **fails)
     assert job.end() == 1, job.text
-    assert "no volume" in job.closing[-1]
-    assert "no volume" not in slipway("linear", "--run-dir", f"{in_memory}/2", **rules.variables()).text
+    assert "not a mounted volume" in job.closing[-1]
+    assert "not a mounted volume" not in slipway("linear", "--run-dir", f"{in_memory}/2", **rules.variables()).text
 
 
 @pytest.mark.needs("other users")
