@@ -7,7 +7,7 @@ from breaking import GONE, POD, TRAIN, Break, broken
 from shell import run_pod
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.resolve.next_lines import Here, as_typed, fill_in
+from slipway.launch.resolve.next_lines import Invocation, as_typed, fill_in
 
 pytestmark = pytest.mark.core
 
@@ -78,7 +78,7 @@ PRINTED = sorted({command for workload in WORKLOADS.values() for command in work
 @pytest.mark.parametrize("command", PRINTED)
 def test_a_pod_that_is_printed_to_type_next_is_admitted(command: str) -> None:
     filled = fill_in(command, "/checkpoints/mine", 40, [])
-    words = shlex.split(as_typed(filled, Here("kubernetes", "", "slipway:2")))
+    words = shlex.split(as_typed(filled, Invocation("kubernetes", "", "slipway:2")))
     if words[:2] == ["kubectl", "run"]:
         container = run_pod(words[2:])["spec"]["containers"][0]
         assert container["args"] == shlex.split(filled)[1:]

@@ -27,7 +27,7 @@ POLL = 0.02  # s between two looks at the workers
 class Torchrun:
     """The workers of this node, as torchrun starts and watches them."""
 
-    def __init__(self, terms: agent.Terms, begun: Sequence[warm.Worker]) -> None:
+    def __init__(self, terms: agent.AgentConfig, begun: Sequence[warm.Worker]) -> None:
         """Read the command line."""
         parser = argparse.ArgumentParser(prog="torchrun")
         for name in ("--nnodes", "--node-rank", "--nproc-per-node"):

@@ -57,3 +57,12 @@ def test_no_word_of_our_own_stands_for_one_of_the_field() -> None:
         f"{file.relative_to(ROOT)}: {word}" for file, text in texts.items() for word in WORDS if word in text.lower()
     ]
     assert found == [], f"say {WORDS} instead"
+
+
+def test_no_two_modules_have_a_class_of_the_same_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(file.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in modules.items() if len(files) > 1} == {}

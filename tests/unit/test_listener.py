@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slipway.launch.hangs import inquiry
-from slipway.launch.hangs.inquiry import Worker
+from slipway.launch.hangs.inquiry import WatchedWorker
 
 STATUS = {"0": {"last_completed_collective": "4", "last_enqueued_collective": "5"}}
 ANSWER = {
@@ -18,9 +18,9 @@ ANSWER = {
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[WatchedWorker]:
     with socket.socket() as link:
-        worker = Worker(link)
+        worker = WatchedWorker(link)
         worker.take(b'{"pid":7,"rank":3}\n')
         yield worker
 
@@ -30,7 +30,7 @@ def line(content: object) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_answers_arrive_in_pieces_of_any_size(worker: Worker, size: int) -> None:
+def test_answers_arrive_in_pieces_of_any_size(worker: WatchedWorker, size: int) -> None:
     text = line({"records": []}) + line(ANSWER) + line({"records": [{"pg_status": STATUS}]})
     for start in range(0, len(text), size):
         worker.take(text[start : start + size])
@@ -39,7 +39,7 @@ def test_answers_arrive_in_pieces_of_any_size(worker: Worker, size: int) -> None
     assert worker.everything["members"] == {"0": [0, 1]}
 
 
-def test_an_answer_to_all_has_the_numbers_too(worker: Worker) -> None:
+def test_an_answer_to_all_has_the_numbers_too(worker: WatchedWorker) -> None:
     """Else nobody would notice that a job which stood still moves again: it is asked nothing else then."""
     worker.take(line(ANSWER))
     assert worker.numbers == {"0/0": [5, 4]}
@@ -49,12 +49,12 @@ def test_an_answer_to_all_has_the_numbers_too(worker: Worker) -> None:
 @pytest.mark.parametrize(
     "text", [b"x\n", b"[]\n", b"{}\n", b'{"records": 3}\n', b'{"records": [3]}\n', b"\n", b"\xff\n"]
 )
-def test_what_is_no_answer_is_refused(worker: Worker, text: bytes) -> None:
+def test_what_is_no_answer_is_refused(worker: WatchedWorker, text: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         worker.take(text)
 
 
-def test_an_answer_without_an_end_is_refused(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_an_end_is_refused(worker: WatchedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "LARGEST", 100)
     with pytest.raises(ValueError, match="too long"):
         worker.take(b"x" * 101)

@@ -8,7 +8,7 @@ import pytest
 from environments import PER_PROCESS
 from test_single_node import make_job, tried
 
-from slipway.launch.attempt.lasting import Memory
+from slipway.launch.attempt.lasting import SnapshotMemory
 from slipway.launch.job import announce
 from slipway.launch.node import Node
 from slipway.launch.run_directory.run import Run
@@ -18,13 +18,13 @@ from slipway.protocol.memory import PAGE, VARIABLE, Header, newest_in, read_head
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
-    held = Memory(make_job())
+def memory() -> Iterator[SnapshotMemory]:
+    held = SnapshotMemory(make_job())
     yield held
     held.close()
 
 
-def fill(memory: Memory, number: int, header: Header) -> str:
+def fill(memory: SnapshotMemory, number: int, header: Header) -> str:
     """Write a header as a worker does; the path of the buffer."""
     path = memory.variables[VARIABLE].split()[number]
     file = os.open(path, os.O_RDWR)
@@ -34,7 +34,7 @@ def fill(memory: Memory, number: int, header: Header) -> str:
     return path
 
 
-def test_the_newest_of_both_is_known_by_attempt_and_then_step(memory: Memory) -> None:
+def test_the_newest_of_both_is_known_by_attempt_and_then_step(memory: SnapshotMemory) -> None:
     assert memory.step == -1
     fill(memory, 0, Header(20, 1, 0, 64, 2, 2**64 - 1, 2**32 - 1))
     assert memory.step == 20
@@ -45,7 +45,7 @@ def test_the_newest_of_both_is_known_by_attempt_and_then_step(memory: Memory) ->
 
 
 @pytest.mark.parametrize("at", [0, 9, 17, 40, 63])
-def test_no_byte_of_a_header_changes_unnoticed(memory: Memory, at: int) -> None:
+def test_no_byte_of_a_header_changes_unnoticed(memory: SnapshotMemory, at: int) -> None:
     file = os.open(fill(memory, 0, Header(20, 1, 0, 64, 2, 5, 6)), os.O_RDWR)
     os.pwrite(file, b"\xff", at)
     with pytest.raises(ValueError, match="its header is damaged"):
@@ -71,7 +71,7 @@ def test_there_is_some_for_workloads_of_ours_that_may_be_started_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    held = Memory(make_job(*words, environ=environ))
+    held = SnapshotMemory(make_job(*words, environ=environ))
     assert bool(held.variables) is there
     held.close()
     assert held.variables == {}
@@ -82,7 +82,7 @@ def test_a_sandbox_without_it_has_the_disk(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert Memory(make_job()).variables == {}
+    assert SnapshotMemory(make_job()).variables == {}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from slipway.launch import closing
 from slipway.launch.closing import find_here
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.next_lines import IMAGE_USER, Here, as_typed, fill_in, fold_command, next_commands
+from slipway.launch.resolve.next_lines import IMAGE_USER, Invocation, as_typed, fill_in, fold_command, next_commands
 
 TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", "slipway report /checkpoints/mine"
 ROOM = "--shm-size 1g --stop-timeout 120"
@@ -27,64 +27,64 @@ PYXIS = (
 )
 
 CASES = [
-    (Here("host"), "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", READ),
+    (Invocation("host"), "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", READ),
     (
-        Here("host", ".venv/bin/slipway"),
+        Invocation("host", ".venv/bin/slipway"),
         TRAIN.replace("slipway", ".venv/bin/slipway"),
         READ.replace("slipway", ".venv/bin/slipway"),
     ),
     (
-        Here("docker", "", "team/slipway:2", gpus=1),
+        Invocation("docker", "", "team/slipway:2", gpus=1),
         f"docker run --rm --gpus all {ROOM} -e IMAGE=team/slipway:2 {VOLUME} team/slipway:2 {TRAIN[8:]}",
         f"docker run --rm {VOLUME} team/slipway:2 {READ[8:]}",
     ),
     (
-        Here("docker", "", user=4711),
+        Invocation("docker", "", user=4711),
         f"docker run --rm --user 4711:0 {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}",
         f"docker run --rm --user 4711:0 {VOLUME} slipway:dev {READ[8:]}",
     ),
     (
-        Here("docker", "", user=4711, source=""),
+        Invocation("docker", "", user=4711, source=""),
         f'mkdir -p runs && docker run --rm --user "$(id -u):0" {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}',
         f"docker run --rm --user 4711:0 slipway:dev {READ[8:]}",
     ),
     (
-        Here("docker", "", source="my-volume"),
+        Invocation("docker", "", source="my-volume"),
         f'docker run --rm {ROOM} -v "my-volume:/checkpoints" slipway:dev {TRAIN[8:]}',
         f'docker run --rm -v "my-volume:/checkpoints" slipway:dev {READ[8:]}',
     ),
     (
-        Here("docker", "", source="./my runs"),
+        Invocation("docker", "", source="./my runs"),
         f'docker run --rm {ROOM} -v "$PWD/my runs:/checkpoints" slipway:dev {TRAIN[8:]}',
         f'docker run --rm -v "$PWD/my runs:/checkpoints" slipway:dev {READ[8:]}',
     ),
     (
-        Here("docker", "", source="/elsewhere/my $results"),
+        Invocation("docker", "", source="/elsewhere/my $results"),
         f'docker run --rm {ROOM} -v "/elsewhere/my \\$results:/checkpoints" slipway:dev {TRAIN[8:]}',
         f'docker run --rm -v "/elsewhere/my \\$results:/checkpoints" slipway:dev {READ[8:]}',
     ),
     (
-        Here("compose", "", service="train"),
+        Invocation("compose", "", service="train"),
         f"docker compose run --rm train {TRAIN[8:]}",
         f"docker compose run --rm train {READ[8:]}",
     ),
     (
-        Here("compose", "", nodes=2, service="node0"),
+        Invocation("compose", "", nodes=2, service="node0"),
         f"docker compose run --rm node0 {TRAIN[8:]} --standalone",
         f"docker compose run --rm node0 {READ[8:]}",
     ),
     (
-        Here("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, folder="/shared/runs"),
+        Invocation("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, folder="/shared/runs"),
         f"{SRUN} {PYXIS} /opt/slipway/bin/slipway {TRAIN[8:]}",
         f"srun {PYXIS} /opt/slipway/bin/slipway {READ[8:]}",
     ),
     (
-        Here("slurm", "/shared/venv/bin/slipway", gpus=4, nodes=2),
+        Invocation("slurm", "/shared/venv/bin/slipway", gpus=4, nodes=2),
         f"{SRUN} /shared/venv/bin/{TRAIN}",
         f"/shared/venv/bin/{READ}",
     ),
     (
-        Here("kubernetes", "", "registry.example/slipway:2", gpus=4, nodes=2),
+        Invocation("kubernetes", "", "registry.example/slipway:2", gpus=4, nodes=2),
         "slipway render k8s --gpus 4 --nodes 2 --image registry.example/slipway:2 --name slipway-next --with pvc "
         f"{TRAIN[8:]} | kubectl apply -f -",
         None,
@@ -93,21 +93,21 @@ CASES = [
 
 
 @pytest.mark.parametrize(("here", "train", "read"), CASES)
-def test_each_runtime_has_its_own_form(here: Here, train: str, read: str | None) -> None:
+def test_each_runtime_has_its_own_form(here: Invocation, train: str, read: str | None) -> None:
     assert as_typed(TRAIN, here) == train
     assert read is None or as_typed(READ, here) == read
 
 
 def test_a_new_run_of_a_compose_project_does_not_go_on_with_the_last_one() -> None:
     assert (
-        as_typed("slipway linear --compare", Here("compose", ""))
+        as_typed("slipway linear --compare", Invocation("compose", ""))
         == "docker compose run --rm train linear --compare --resume none"
     )
 
 
 def test_a_pod_reads_a_run_from_the_claim() -> None:
     words = shlex.split(
-        as_typed('slipway sample /checkpoints/mine --prompt "def "', Here("kubernetes", "", "slipway:2"))
+        as_typed('slipway sample /checkpoints/mine --prompt "def "', Invocation("kubernetes", "", "slipway:2"))
     )
     pod = json.loads(words[-1].removeprefix("--overrides="))["spec"]
     assert words[:3] == ["kubectl", "run", "slipway-next"]
@@ -121,7 +121,7 @@ COMMANDS = sorted({command for workload in WORKLOADS.values() for command in wor
 
 @pytest.mark.parametrize("here", [case[0] for case in CASES])
 @pytest.mark.parametrize("columns", [60, 80])
-def test_a_command_in_rows_is_the_same_to_a_shell(here: Here, columns: int) -> None:
+def test_a_command_in_rows_is_the_same_to_a_shell(here: Invocation, columns: int) -> None:
     for command in COMMANDS:
         filled = fill_in(command, "/checkpoints/a run", 40, ["--dataset", "file:it's.txt"])
         whole = as_typed(filled, here)

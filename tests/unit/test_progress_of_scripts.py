@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.inspect.status import Status, Worker, status_json, status_lines
+from slipway.inspect.status import RankStatus, Status, status_json, status_lines
 from slipway.inspect.status import _read_workers as read_workers
 from slipway.launch.hangs.watch import LINE, Sight, count_done, progress
 
@@ -25,7 +25,7 @@ def test_the_collectives_of_all_groups_count() -> None:
     assert count_done(None) is None
 
 
-def make_status(*workers: Worker, hang: str = "") -> Status:
+def make_status(*workers: RankStatus, hang: str = "") -> Status:
     holder = type("Holder", (), {"text": "the launcher"})()
     return Status(
         Path("run"), {"workload": "own"}, (holder,), (0,), {}, (), (), None, {}, {"text": hang} if hang else {}, workers
@@ -35,8 +35,8 @@ def make_status(*workers: Worker, hang: str = "") -> Status:
 def test_status_shows_a_row_per_rank_and_what_hangs() -> None:
     lines = status_lines(
         make_status(
-            Worker(0, 1234, 12.345, 0.98, None, "epoch 3"),
-            Worker(1, None, None, 0.0, None, ""),
+            RankStatus(0, 1234, 12.345, 0.98, None, "epoch 3"),
+            RankStatus(1, None, None, 0.0, None, ""),
             hang="rank 1 has not reached all_reduce #2",
         )
     )
@@ -49,7 +49,7 @@ def test_status_shows_a_row_per_rank_and_what_hangs() -> None:
 
 
 def test_a_column_shows_how_busy_gpus_are_where_anybody_knows() -> None:
-    rows = [Worker(0, 12, 1.0, 0.98, 87.0, "epoch 3"), Worker(1, 12, 1.0, 0.5, None, "")]
+    rows = [RankStatus(0, 12, 1.0, 0.98, 87.0, "epoch 3"), RankStatus(1, 12, 1.0, 0.5, None, "")]
     assert status_lines(make_status(*rows))[-3:] == [
         "    rank  collectives  per second  cores    gpu  last line",
         "       0           12           1   0.98   87 %  epoch 3",
@@ -60,7 +60,9 @@ def test_a_column_shows_how_busy_gpus_are_where_anybody_knows() -> None:
 def test_json_has_the_same() -> None:
     shown = json.loads(
         json.dumps(
-            status_json(Status(Path("run"), {}, (), (), {}, (), (), None, {}, {}, (Worker(0, 1, 2.0, 3.0, 4.0, "x"),)))
+            status_json(
+                Status(Path("run"), {}, (), (), {}, (), (), None, {}, {}, (RankStatus(0, 1, 2.0, 3.0, 4.0, "x"),))
+            )
         )
     )
     assert shown["workers"] == [{"rank": 0, "collectives": 1, "per_second": 2.0, "cores": 3.0, "gpu": 4.0, "line": "x"}]
@@ -75,14 +77,14 @@ def test_json_has_the_same() -> None:
         ({"ranks": {"x": {}, "-1": {}, "0": 3}}, []),
         (
             {"ranks": {"2": {"collectives": "many", "cores": "x", "per_second": None}}},
-            [Worker(2, None, None, None, None, "")],
+            [RankStatus(2, None, None, None, None, "")],
         ),
         (
             {"ranks": {"0": {"collectives": 5, "per_second": 1, "cores": 0.5, "line": "here"}}},
-            [Worker(0, 5, 1.0, 0.5, None, "here")],
+            [RankStatus(0, 5, 1.0, 0.5, None, "here")],
         ),
     ],
 )
-def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content: object, found: list[Worker]) -> None:
+def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content: object, found: list[RankStatus]) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps(content))
     assert [*read_workers(tmp_path / "ranks.json")] == found

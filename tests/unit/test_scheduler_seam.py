@@ -6,7 +6,7 @@ import pytest
 from stand_ins import make_devices, make_host
 
 from slipway.launch.resolve import host, placement, schedulers, topology
-from slipway.launch.resolve.scheduler import Place, Scheduler
+from slipway.launch.resolve.scheduler import JobShape, Scheduler
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
@@ -17,7 +17,7 @@ ENVIRON = {
 }  # fmt: skip
 
 
-def note(environ: Mapping[str, str], place: Place) -> Iterator[str]:
+def note(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
     if environ.get("BERTH_INDEX") and place.nodes > 1:
         yield f"Berth gave {place.nodes} nodes"
 

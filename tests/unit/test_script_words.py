@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
-from slipway.process.agent import Terms
+from slipway.process.agent import AgentConfig
 
 # What torchrun's parser would take for its own (it abbreviates), what our own would, and what a shell or argparse treats apart.
 WORDS = {
@@ -56,7 +56,7 @@ def test_a_program_gets_every_word_after_its_name(slipway: Slipway, words: str, 
     assert argv[-len(WORDS[words]) :] == WORDS[words]
     if argv[0] != "torchrun":
         return  # a process of its own, without torchrun
-    terms = Terms.read(["1", "2", "3,4", "errors", "0,0,1", "", "", *argv[1:]])
+    terms = AgentConfig.read(["1", "2", "3,4", "errors", "0,0,1", "", "", *argv[1:]])
     assert terms.command[-len(WORDS[words]) :] == tuple(WORDS[words])
     assert terms.command[0] == "setpriv"
     assert {option.partition("=")[0] for option in terms.options} <= TORCHRUNS
@@ -71,5 +71,5 @@ def test_a_workload_that_settings_name_takes_its_words_the_same_way(slipway: Sli
 def test_torchrun_which_fills_in_placeholders_passes_dollars_on_as_they_were(word: str) -> None:
     from string import Template
 
-    (passed,) = Terms.read(["1", "2", "3,4", "errors", "0,0,1", "", "", "--", "program", word]).arguments
+    (passed,) = AgentConfig.read(["1", "2", "3,4", "errors", "0,0,1", "", "", "--", "program", word]).arguments
     assert Template(passed).safe_substitute(local_rank="0") == word  # as torch's macros.substitute does

@@ -11,7 +11,7 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host
 
 from slipway.check import selftest
-from slipway.check.selftest import Row
+from slipway.check.selftest import SelftestRow
 from slipway.check.selftest_trial import Ground, Result, broken, passed
 from slipway.launch.resolve import devices, host
 
@@ -32,7 +32,12 @@ def breaks(name: str, ground: Ground) -> Iterator[Result]:
 
 @pytest.fixture(autouse=True)
 def _stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = (Row("good", "", good), Row("bad", "", bad), Row("breaks", "", breaks), Row("gpu", "", bad, selftest.no_gpu))
+    made = (
+        SelftestRow("good", "", good),
+        SelftestRow("bad", "", bad),
+        SelftestRow("breaks", "", breaks),
+        SelftestRow("gpu", "", bad, selftest.no_gpu),
+    )
     monkeypatch.setattr(selftest, "ROWS", made)
     monkeypatch.setattr(devices, "read_devices", lambda environ: make_devices())
     monkeypatch.setattr(host, "read_host", lambda environ: make_host())

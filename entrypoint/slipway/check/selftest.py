@@ -43,7 +43,7 @@ LARGEST = {"cuda": "256M", "cpu": "4M"}  # the largest message of all-reduce
 
 
 @dataclass(frozen=True)
-class Row:
+class SelftestRow:
     """A row: `proves` is printed while it runs; `lacks` returns what it lacks here, empty if nothing; `look` tries it."""
 
     name: str
@@ -120,17 +120,17 @@ def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
 
 
 ROWS = (
-    Row("node", "driver, /dev/shm, limits and disks: the quick part of `slipway check`", try_node),
-    Row("products", "each device multiplies right, in each arithmetic that it has", try_products),
-    Row("triton", "a kernel of Triton's is compiled and adds right", try_kernel, no_gpu),
-    Row("compile", "a compiled model learns what the same model learns that is not compiled", try_kernel),
-    Row("all-reduce", "all devices exchange numbers, and right ones", try_allreduce, nobody_else),
-    Row("gpt", "50 steps on all devices, flags and reports over gloo beside NCCL", try_gpt),
-    Row("resume", "from a snapshot that was written while training went on, bit for bit", try_resume),
-    Row("hang", "a rank hangs on purpose: it is named, with the stacks of all", try_fault("hang")),
-    Row("exception", "a rank raises on purpose", try_fault("raise")),
-    Row("kill", "a rank is killed on purpose", try_fault("kill")),
-    Row("memory", "a rank takes more memory than there is, on purpose", try_fault("memory")),
+    SelftestRow("node", "driver, /dev/shm, limits and disks: the quick part of `slipway check`", try_node),
+    SelftestRow("products", "each device multiplies right, in each arithmetic that it has", try_products),
+    SelftestRow("triton", "a kernel of Triton's is compiled and adds right", try_kernel, no_gpu),
+    SelftestRow("compile", "a compiled model learns what the same model learns that is not compiled", try_kernel),
+    SelftestRow("all-reduce", "all devices exchange numbers, and right ones", try_allreduce, nobody_else),
+    SelftestRow("gpt", "50 steps on all devices, flags and reports over gloo beside NCCL", try_gpt),
+    SelftestRow("resume", "from a snapshot that was written while training went on, bit for bit", try_resume),
+    SelftestRow("hang", "a rank hangs on purpose: it is named, with the stacks of all", try_fault("hang")),
+    SelftestRow("exception", "a rank raises on purpose", try_fault("raise")),
+    SelftestRow("kill", "a rank is killed on purpose", try_fault("kill")),
+    SelftestRow("memory", "a rank takes more memory than there is, on purpose", try_fault("memory")),
 )
 COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
 CLOSING = MappingProxyType(

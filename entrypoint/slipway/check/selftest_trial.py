@@ -199,7 +199,7 @@ def failed_job(what: str, ended: Ended) -> Result | None:
     return broken(what, f"ended with {ended.code}: {found}", ended.code, str(ended.first.get("advice") or ""))
 
 
-class Verdict(NamedTuple):
+class TrialResult(NamedTuple):
     """How a job with a fault has to end: its exit code, and the evidence against the rank that has it."""
 
     code: int
@@ -207,12 +207,12 @@ class Verdict(NamedTuple):
 
 
 # By the fault of train/workloads/selftest.py, on the device that raises it.
-VERDICTS: Mapping[tuple[str, str], Verdict] = {
-    ("hang", ""): Verdict(PEER, "hang"),
-    ("raise", ""): Verdict(FAILED, "this rank raises an exception on purpose"),
-    ("kill", ""): Verdict(FAILED, "SIGKILL"),
-    ("memory", "cuda"): Verdict(FAILED, "OutOfMemoryError"),
-    ("memory", "cpu"): Verdict(FAILED, "can't allocate memory"),
+VERDICTS: Mapping[tuple[str, str], TrialResult] = {
+    ("hang", ""): TrialResult(PEER, "hang"),
+    ("raise", ""): TrialResult(FAILED, "this rank raises an exception on purpose"),
+    ("kill", ""): TrialResult(FAILED, "SIGKILL"),
+    ("memory", "cuda"): TrialResult(FAILED, "OutOfMemoryError"),
+    ("memory", "cpu"): TrialResult(FAILED, "can't allocate memory"),
 }
 
 

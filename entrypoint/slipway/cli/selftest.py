@@ -20,7 +20,7 @@ from slipway.protocol.errors import CODE_OF
 from slipway.protocol.mistake import did_you_mean
 
 if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
-    from slipway.check.selftest import Row, Timed
+    from slipway.check.selftest import SelftestRow, Timed
     from slipway.check.selftest_trial import Ground
     from slipway.process.tree import OwnProcesses
 
@@ -75,7 +75,7 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     sys.exit(report["code"])
 
 
-def choose_rows(rows: tuple["Row", ...], only: str | None) -> tuple["Row", ...]:
+def choose_rows(rows: tuple["SelftestRow", ...], only: str | None) -> tuple["SelftestRow", ...]:
     """The rows that were asked for, in the table's order. Raises click.BadParameter for a name that is none."""
     names = [name.strip() for name in only.split(",")] if only else [row.name for row in rows]
     known = [row.name for row in rows]
@@ -87,7 +87,7 @@ def choose_rows(rows: tuple["Row", ...], only: str | None) -> tuple["Row", ...]:
     return tuple(row for row in rows if row.name in names)
 
 
-def try_rows(rows: tuple["Row", ...], ground: "Ground") -> list["Timed"]:
+def try_rows(rows: tuple["SelftestRow", ...], ground: "Ground") -> list["Timed"]:
     """One row after the other, with its progress on stderr."""
     from slipway.check.selftest_trial import broken, left_out
     from slipway.launch.attempt.terminal import say

@@ -52,7 +52,7 @@ class RunEnding:
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricCurves:
     """The curves of a run by name; `first` and `last` are Unix seconds, `damaged` counts lines that make no sense."""
 
     curves: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Record:
     about: Mapping[str, Any]
     ending: RunEnding
     options: Mapping[str, Any]
-    metrics: Metrics
+    metrics: MetricCurves
     allreduce: Mapping[str, Any]
     comparison: Mapping[str, Any]
     texts: Mapping[str, str]
@@ -102,14 +102,14 @@ def read_run(path: Path, ending: RunEnding) -> Record:
     )  # fmt: skip
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(path: Path) -> MetricCurves:
     """The curves in a metrics file. Lines that are torn or make no sense are counted, values that are no numbers left out."""
     curves: dict[str, dict[float, float]] = {}
     times, damaged = [], 0
     try:
         lines = read_run_text(path).splitlines()
     except OSError:
-        return Metrics()
+        return MetricCurves()
     for text in lines:
         try:
             line = json.loads(text)
@@ -124,7 +124,7 @@ def read_metrics(path: Path) -> Metrics:
             if name not in ("time", "step") and is_number(value):
                 curves.setdefault(str(name), {})[step] = float(value)
     points = {name: tuple(sorted(places.items())) for name, places in curves.items()}
-    return Metrics(points, min(times, default=None), max(times, default=None), damaged)
+    return MetricCurves(points, min(times, default=None), max(times, default=None), damaged)
 
 
 def is_number(value: object) -> bool:

@@ -23,7 +23,7 @@ LAST = ("skipped", "epoch")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: a cell for each run, with a note under it; `differs` where the runs are not alike."""
 
     label: str
@@ -40,7 +40,7 @@ def metric_names(runs: Sequence[Record]) -> list[str]:
     return ordered + [name for name in LAST if name in found]
 
 
-def overview(runs: Sequence[Record]) -> list[Row]:
+def overview(runs: Sequence[Record]) -> list[TableRow]:
     """What each run is and how it ended."""
     rows: list[tuple[str, Callable[[Record], str]]] = [
         ("workload", lambda run: run.workload),
@@ -56,7 +56,7 @@ def overview(runs: Sequence[Record]) -> list[Row]:
         ("directory", lambda run: str(run.path)),
         ("damaged lines", lambda run: str(run.metrics.damaged or "")),
     ]
-    made = [Row(label, tuple(tell(run) for run in runs)) for label, tell in rows]
+    made = [TableRow(label, tuple(tell(run) for run in runs)) for label, tell in rows]
     return [row for row in made if set(row.cells) - {NONE, ""}]
 
 
@@ -102,7 +102,7 @@ def scalar_text(value: object) -> str:
     return str(value) if isinstance(value, str | int | float) else NONE
 
 
-def last_values(runs: Sequence[Record]) -> list[Row]:
+def last_values(runs: Sequence[Record]) -> list[TableRow]:
     """The last value of each metric, with its step where that is not the run's last."""
     rows = []
     for name in metric_names(runs):
@@ -114,11 +114,11 @@ def last_values(runs: Sequence[Record]) -> list[Row]:
             for point, run in zip(last, runs, strict=True)
         ]
         cells = tuple(f"{point[1]:.6g}" if point else NONE for point in last)
-        rows.append(Row(name, cells, tuple(notes)))
+        rows.append(TableRow(name, cells, tuple(notes)))
     return rows
 
 
-def throughput(runs: Sequence[Record]) -> list[Row]:
+def throughput(runs: Sequence[Record]) -> list[TableRow]:
     """Median and best speed of each run, in each unit that occurs."""
     rows = []
     for name in (name for name in metric_names(runs) if name.endswith(SPEED)):
@@ -126,11 +126,11 @@ def throughput(runs: Sequence[Record]) -> list[Row]:
         speeds = [[speed for _, speed in run.metrics.curves.get(name, ())] for run in runs]
         for label, pick in (("median", statistics.median), ("best", max)):
             cells = tuple(f"{pick(values):,.0f}" if values else NONE for values in speeds)
-            rows.append(Row(f"{unit}/s, {label}", cells))
+            rows.append(TableRow(f"{unit}/s, {label}", cells))
     return rows
 
 
-def settings(runs: Sequence[Record]) -> list[Row]:
+def settings(runs: Sequence[Record]) -> list[TableRow]:
     """Every option with its value in each run, and its source where that is not the default; differences are marked."""
     names = dict.fromkeys(name for run in runs for name in run.options if name not in ("workload", "sources"))
     rows = []
@@ -138,7 +138,7 @@ def settings(runs: Sequence[Record]) -> list[Row]:
         values = [run.options.get(name) for run in runs]
         cells = tuple(NONE if value is None else as_typed(value) for value in values)
         notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
-        rows.append(Row(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
+        rows.append(TableRow(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
     return rows
 
 

@@ -37,7 +37,7 @@ SHOWN = 5  # attempts that failed, the newest
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
 
 
-class Worker(NamedTuple):
+class RankStatus(NamedTuple):
     """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, percent of the time
     in which its GPU was in use, its last line.
     """
@@ -68,7 +68,7 @@ class Status:
     snapshot: int | None
     outcome: Mapping[str, Any]
     hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
-    workers: tuple[Worker, ...] = ()  # of a script
+    workers: tuple[RankStatus, ...] = ()  # of a script
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
@@ -146,7 +146,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     )
 
 
-def _read_workers(file: Path) -> Iterator[Worker]:
+def _read_workers(file: Path) -> Iterator[RankStatus]:
     """The rows of a node; what makes no sense is passed over."""
     ranks = read_json(file).get("ranks")
     for name, row in ranks.items() if isinstance(ranks, dict) else ():
@@ -158,7 +158,7 @@ def _read_workers(file: Path) -> Iterator[Worker]:
                 for value in (row.get("per_second"), row.get("cores"), row.get("gpu"))
             ]
             done = done if isinstance(done, int) else None
-            yield Worker(rank, done, rates[0], rates[1], rates[2], str(row.get("line", "")))
+            yield RankStatus(rank, done, rates[0], rates[1], rates[2], str(row.get("line", "")))
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _failure(row: Mapping[str, Any]) -> str:
     return f"attempt {row.get('attempt')}{when}: {where}: {row.get('evidence') or row.get('word')}"
 
 
-def _worker_lines(workers: Sequence[Worker]) -> Iterator[str]:
+def _worker_lines(workers: Sequence[RankStatus]) -> Iterator[str]:
     """A table of the ranks of a script; a column for GPUs where anybody knows how busy they are."""
     gpus = any(worker.gpu is not None for worker in workers)
     yield f"  {'rank':>6}  {'collectives':>11}  {'per second':>10}  {'cores':>5}  {'  gpu  ' if gpus else ''}last line"

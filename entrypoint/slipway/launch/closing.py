@@ -16,7 +16,7 @@ from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
 from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.next_lines import USUAL_IMAGE, Here, as_typed, fill_in, fold_command, next_commands
+from slipway.launch.resolve.next_lines import USUAL_IMAGE, Invocation, as_typed, fill_in, fold_command, next_commands
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
 from slipway.launch.verdict.block import block, outcome_json, termination_message
 from slipway.launch.verdict.ledger import ledger_line
@@ -109,7 +109,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         say(f"  Replace {USUAL_IMAGE} with your image's name, or {advise(LACKING, job.host.runtime)}.")
 
 
-def find_here(job: Job, fleeting: bool) -> Here:
+def find_here(job: Job, fleeting: bool) -> Invocation:
     """Where this run is, for the commands to try next; `fleeting`: it ends with its container or pod."""
     topology, host = job.plan.topology, job.host
     claim, service = job.sources.variable("IMAGE"), job.environ.get("COMPOSE_SERVICE", "")
@@ -117,7 +117,7 @@ def find_here(job: Job, fleeting: bool) -> Here:
     if host.image is None and runtime != "slurm":
         runtime = "host"
     results = mount_point(results_folder(job.sources), host.mounts)
-    return Here(
+    return Invocation(
         runtime,
         program=typed_program() if host.image is None else "",
         image=claim.value if claim else "",

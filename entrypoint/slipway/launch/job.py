@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slipway.launch.attempt.attempt import attempt, not_started
-from slipway.launch.attempt.lasting import Lasting, Memory, Spare
+from slipway.launch.attempt.lasting import Lasting, SnapshotMemory, Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
@@ -79,7 +79,7 @@ def make_attempts(
     """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
     lock: RunLock | None = None
     books = Books(node.ledger, job.plan, clock)
-    memory = stack.enter_context(closing(Memory(job)))
+    memory = stack.enter_context(closing(SnapshotMemory(job)))
     own = OwnProcesses()
     spare = stack.enter_context(Spare(own, wanted=job.warm))
     metrics, notices = stack.enter_context(open_metrics(job, say)), stack.enter_context(open_notices(job, say))

@@ -35,7 +35,7 @@ A_DAY = 86_400  # s; after a failure the launcher ends those that take too long,
 
 
 @dataclass(frozen=True)
-class Terms:
+class AgentConfig:
     """What the launcher tells an agent; see above."""
 
     launcher: int
@@ -48,7 +48,7 @@ class Terms:
     command: tuple[str, ...]  # each worker's
 
     @classmethod
-    def read(cls, argv: Sequence[str]) -> "Terms":
+    def read(cls, argv: Sequence[str]) -> "AgentConfig":
         """Of the words behind the module's name."""
         launcher, events, logs, errors, early, link, files, *arguments = argv
         begins, rank, world_size = map(int, early.split(","))
@@ -67,7 +67,7 @@ class Terms:
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed. What is forked from the parked process comes here as well."""
-    terms = Terms.read(argv)
+    terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
     begun = terms.crew.begin()
     with warm.no_collection():
@@ -82,13 +82,13 @@ def main(argv: Sequence[str]) -> int:
 
 def begin_again(argv: Sequence[str]) -> Callable[[], int]:
     """What a process has to do that was forked from the parked one, as an agent or as one of its workers."""
-    terms = Terms.read(argv)
+    terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
     begun = terms.crew.fork()
     return begun if callable(begun) else partial(run_torchrun, terms, begun)
 
 
-def run_torchrun(terms: Terms, begun: Sequence[warm.Worker]) -> int:
+def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:
     """Run it in this process, with workers that have `begun` or, where none have, that it starts."""
     from torch.distributed import DistStoreError, TCPStore, run  # type: ignore[attr-defined]
     from torch.distributed.elastic import multiprocessing

@@ -17,7 +17,7 @@ from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state
 from slipway.protocol.memory import VARIABLE, newest_in
 
 
-class Memory:
+class SnapshotMemory:
     """The buffers for snapshots in memory, which this launcher holds for its node and which outlive the workers; empty at first.
 
     They count in the memory of the container or job, not in /dev/shm, and are freed when this process ends. Workers open them
@@ -179,7 +179,7 @@ class Lasting:
     seconds without a sign of life after which the other nodes count this one as lost.
     """
 
-    memory: Memory | None = None
+    memory: SnapshotMemory | None = None
     spare: Spare | None = None
     own: OwnProcesses | None = None
     look_on: Callable[[Milestones], None] = lambda milestones: None

@@ -24,7 +24,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.launch.attempt.terminal import Console, Row, Screen, columns_of, end_line, fold
+from slipway.launch.attempt.terminal import Console, Screen, ScreenRow, columns_of, end_line, fold
 from slipway.protocol.files import append_to_run_file, rank_log
 from slipway.protocol.marks import LOG_ALONE
 from slipway.protocol.printable import last_line
@@ -112,7 +112,7 @@ class OutputStream:
         if self._way.bars:
             self._console.bar(b"\n".join(rows))
 
-    def _finish(self, row: Row) -> None:
+    def _finish(self, row: ScreenRow) -> None:
         """Pass on a line."""
         self._begun, self._kept = b"", []
         text = row.text.removeprefix(LOG_ALONE)

@@ -25,7 +25,7 @@ from slipway.process.watcher import ADDRESS
 LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
 
 
-class Worker:
+class WatchedWorker:
     """A connection to a watcher. Its answers come from a user's program, so they are bounded, and read as data."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Listener:
     def __init__(self, ranks: Iterable[int], selector: selectors.BaseSelector) -> None:
         self._ranks, self._selector = frozenset(ranks), selector
         self._socket: socket.socket | None = None
-        self._workers: list[Worker] = []
+        self._workers: list[WatchedWorker] = []
 
     def open(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that workers need. Raises OSError."""
@@ -83,7 +83,7 @@ class Listener:
                 worker.link.send(f"{question}\n".encode())
 
     @property
-    def workers(self) -> dict[int, Worker]:
+    def workers(self) -> dict[int, WatchedWorker]:
         """Those that are there, by rank; of several processes of a rank the newest."""
         return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
 
@@ -104,11 +104,11 @@ class Listener:
                 link.close()
                 return
             link.setblocking(False)
-            worker = Worker(link)
+            worker = WatchedWorker(link)
             self._workers.append(worker)
             self._selector.register(link, selectors.EVENT_READ, lambda: self._read(worker))
 
-    def _read(self, worker: Worker) -> None:
+    def _read(self, worker: WatchedWorker) -> None:
         try:
             chunk = worker.link.recv(1 << 16)
             worker.take(chunk)
@@ -119,7 +119,7 @@ class Listener:
         if not chunk:
             self._drop(worker)
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: WatchedWorker) -> None:
         self._workers.remove(worker)
         with suppress(KeyError, ValueError):
             self._selector.unregister(worker.link)
@@ -243,7 +243,7 @@ class Inquiry:
         return "" if self._answered(rank) else "does not answer"
 
     def _answered(self, rank: int) -> bool:
-        worker: Worker = self._listener.workers[rank]
+        worker: WatchedWorker = self._listener.workers[rank]
         return worker.answered >= self._asked
 
     def _silent(self) -> list[int]:

@@ -255,7 +255,7 @@ PAUSE = 0.5  # s between two looks
 SLACK = 256 << 20  # bytes; less than a process needs that has but started CUDA
 
 
-class Waiting(Protocol):
+class Waiter(Protocol):
     """What is waited with: Stops."""
 
     def wait(self, seconds: float) -> bool:
@@ -263,7 +263,7 @@ class Waiting(Protocol):
 
 
 def wait_for_memory(
-    before: Sequence[Gpu], look: Callable[[], Devices], stops: Waiting, say: Callable[[str], None]
+    before: Sequence[Gpu], look: Callable[[], Devices], stops: Waiter, say: Callable[[str], None]
 ) -> None:
     """Wait until none of the job's GPUs has more memory in use than `before` its first attempt; `look` reads the devices again.
 

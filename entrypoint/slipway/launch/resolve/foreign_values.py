@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 
 
-class ExplainedError(ValueError):
+class ForeignValueError(ValueError):
     """A value that cannot be used. Its text says what to type, so that no example follows."""
 
 
@@ -42,7 +42,7 @@ def parse_address(text: str) -> str:
     if ":" in (host := bracketed[1] if bracketed else host) and _is_ipv6(host):
         return host
     if reason := _not_a_host(host):
-        raise ExplainedError(reason)
+        raise ForeignValueError(reason)
     return host
 
 

@@ -27,7 +27,7 @@ _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
 @dataclass(frozen=True)
-class Here:
+class Invocation:
     """Where a run was, as far as commands need it.
 
     `runtime` is host, docker, compose, kubernetes or slurm; outside of the image `image` is empty and `program` what is typed for
@@ -80,17 +80,17 @@ def fill_in(command: str, run: str, step: int, arguments: Sequence[str]) -> str:
     return command.format(run=shlex.quote(run), same=same, longer=twice)
 
 
-def as_typed(command: str, here: Here) -> str:
+def as_typed(command: str, here: Invocation) -> str:
     """A command, which begins with `slipway`, as one types it where the run was started."""
     words = command.removeprefix("slipway ")
     return FORMS[here.runtime](words, words.split()[0] in WORKLOADS, here)
 
 
-def _on_host(words: str, trains: bool, here: Here) -> str:
+def _on_host(words: str, trains: bool, here: Invocation) -> str:
     return f"{here.program} {words}"
 
 
-def _in_docker(words: str, trains: bool, here: Here) -> str:
+def _in_docker(words: str, trains: bool, here: Invocation) -> str:
     """Where the last container took its results along, a training gets a folder; Docker would make that as root."""
     gpus = " --gpus all" if here.gpus and trains else ""
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
@@ -110,14 +110,14 @@ def quote_mount(source: str, target: str) -> str:
     return f'"$PWD/{mount.removeprefix("./")}"' if source.startswith("./") else f'"{mount}"'
 
 
-def _in_compose(words: str, trains: bool, here: Here) -> str:
+def _in_compose(words: str, trains: bool, here: Invocation) -> str:
     """The project's own volumes are there. Its settings as well, which go on with the newest run and count its nodes."""
     anew = " --resume none" if trains and "--resume" not in words else ""
     alone = " --standalone" if trains and here.nodes > 1 else ""
     return f"docker compose run --rm {here.service} {words}{anew}{alone}"
 
 
-def _in_slurm(words: str, trains: bool, here: Here) -> str:
+def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
     """The batch file may be anywhere; `srun` is where somebody types."""
     nodes = f" --nodes={here.nodes} --ntasks-per-node=1" if trains else ""
     nodes += f" --gpus-per-node={here.gpus}" if trains and here.gpus else ""
@@ -128,7 +128,7 @@ def _in_slurm(words: str, trains: bool, here: Here) -> str:
     return f"srun{nodes} {container} /opt/slipway/bin/slipway {words}"
 
 
-def _in_kubernetes(words: str, trains: bool, here: Here) -> str:
+def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
     """A Job for a training; a pod beside it, on the same claim, for what reads."""
     image = shlex.quote(here.image or USUAL_IMAGE)
     if trains:
@@ -145,7 +145,7 @@ def _in_kubernetes(words: str, trains: bool, here: Here) -> str:
     return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
 
 
-FORMS: Mapping[str, Callable[[str, bool, Here], str]] = MappingProxyType(
+FORMS: Mapping[str, Callable[[str, bool, Invocation], str]] = MappingProxyType(
     {
         "host": _on_host,
         "docker": _in_docker,

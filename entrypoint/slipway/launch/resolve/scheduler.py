@@ -41,14 +41,14 @@ class Scheduler:
     # What helps where several nodes have no MASTER_ADDR.
     address_advice: Callable[[Mapping[str, str]], str] = lambda environ: ""
     # Lines that node 0 prints, from the environment and the job's place.
-    notes: "Callable[[Mapping[str, str], Place], Iterator[str]]" = lambda environ, place: iter(())
+    notes: "Callable[[Mapping[str, str], JobShape], Iterator[str]]" = lambda environ, place: iter(())
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Whether it left its marks in the environment."""
         return any(environ.get(mark) for mark in self.marks) and all(environ.get(name) for name in self.needs)
 
 
-class Place(NamedTuple):
+class JobShape(NamedTuple):
     """What a scheduler's notes depend on: the number of nodes and who gave it, and how many launchers run on this node."""
 
     nodes: int

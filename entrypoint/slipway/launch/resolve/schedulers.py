@@ -19,7 +19,7 @@ from slipway.launch.resolve.clouds import (
     SAGEMAKER,
     VERTEX_AI,
 )
-from slipway.launch.resolve.scheduler import Claims, Place, Reading, Scheduler
+from slipway.launch.resolve.scheduler import Claims, JobShape, Reading, Scheduler
 from slipway.launch.resolve.sources import Claim
 from slipway.protocol.errors import LaunchError
 
@@ -162,7 +162,7 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
 
 
-def _note_slurm(environ: Mapping[str, str], place: Place) -> Iterator[str]:
+def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
     """Warn of a job with more nodes than train, and of a launcher that was perhaps typed in a shell of `srun --pty`.
 
     A batch script, and a shell of salloc, run on one node until they call srun. `srun --pty` starts its shell as task 0, and the
@@ -195,7 +195,7 @@ def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -
             claims["MASTER_ADDR"] = Claim(f"{job}-0.{domain}", "Kubernetes (this pod's full host name)")
 
 
-def _note_indexed_job(environ: Mapping[str, str], place: Place) -> Iterator[str]:
+def _note_indexed_job(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
     if environ.get("JOB_COMPLETION_INDEX") and place.nodes_source == "default":
         yield "an Indexed Job says nowhere how many pods it has: for more than one set NNODES"
 

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slipway.launch.resolve.foreign_values import ExplainedError, explain_value
+from slipway.launch.resolve.foreign_values import ForeignValueError, explain_value
 from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
@@ -90,7 +90,7 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         shown = claim._replace(value=redact(setting.name, claim.value)).about(setting.name)
         if why := explain_value(setting.name, claim.value):
             raise LaunchError(f"{shown}: {why}.") from None
-        if isinstance(error, ExplainedError):
+        if isinstance(error, ForeignValueError):
             raise LaunchError(f"{shown}: {error}.") from None
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
         text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"

@@ -24,7 +24,7 @@ from slipway.launch.resolve.placement import (
     place_processes,
     share_gpus,
 )
-from slipway.launch.resolve.scheduler import Place, Reading
+from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import (
     SCHEDULERS,
     explain_unknown_start,
@@ -360,7 +360,7 @@ def _notes(
         )
     first = process.rank == 0 if process else values["RANK"].value == "0"
     if first:
-        place = Place(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
+        place = JobShape(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
         notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
     if not process and nodes == 1 and values["WORLD_SIZE"].source == "default":
         notes += warn_of_half_start(sources.environ)
