@@ -50,7 +50,7 @@ def start_agent(
         "",
         *meeting,
     )
-    words += (f"--rdzv-id={name}", "--max-restarts=0", "--no-python", "true")
+    words += (f"--rdzv-id={name}", "--max-restarts=0", "--no-python", "--", "true")
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
