@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.rendezvous import link
-from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.codec import decode, encode
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.codec import decode, encode
 from slipway.launch.rendezvous.messages import Card, Go, Hello, Here, Ping, Pong, Probe, Probed, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.client import STOPS
-from slipway.launch.rendezvous.link import encode
+from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.verdict import Outcome
 

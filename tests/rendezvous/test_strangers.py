@@ -15,7 +15,7 @@ from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import server
-from slipway.launch.rendezvous.link import LINE_BYTES, encode
+from slipway.launch.rendezvous.codec import LINE_BYTES, encode
 
 Make = Callable[..., Launcher]
 HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))

@@ -179,7 +179,7 @@ def test_an_answer_that_makes_no_sense_is_refused(name: str, value: object) -> N
 @pytest.mark.parametrize("letter", ["n", "ü"])
 def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
     from slipway.launch.rendezvous.client import stands_line
-    from slipway.launch.rendezvous.link import LINE_BYTES, decode
+    from slipway.launch.rendezvous.codec import LINE_BYTES, decode
 
     many = {
         "members": {str(name): [rank * rank for rank in range(name, name + 300)] for name in range(100)},

@@ -67,3 +67,8 @@ def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None
         "slipway.render"
     }
     assert not {*others, "difflib", "logging", "secrets", "slipway.launch.rendezvous"} & loaded
+
+
+def test_what_reads_a_run_or_runs_without_a_network_loads_no_asyncio() -> None:
+    modules = ("inspect.logs", "inspect.bundle", "launch.several_processes")
+    assert "asyncio" not in loaded_by("".join(f"import slipway.{module}\n" for module in modules))

@@ -12,7 +12,7 @@ from participants import make_card, make_outcome
 from slipway.check.finding import sick
 from slipway.launch.hangs.standing import Call, Frame, Group, Standing
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.link import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
+from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
 from slipway.launch.verdict.restarts import Ending

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from participants import make_card
 
-from slipway.launch.rendezvous.link import decode, encode
+from slipway.launch.rendezvous.codec import decode, encode
 from slipway.launch.rendezvous.messages import Hello
 from slipway.launch.rendezvous.roster import Roster, Seat
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.rendezvous.link import plain
+from slipway.launch.rendezvous.codec import plain
 from slipway.launch.run_directory.run import last_outcome
 from slipway.launch.verdict.block import ENDINGS, locate
 from slipway.launch.verdict.verdict import Outcome

@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node, SingleNode
-from slipway.launch.rendezvous.link import LINE_BYTES, MalformedError, decode, encode, stands_line
+from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, decode, encode, stands_line
 from slipway.launch.rendezvous.messages import Report, Stands
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import Topology

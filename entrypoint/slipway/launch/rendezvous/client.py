@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.codec import MalformedError, OtherProtocolError, stands_line
 from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -18,7 +19,7 @@ from slipway.launch.rendezvous.connection_errors import (
     connection_failure,
     explain_connection,
 )
-from slipway.launch.rendezvous.link import Link, MalformedError, OtherProtocolError, connect, send_all, stands_line
+from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import Card, Go
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.rendezvous.terms import Terms

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.codec import encode, plain
 from slipway.launch.rendezvous.connection_errors import (
     CAUSE_SECONDS,
     connection_failure,
@@ -16,7 +17,7 @@ from slipway.launch.rendezvous.connection_errors import (
     pause_after,
     service_name,
 )
-from slipway.launch.rendezvous.link import encode, plain, send_all
+from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.ring import PROBE_SECONDS
 from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits

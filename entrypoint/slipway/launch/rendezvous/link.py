@@ -1,28 +1,17 @@
-"""One connection that carries the rendezvous's messages, how to open it, and the wire format: one JSON object per line, at most
-64 KiB, each with the protocol's version and its type.
-
-What arrives is checked field by field against the dataclass of its type; nothing is ever executed or unpickled.
-"""
+"""One connection that carries the messages of the rendezvous, and how to open it."""
 
 import asyncio
 import contextlib
-import dataclasses
-import functools
-import json
-import math
 import socket
 import threading
-import types
 from collections.abc import Sequence
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, decode, encode
 from slipway.launch.rendezvous.connection_errors import SilentError
-from slipway.launch.rendezvous.messages import KINDS, Stands
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
-LINE_BYTES = 65_536
 
 
 class Link:
@@ -144,93 +133,3 @@ async def _ask(address: str) -> list[Any]:
 
     threading.Thread(target=ask, daemon=True, name="resolve").start()
     return await answer
-
-
-PROTOCOL = 2
-
-
-class MalformedError(Exception):
-    """A line that is not a message of this protocol; the text says why."""
-
-
-class OtherProtocolError(MalformedError):
-    """A message of another version of this protocol."""
-
-
-def encode(message: Any) -> bytes:
-    """A message as one line; ValueError where it would exceed LINE_BYTES."""
-    fields = {"rendezvous": PROTOCOL, "type": type(message).__name__.lower(), **dataclasses.asdict(message)}
-    line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
-    if len(line) > LINE_BYTES:
-        raise ValueError(f"a {fields['type']} message of {len(line)} bytes exceeds the limit of {LINE_BYTES}")
-    return line
-
-
-def stands_line(standing: Standing, *, first: bool) -> bytes:
-    """The message of where a rank is, with as much of its stack as fits into a line."""
-    while True:
-        try:
-            return encode(Stands(standing, first))
-        except ValueError:
-            standing = standing.shorter()
-
-
-def decode(line: bytes) -> Any:
-    """The message in a line. Raises MalformedError, whatever the bytes are."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        raise MalformedError("not a line of JSON") from None
-    if not isinstance(fields, dict) or "rendezvous" not in fields:
-        raise MalformedError("not a message of Slipway")
-    if fields["rendezvous"] != PROTOCOL:
-        other = plain(str(fields["rendezvous"]), 20)
-        raise OtherProtocolError(f"another version's launcher: protocol {other} there, {PROTOCOL} here")
-    name = fields.get("type")
-    if not isinstance(name, str) or name not in KINDS:
-        raise MalformedError("a message of an unknown type")
-    return _decode_value(KINDS[name], fields, name)
-
-
-def plain(text: str, limit: int = LINE_BYTES) -> str:
-    """Text that is safe to print: no control characters, no escape sequences, no lone surrogates, at most `limit`."""
-    return "".join(char if char.isprintable() else "?" for char in text[:limit])
-
-
-def _decode_value(kind: Any, value: Any, name: str) -> Any:
-    """A value of the annotated type `kind` from what JSON held; MalformedError names the field."""
-    if dataclasses.is_dataclass(kind):
-        return _decode_fields(kind, value, name)
-    if isinstance(kind, types.UnionType):
-        return None if value is None else _decode_value(get_args(kind)[0], value, name)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise MalformedError(f"{name} is not a list")
-        return tuple(_decode_value(get_args(kind)[0], item, name) for item in value)
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        value = float(value)
-    if type(value) is not kind:
-        raise MalformedError(f"{name} is not of type {kind.__name__}")
-    if (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**53):
-        raise MalformedError(f"{name} is out of range")
-    return plain(value) if kind is str else value
-
-
-@functools.cache
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
-
-
-def _decode_fields(kind: Any, value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise MalformedError(f"{name} is not an object")
-    given = {}
-    for field in _fields(kind):
-        if field.name in value:
-            given[field.name] = _decode_value(field.type, value[field.name], f"{name}.{field.name}")
-        elif field.default is dataclasses.MISSING:
-            raise MalformedError(f"{name}.{field.name} is missing")
-    try:
-        return kind(**given)
-    except ValueError as error:
-        raise MalformedError(f"{name}: {error}") from None

@@ -180,7 +180,7 @@ class Rendezvous:
         import asyncio
 
         from slipway.launch.rendezvous.client import Client
-        from slipway.launch.rendezvous.link import LINE_BYTES
+        from slipway.launch.rendezvous.codec import LINE_BYTES
         from slipway.launch.rendezvous.server import Server
 
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.codec import MalformedError
 from slipway.launch.rendezvous.connection_errors import STALLED, connection_failure
-from slipway.launch.rendezvous.link import Link, MalformedError, connect
+from slipway.launch.rendezvous.link import Link, connect
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.codec import MalformedError
 from slipway.launch.rendezvous.connection_errors import SilentError
-from slipway.launch.rendezvous.link import Link, MalformedError
+from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.roster import Roster, Seat
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
