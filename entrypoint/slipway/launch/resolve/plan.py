@@ -77,9 +77,10 @@ def interfaces(name: str, environ: Mapping[str, str]) -> dict[str, str]:
 # These would reach the workers with another meaning than torchrun's own, which sets them for each worker, or were meant for
 # those of another job. And the launchers' secrets are none of theirs.
 _OURS = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLIPWAY_TOKEN"}
-    | {"SLIPWAY_NOTIFY"}
-    | {LOCAL_DEVICES, LOCAL_CORES, MEMORY, "SLIPWAY_PREVIOUS_OUTCOME"}
+    (
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *(LOCAL_DEVICES, LOCAL_CORES, MEMORY, "SLIPWAY_PREVIOUS_OUTCOME", "SLIPWAY_TOKEN", "SLIPWAY_NOTIFY"),
+    )
 )
 
 

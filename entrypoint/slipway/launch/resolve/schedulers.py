@@ -93,10 +93,11 @@ _INDEX = re.compile(
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
 # How a framework divides a model or its data: set by its user, for processes that it starts itself.
 _DIVISIONS = frozenset(
-    {"DP", "TP", "PP", "CP", "EP", "ETP", "SP", "MP", "FSDP", "HSDP", "VLLM", "SGLANG", "MEGATRON"}
-) | {
-    *("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE", "MODEL", "SHARD"),
-}
+    (
+        *("DP", "TP", "PP", "CP", "EP", "ETP", "SP", "MP", "FSDP", "HSDP", "VLLM", "SGLANG", "MEGATRON"),
+        *("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE", "MODEL", "SHARD"),
+    )
+)
 
 
 def explain_unknown_start(environ: Mapping[str, str]) -> str:

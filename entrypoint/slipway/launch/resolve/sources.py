@@ -146,21 +146,22 @@ def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     values: dict[str, str] = {}
     others: dict[str, str] = {}
     for binding in _parse(path):
-        blank = re.match(r"(?:[^\S\n]*\n)*", binding.original.string)
-        line = binding.original.string[blank.end() if blank else 0 :].rstrip("\r\n")
-        name = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
-        if not name or not _is_ours(name[1]):
-            others |= {name[1]: binding.value} if name and binding.value else {}
+        text = binding.original.string.rstrip("\r\n")
+        line = re.sub(r"\A(?:[^\S\n]*\n)+", "", text)  # the parser adds empty lines to the one after them
+        found = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
+        name = found[1] if found else ""
+        if not _is_ours(name):
+            others |= {name: binding.value} if name and binding.value else {}
             continue
-        where = f"{path}, line {binding.original.line + (blank[0].count(chr(10)) if blank else 0)}"
+        where = f"{path}, line {binding.original.line + text.removesuffix(line).count(chr(10))}"
         if not re.fullmatch(_PORTABLE, line):
             raise LaunchError(  # never the value: it may be a secret
-                f"{where} ({name[1]}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
+                f"{where} ({name}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
                 "comment behind it; docker, compose and Slipway then read the same."
             )
-        if name[1].startswith("SLIPWAY_") and name[1] not in NAMES:
-            raise LaunchError(f"{where}: there is no setting {name[1]}.{did_you_mean(name[1], NAMES)}")
-        values[name[1]] = line.partition("=")[2]
+        if name.startswith("SLIPWAY_") and name not in NAMES:
+            raise LaunchError(f"{where}: there is no setting {name}.{did_you_mean(name, NAMES)}")
+        values[name] = line.partition("=")[2]
     return {name: value for name, value in values.items() if value}, others
 
 
@@ -254,7 +255,7 @@ def _is_slip(name: str, known: str) -> bool:
     if typed == f"{known}S":  # WORKLOADS: a word of its own
         return False
     if len(right) < ONE:
-        return typed != right and sorted(typed) == sorted(right) and _distance(typed, right) == 1
+        return sorted(typed) == sorted(right) and _distance(typed, right) == 1
     allowed = 2 if len(right) >= TWO else 1
     return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
 
