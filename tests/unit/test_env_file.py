@@ -90,13 +90,20 @@ def test_line_ends_of_windows_are_no_part_of_a_value(tmp_path: Path) -> None:
     assert split_env_file(file)[0] == {"RANK": "1", "WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize("content", [None, b"WORKLOAD=\xff\xfe\n"])
-def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "from_powershell"),
+    [(None, False), (b"WORKLOAD=Stra\xdfe\n", False), ("\ufeffRANK=1\r\n".encode("utf-16-le"), True)],
+    ids=["absent", "Latin-1", "UTF-16"],
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(
+    tmp_path: Path, content: bytes | None, from_powershell: bool
+) -> None:
     file = tmp_path / "job.env"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(LaunchError, match=r"job\.env cannot be read"):
+    with pytest.raises(LaunchError, match=r"job\.env cannot be read") as caught:
         split_env_file(file)
+    assert ("save it as UTF-8" in str(caught.value)) is from_powershell
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,11 @@ def test_what_torchs_libraries_are_told_counts_and_is_read_as_strictly(tmp_path:
     assert read(tmp_path, f"{name}=1\n") == {name: "1"}
     with pytest.raises(LaunchError, match=rf"line 2 \({name}\)"):
         read(tmp_path, f"\n{name}='1'\n")
+
+
+def test_lines_of_others_are_returned_apart_and_never_without_a_name_or_a_value(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MASTER_ADRR=n0\n=x\nEMPTY=\nexport HF_TOKEN='abc'\nRANK=1\nNNODES=\n")
+    assert split_env_file(tmp_path / ".env") == ({"RANK": "1"}, {"MASTER_ADRR": "n0", "HF_TOKEN": "abc"})
 
 
 def test_a_setting_that_is_mistyped_is_told(tmp_path: Path) -> None:

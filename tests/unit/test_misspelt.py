@@ -14,6 +14,7 @@ CODE = Path(__file__).parents[2] / "entrypoint/slipway"
 
 SLIPS = {
     "MASTER_ADRR": "MASTER_ADDR",
+    "MASTER_ADR": "MASTER_ADDR",
     "MASTER_ADDRESS": "MASTER_ADDR",
     "MASTERADDR": "MASTER_ADDR",
     "MASTER_POTR": "MASTER_PORT",
@@ -29,15 +30,17 @@ SLIPS = {
     "SLIPWAY_MAX_RESTART": "SLIPWAY_MAX_RESTARTS",
     "SLIPWAY_RESTARTS": "SLIPWAY_MAX_RESTARTS",
     "SLIPWAY_GRACE": "SLIPWAY_GRACE_SECONDS",
+    "SLIPWAY_FAILURE": "SLIPWAY_AFTER_FAILURE_SECONDS",
     "SLIPWAY_HANG_TIMEOUT": "SLIPWAY_HANG_SECONDS",
     "SLIPWAY_WORLD_SIZE": "WORLD_SIZE",
     "SLIPWAY_MASTER_PORT": "MASTER_PORT",
     "SLIPAWY_TOKEN": "SLIPWAY_TOKEN",
+    "SLIPWY_GRACE_SECOND": "SLIPWAY_GRACE_SECONDS",
 }
 # What others set: CUDA and NCCL, torch, schedulers, clouds, shells, libraries of experiments.
 FOREIGN = """
 BANK CHECK DEBUG HOST HOSTNAME JOB_ID LOCAL_RANK LOCAL_WORLD_SIZE GLOBAL_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK
-ROLE_WORLD_SIZE MASTER_HOST MASTER_IP MASTER_NAME MASTER_NODE MAX_RESTARTS NODE NODES NODE_ID NODE_IP NODE_NAME NODES_LIST
+ROLE_WORLD_SIZE MASTER_HOST MASTER_IP MASTER_NAME MASTER_NODE MASTER_POD MASTER_POINT MAX_RESTARTS MODE_RANK N_NODES NODE NODES NODE_ID NODE_IP NODE_NAME NODES_LIST
 NODE_RANKS_FILE NPROC NUM_NODES NUM_GPUS NUM_PROCESSES GPUS_PER_NODE PORT RANKS RUN_DIR RESUME TANK TOKEN TRAINING_PORT
 WORK WORKDIR WORKER_RANK WORKLOADS WORKLOAD_NAME WORKLOAD_ID WORKSPACE WORLD WORLD_RANK
 CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_HOME NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES
@@ -64,6 +67,21 @@ def test_a_slip_is_told_with_the_right_name(name: str, right: str) -> None:
     assert list(misspelt({name: "3"}, "the environment")) == [
         f"{name} (from the environment) is no setting of Slipway's. Did you mean {right}?"
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WOLRD_ISZE",  # two slips in a name of 9 letters
+        "MASTRE_PROT",
+        "MASTER_PROXY",
+        "SLIPAWY_RUN",  # in one of 11 letters
+        "NPORC_PRE_NODS",  # three in one of 12
+        "SLIPAWY_GARCE_SECONS",
+    ],
+)
+def test_a_name_with_more_slips_than_its_length_allows_may_be_another_programs(name: str) -> None:
+    assert list(misspelt({name: "3"}, "the environment")) == []
 
 
 def test_what_begins_as_ours_and_is_near_to_nothing_leads_to_the_list() -> None:

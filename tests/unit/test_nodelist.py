@@ -101,6 +101,7 @@ def test_any_text_gives_hosts_or_an_error_for_people(text: str) -> None:
     [
         ("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("4(x2)", [4, 4]), ("1,2,3", [1, 2, 3]),  # srun(1), SLURM_TASKS_PER_NODE
         ("", []), ("x", []), ("2(xa)", []), ("2(x99999999)", []), ("2,", []),
+        (f"1(x{LIMIT})", [1] * LIMIT), (f"1(x{LIMIT + 1})", []),
     ],
 )  # fmt: skip
 def test_tasks_per_node(text: str, counts: list[int]) -> None:

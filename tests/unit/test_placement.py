@@ -178,6 +178,10 @@ BINDING = "(--cpu-binding none leaves it to the system)"
             TWO_TASKS_PER_NODE | {"CUDA_VISIBLE_DEVICES": "1"}, make_sockets(1),
             f"CPU binding: local rank 1 on cores 32-63, near their GPUs {BINDING}",
         ),
+        (
+            TWO_TASKS_PER_NODE | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, make_sockets(0, 1),
+            f"CPU binding: local rank 0 on cores 0-31, near their GPUs {BINDING}",
+        ),
     ],
 )  # fmt: skip
 def test_the_cores_near_a_gpu_are_told(environ: dict[str, str], devices: Devices, told: str | None) -> None:

@@ -1,8 +1,8 @@
 """The torchrun command and environment that come out of a topology; nothing is started."""
 
-import dataclasses
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
@@ -10,6 +10,8 @@ from stand_ins import make_devices, make_sources, plan_for
 
 from slipway.launch.resolve.plan import interfaces, plan_json, plan_lines, resolved_values
 from slipway.launch.resolve.settings import SETTINGS, TOPOLOGICAL
+from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES
+from slipway.protocol.memory import VARIABLE as MEMORY
 from slipway.protocol.redact import redact
 
 ALWAYS = ["--max-restarts=0", "--signals-to-handle=SIGQUIT"]
@@ -97,9 +99,39 @@ def test_names_that_torchrun_would_misread_are_removed(environ: dict[str, str]) 
     assert set(made.unset) <= set(environ)
 
 
-def test_the_launchers_secret_does_not_reach_the_workers() -> None:
-    secret = {"SLIPWAY_TOKEN": "0123456789abcdef"}
-    assert "SLIPWAY_TOKEN" not in plan_for(environ=secret).environment(secret)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLIPWAY_TOKEN", "0123456789abcdef"),
+        ("SLIPWAY_NOTIFY", "https://hooks.example/secret"),
+        (LOCAL_DEVICES, "MIG-a,MIG-b"),  # of another job
+        (LOCAL_CORES, "0-3:4-7"),
+        (MEMORY, "/dev/shm/a"),
+        ("SLIPWAY_PREVIOUS_OUTCOME", "{}"),
+    ],
+)
+def test_what_is_the_launchers_own_or_another_jobs_does_not_reach_the_workers(name: str, value: str) -> None:
+    made = plan_for(environ={name: value})
+    assert made.unset == (name,)
+    assert name not in made.environment({name: value})
+
+
+@pytest.mark.parametrize(
+    ("slices", "cores", "told"),
+    [
+        (False, (), (None, None)),
+        (True, (), ("MIG-0,MIG-1", None)),
+        (False, (0, 1, 2, 3), (None, "0-3:0-3")),
+        (True, (0, 1, 2, 3), ("MIG-0,MIG-1", "0-3:0-3")),
+    ],
+)
+def test_each_process_is_told_its_slice_and_the_cores_near_its_gpu(
+    slices: bool, cores: tuple[int, ...], told: tuple[str | None, str | None]
+) -> None:
+    devices = make_devices(2)
+    gpus = tuple(replace(gpu, uuid=f"{'MIG' if slices else 'GPU'}-{gpu.index}", cores=cores) for gpu in devices.gpus)
+    env = plan_for(devices=devices._replace(gpus=gpus)).env
+    assert (env.get(LOCAL_DEVICES), env.get(LOCAL_CORES)) == told
 
 
 def test_the_users_own_threads_stay() -> None:
@@ -159,11 +191,11 @@ def test_secrets_within_values_and_arguments_are_not_printed() -> None:
 
 
 def test_every_setting_has_a_value_and_a_source_in_the_order_of_the_table() -> None:
-    sources = make_sources({"SLIPWAY_RUNS": "/a"}, {"SLIPWAY_RUNS": "/b"})
+    sources = make_sources({"SLIPWAY_RUNS": "/a"}, {"SLIPWAY_RUNS": "/b"}, env_file={"SLIPWAY_RUNS": "/c"})
     values = resolved_values(plan_for().topology, sources)
     assert list(values) == [setting.name for setting in SETTINGS]
     assert values["SLIPWAY_RUNS"].source == "command line (--runs)"
-    assert [claim.value for claim in values["SLIPWAY_RUNS"].overruled] == ["/a"]
+    assert [claim.value for claim in values["SLIPWAY_RUNS"].overruled] == ["/a", "/c"]
     assert set(TOPOLOGICAL) <= set(values)
 
 
@@ -314,7 +346,7 @@ def test_the_plan_says_what_is_started(environ: dict[str, str], words: tuple[str
 
 def test_the_image_is_named_where_there_is_one() -> None:
     made = plan_for()
-    inside = dataclasses.replace(made, topology=dataclasses.replace(made.topology, image="0.1.0-abc"))
+    inside = replace(made, topology=replace(made.topology, image="0.1.0-abc"))
     values = resolved_values(made.topology, make_sources({}))
     assert plan_lines(inside, values, [])[1] == "in the image 0.1.0-abc"
     assert not any("in the image" in line for line in plan_lines(made, values, []))

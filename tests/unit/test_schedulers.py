@@ -4,6 +4,9 @@ import pytest
 from environments import (
     BARE_SRUN,
     INDEXED_JOB,
+    JSRUN,
+    LSF,
+    MPICH,
     OPEN_MPI,
     OPEN_MPI_TASKS,
     SKYPILOT,
@@ -47,6 +50,7 @@ def read(environ: dict[str, str], fqdn: str = POD) -> Reading:
         (TWO_TASKS_PER_NODE | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, {"LOCAL_PROCESSES": "1"}),
         (TWO_TASKS_PER_NODE | {"SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "0"}, {"LOCAL_PROCESSES": "3"}),
         (TWO_TASKS_PER_NODE | {"SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "2"}, {"LOCAL_PROCESSES": None}),
+        (TWO_TASKS_PER_NODE | {"SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "3"}, {"LOCAL_PROCESSES": None}),
         (TWO_TASKS_PER_NODE | {"SLURM_NODEID": ""}, {"LOCAL_PROCESSES": None, "RANK": None}),
         (
             TWO_TASKS_PER_NODE | {"SLURM_STEP_TASKS_PER_NODE": "", "SLURM_TASKS_PER_NODE": "4,2"},
@@ -109,6 +113,9 @@ def test_node_0s_name_is_read_from_the_pods_own(fqdn: str, job: str | None, addr
         (INDEXED_JOB, True, False),
         (VOLCANO, False, False),
         (OPEN_MPI, False, False),
+        (JSRUN, False, False),
+        (MPICH, False, False),
+        (LSF, True, False),
         (SKYPILOT, True, False),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from stand_ins import make_sources
 
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS, Setting
-from slipway.launch.resolve.sources import Claim, Sources, parse_claim, split_env_file
+from slipway.launch.resolve.sources import Claim, Sources, parse_claim, read_sources, split_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,8 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
         ("SLIPWAY_OVERSUBSCRIBE", "TRUE", True),
         ("SLIPWAY_OVERSUBSCRIBE", "no", False),
         ("SLIPWAY_BACKEND", "gloo", "gloo"),
+        ("SLIPWAY_NOTIFY", "https://hooks.example/a?b=c#d", "https://hooks.example/a?b=c#d"),
+        ("SLIPWAY_NOTIFY", "http://[::1]:8080", "http://[::1]:8080"),
         ("WORLD_SIZE", "4:2", None),
         ("WORLD_SIZE", "2:", None),
         ("WORLD_SIZE", ":2", None),
@@ -134,9 +136,12 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
         ("MASTER_PORT", 0, 65_534),  # the next one is torchrun's store
         ("NPROC_PER_NODE", 1, 1024),
         ("SLIPWAY_GRACE_SECONDS", 1, 86_400),
+        ("SLIPWAY_AFTER_FAILURE_SECONDS", 1, 86_400),
         ("SLIPWAY_MAX_RESTARTS", 0, 1000),
         ("SLIPWAY_PROGRESS_SECONDS", 1, 999_999),
         ("SLIPWAY_HANG_SECONDS", 0, 86_400),
+        ("SLIPWAY_START_SECONDS", 0, 86_400),
+        ("SLIPWAY_METRICS_PORT", 0, 65_535),
         ("SLIPWAY_RENDEZVOUS_TIMEOUT", 1, 86_400),
         ("SLIPWAY_HEARTBEAT_TIMEOUT", 2, 3600),
         ("SLIPWAY_ELASTIC_WINDOW", 0, 86_400),
@@ -185,10 +190,36 @@ def test_who_mistyped_a_word_is_told_the_nearest(name: str, text: str, says: str
     assert (says in str(caught.value)) if says else ("Did you mean" not in str(caught.value))
 
 
-def test_a_setting_without_an_option_or_a_default_suggests_none() -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("WORKLOAD", "'gpt"),
+        ("SLIPWAY_NOTIFY", "hooks.example/a"),
+        ("SLIPWAY_NOTIFY", "ftp://hooks.example/a"),
+        ("SLIPWAY_NOTIFY", "https:///a"),
+        ("SLIPWAY_NOTIFY", "https://hooks.example/a b"),
+    ],
+)
+def test_a_setting_without_an_option_or_a_default_suggests_none(name: str, text: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        make_sources({"WORKLOAD": "'gpt"}).parsed("WORKLOAD")
+        make_sources({name: text}).parsed(name)
     assert "Type for example" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("command line (--node-rank)", "--node-rank 3"),
+        ("environment (RANK)", "RANK=3 (from the environment)"),
+        ("environment (NODE_RANK)", "RANK=3 (from environment (NODE_RANK))"),
+        (".env (RANK)", "RANK=3 (from .env)"),
+        ("job.env (RANK)", "RANK=3 (from job.env)"),
+        ("own.yaml line 2 (--node-rank)", "RANK=3 (from own.yaml line 2 (--node-rank))"),
+        ("Slurm (SLURM_NODEID)", "RANK=3 (from Slurm (SLURM_NODEID))"),
+    ],
+)
+def test_a_message_shows_a_value_with_its_source_or_as_it_was_typed(source: str, shown: str) -> None:
+    assert Claim("3", source).about("RANK") == shown
 
 
 def test_the_default_of_a_place_wins_over_the_tables_and_an_option_may_come_from_elsewhere() -> None:
@@ -295,3 +326,46 @@ def test_the_environment_beats_the_file_for_variables_that_are_no_settings_too(
 )
 def test_a_switch_is_set_by_any_of_the_usual_words(name: str, text: str, means: bool) -> None:
     assert make_sources({name: text}).parsed(name) is means
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "rank"),
+    [
+        ({}, {}, "7"),
+        ({"env_file": "other.env"}, {}, "8"),
+        ({"env_file": "/dev/null"}, {}, "0"),
+        ({"RANK": 3, "SLIPWAY_RUNS": None, "json": True}, {"RANK": "3"}, "3"),
+        ({"standalone": True, "RANK": 3}, {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}, "0"),
+    ],
+    ids=str,
+)
+def test_the_command_line_the_environment_and_a_file_are_read(
+    options: dict[str, object], given: dict[str, str], rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (*BY_NAME, "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    Path(".env").write_text("RANK=7\n")
+    Path("other.env").write_text("RANK=8\n")
+    sources = read_sources(options, {})
+    assert sources.options == given
+    assert sources.claims(BY_NAME["RANK"])[0].value == rank
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"RANK": ""}, "--node-rank: the value is empty. .* (N), or leave the option out (default: 0)"),
+        ({"SLIPWAY_RUNS": ""}, "--runs: the value is empty. .* (DIR), or leave the option out (default: /here)"),
+        ({"SLIPWAY_RUN_DIR": ""}, "--run-dir: the value is empty. .* (default: none)"),
+        ({"env_file": "absent.env"}, "--env-file absent.env: there is no such file"),
+        ({"SLIPWAY_ON_HANG": "kill"}, "--on-hang kill: tell, end are allowed"),
+    ],
+)
+def test_an_option_without_a_value_and_a_file_that_is_not_there_are_refused(
+    options: dict[str, object], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError) as caught:
+        read_sources(options, {"SLIPWAY_RUNS": "/here"})
+    assert all(part in str(caught.value) for part in says.split(" .* "))

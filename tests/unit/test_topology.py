@@ -1,7 +1,7 @@
 """Every row of the contract at the container's door, the winners' sources, and the line of arithmetic."""
 
 import dataclasses
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from environments import (
@@ -86,6 +86,11 @@ def test_the_first_match_of_the_order_wins(
     [
         ({}, make_devices(1), "1 node × 1 GPU = 1 process (inside your script WORLD_SIZE is 1)"),
         (PLAIN, make_devices(8), "2 nodes × 8 GPUs = 16 processes (inside your script WORLD_SIZE is 16)"),
+        (
+            PLAIN | {"WORLD_SIZE": "64"},
+            make_devices(8),
+            "64 nodes × 8 GPUs = 512 processes (inside your script WORLD_SIZE is 512)",
+        ),
         ({}, make_devices(0), "1 node × 2 CPU processes = 2 processes (inside your script WORLD_SIZE is 2)"),
         ({}, make_devices(0, cpus=1.0), "1 node × 1 CPU process = 1 process (inside your script WORLD_SIZE is 1)"),
         (PER_PROCESS, make_devices(2), "2 nodes × 2 GPUs = 4 processes (inside your script WORLD_SIZE is 4)"),
@@ -232,10 +237,20 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
         (STEP_OF_SBATCH | {"SLURM_NODEID": "1"}, ""),  # node 0 says it
         (BARE_SRUN | {"SLURM_NODEID": "0"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07", **PLAIN, "RANK": "0"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu["}, ""),
         ({"SLURM_JOB_NODELIST": "gpu[07-08]"}, ""),
     ],
-    ids=["a batch script", "a smaller step", "its node 1", "a step of all", "one node", "a damaged list", "no job"],
+    ids=[
+        "a batch script",
+        "a smaller step",
+        "its node 1",
+        "a step of all",
+        "one node",
+        "more than the job has",
+        "a damaged list",
+        "no job",
+    ],
 )
 def test_nodes_of_a_slurm_job_that_stay_idle_are_told_with_the_srun_to_type(environ: dict[str, str], told: str) -> None:
     lines = [note for note in resolve(environ).notes if "srun" in note]
@@ -253,6 +268,7 @@ SHELL = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_
         (SHELL | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}, False),  # rank 0 says it
         (SHELL | {"SLURM_PTY_PORT": ""}, False),
         (BARE_SRUN | {"SLURM_NODEID": "0", "SLURM_PTY_PORT": "40123"}, False),  # one launcher per node
+        (PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0", "SLURM_PTY_PORT": "40123"}, False),  # which no srun started
     ],
 )
 def test_a_launcher_in_a_shell_of_srun_says_what_it_takes_itself_for(environ: dict[str, str], told: bool) -> None:
@@ -264,7 +280,10 @@ def test_a_launcher_in_a_shell_of_srun_says_what_it_takes_itself_for(environ: di
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"PMIX_RANK": "1"}, "PMIX_RANK=1 is ignored"),
+        (
+            {"PMIX_RANK": "1"},
+            "PMIX_RANK=1 is ignored, because OMPI_COMM_WORLD_SIZE and JSM_NAMESPACE_SIZE and SLURM_STEP_ID are not set",
+        ),
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0 is ignored"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2 is ignored, because PMI_RANK is not set"),
         ({"PMI_SIZE": "1"}, ""),
@@ -277,6 +296,31 @@ def test_half_of_what_a_starter_sets_is_ignored_with_a_line(environ: dict[str, s
     lines = [note for note in resolve(environ).notes if "is ignored, because" in note]
     assert len(lines) == bool(told)
     assert all(told in line and "NNODES, NODE_RANK" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environ", "ignored", "values"),
+    [
+        (
+            {"MASTER_ADDR": "a:b:c"},
+            "MASTER_ADDR=a:b:c (from the environment): it is no IPv6 address",
+            ("127.0.0.1", 40_001),
+        ),
+        ({"MASTER_PORT": "$PORT"}, "MASTER_PORT=$PORT (from the environment): nobody replaced", ("127.0.0.1", 40_001)),
+        ({"MASTER_ADDR": "other", "MASTER_PORT": "4000"}, "", ("other", 4000)),
+    ],
+)
+def test_a_single_node_ignores_with_a_line_what_cannot_say_where_nodes_meet(
+    environ: dict[str, str], ignored: str, values: tuple[str, int]
+) -> None:
+    topology = resolve(environ)
+    assert (topology.master_addr, topology.master_port) == values
+    lines = [note for note in topology.notes if note.startswith("warning: ignored")]
+    assert len(lines) == bool(ignored)
+    assert all(line.startswith(f"warning: ignored, since a single node meets no other: {ignored}") for line in lines)
+    for several in (PLAIN | environ, PER_PROCESS | environ):  # there it counts
+        with pytest.raises(LaunchError) if ignored else nullcontext():
+            resolve(several)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "[::]", "::ffff:0.0.0.0"])
@@ -321,6 +365,7 @@ def test_whether_the_job_may_have_begun_before(
         ({"MASTER_PORT": "4000"}, 0, 2, (4000, 4000)),
         ({"MASTER_PORT": "0"}, 0, 2, (40_001, 40_001)),  # what this host says is free
         (PLAIN, 1, 4, (29_500, 29_501)),  # the launchers meet on the first, torchrun's store takes the next
+        (PLAIN | {"MASTER_PORT": "4001"}, 1, 4, (4001, 4002)),
         (PLAIN | {"WORLD_SIZE": "2:4"}, 1, 8, (29_500, 29_501)),
         (PER_PROCESS, 3, 4, (29_500, 29_500)),
         (PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}, 0, 4, (29_500, 29_500)),
@@ -333,6 +378,35 @@ def test_who_decides_for_all_and_where_the_nodes_and_the_workers_meet(
     topology = resolve(environ)
     assert (topology.rank, topology.world_size) == (rank, world)
     assert (topology.master_port, topology.store_port) == ports
+
+
+@pytest.mark.parametrize(
+    ("environ", "processes", "process_rank", "ranks"),
+    [
+        ({}, 3, None, (0, 1, 2)),
+        (PLAIN, 3, None, (3, 4, 5)),
+        (PLAIN | {"NNODES": "4", "RANK": "3"}, 2, None, (6, 7)),
+        (PER_PROCESS, 2, 3, (3,)),
+        (PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}, 2, 0, (0,)),
+    ],
+)
+def test_a_launcher_knows_the_ranks_of_its_processes(
+    environ: dict[str, str], processes: int, process_rank: int | None, ranks: tuple[int, ...]
+) -> None:
+    topology = resolve(environ, {"NPROC_PER_NODE": str(processes)})
+    assert (topology.process_rank, topology.ranks) == (process_rank, ranks)
+
+
+@pytest.mark.parametrize(
+    ("environ", "start"),
+    [
+        (PLAIN, None),
+        (BARE_SRUN, "7, requeued 0 times"),
+        (BARE_SRUN | {"SLURM_STEP_ID": "3", "SLURM_RESTART_COUNT": "2"}, "7.3, requeued 2 times"),
+    ],
+)
+def test_the_launchers_of_one_start_of_a_job_share_its_name(environ: dict[str, str], start: str | None) -> None:
+    assert {resolve(environ | {"SLURM_NODEID": node}).start for node in "01"} == {start}
 
 
 def test_a_port_that_was_typed_stays_on_a_single_node_too() -> None:
@@ -402,11 +476,16 @@ def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(env
         {"GRPO_NUM_TASKS": "32", "GRPO_ADAPTER_RANK": "32"},
         {"POOL_CACHE_SIZE": "100", "POOL_NODE_ID": "3"},
         {"LSB_JOBID": "41", "LSB_MCPU_HOSTS": "n0 8 n1 8"},
+        {"HOROVOD_SIZE": "2", "CI_RANK": "1", "RUNNER_RANK": "1"},  # whose ranks are another's
+        {"POOL_NUM_NODES": "2", "POOL_NODE_ID": "7"},
+        {"POOL_NUM_NODES": "2", "POOL_NODE_ID": "2"},
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         {"PMI_SIZE": "2", "PMI_LOCAL_RANK": "0"},
         {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0"},
         {"VLLM_WORLD_SIZE": "2", "VLLM_RANK": "0"},
         {"TP_SIZE": "4", "TP_RANK": "1"},
+        {"MODEL_GROUP_SIZE": "4", "MODEL_RANK": "1"},
+        {"WORLD_NUM_NODES": "4", "WORLD_RANK": "1"},
         {"DP_WORLD_SIZE": "4", "DP_RANK": "1"},
     ],
     ids=str,
