@@ -34,12 +34,36 @@ def test_nodes_that_fit_have_no_differences() -> None:
         ({"driver": "580.1"}, "driver", False),
         ({"gpus": ("NVIDIA H200",)}, "GPUs", False),
         ({"snapshot": 1500}, "newest snapshot", False),
+        ({"run_dir": "other"}, "--run-dir (a name)", True),
     ],
 )
 def test_each_difference_is_named_and_weighed(change: dict[str, Any], name: str, must: bool) -> None:
-    (difference,) = compare({}, change, {})
+    (difference,) = compare({"run_dir": "name"}, {"run_dir": "name"} | change, {"run_dir": "name"})
     assert (difference.name, difference.must) == (name, must)
     assert [ranks for _, ranks in difference.values] == [(0, 2), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("directories", "differs"),
+    [
+        (("/a/llm", "/b/llm"), ()),
+        (("/a/llm", "/a/vit"), (("--run-dir (a path)", False),)),
+        (("llm", "", "vit"), (("--run-dir (a name)", True),)),
+        (("/a/llm", "", "/a/vit"), (("--run-dir (a path)", False),)),
+        # Who has none takes what the others have; a name and a path cannot be compared.
+        (("llm", ""), ()),
+        (("/a/llm", ""), ()),
+        (("llm", "/a/vit"), ()),
+    ],
+)
+def test_run_directories_differ_by_name_and_by_the_last_part_of_a_path(
+    directories: tuple[str, ...], differs: tuple[tuple[str, bool], ...]
+) -> None:
+    found = compare(*({"run_dir": directory} for directory in directories))
+    assert tuple((difference.name, difference.must) for difference in found) == differs
+    cards = [make_card(rank, 2, run_dir=directory) for rank, directory in enumerate(directories)]
+    fit = all(fits(card, other, allow_uneven=False) for card in cards for other in cards)
+    assert fit is not any(must for _, must in differs)
 
 
 def test_uneven_process_counts_are_a_warning_where_they_are_allowed() -> None:
@@ -81,7 +105,7 @@ def test_a_thousand_ways_to_differ_stay_one_page() -> None:
     changes = [{"driver": str(number)} for number in range(1000)]
     table = draw_table(compare(*changes), dict.fromkeys(range(1000), "host"))
     assert len(table) == ROWS + 1
-    assert table[-1].endswith("lines more")
+    assert table[-1] == f"  … and {1001 - ROWS} lines more"
 
 
 @pytest.mark.parametrize(
@@ -123,8 +147,8 @@ def test_what_is_not_there_is_called_none() -> None:
 
 def test_the_snapshot_of_a_newcomer_may_differ_where_the_job_is_under_way() -> None:
     assert compare({"snapshot": 40, "tries": 1}, {"snapshot": None}) == ()
-    (difference,) = compare({"snapshot": 40, "tries": 1}, {"snapshot": None, "torch": "other"})
-    assert difference.name == "torch"
+    found = compare({"snapshot": 40, "tries": 1}, {"snapshot": None, "torch": "other", "driver": "580.1"})
+    assert [difference.name for difference in found] == ["torch", "driver"]
 
 
 @pytest.mark.parametrize(("offset", "astray"), [(0.0, False), (2.0, False), (-2.0, False), (2.1, True), (-2.1, True)])

@@ -51,6 +51,8 @@ def test_one_missing_node_is_a_rank_not_ranks() -> None:
     [
         ({"goes_on": True}, ({}, {"goes_on": True, "snapshot": 40}, {"goes_on": True, "snapshot": 20}), "linear-of-2"),
         ({"goes_on": True}, ({"goes_on": True, "snapshot": 40}, {"goes_on": True, "snapshot": 40}), "linear-of-1"),
+        ({"goes_on": True}, ({"goes_on": True, "snapshot": 20}, {"goes_on": True, "snapshot": 40}), "linear-of-2"),
+        ({"goes_on": True}, ({"goes_on": True, "snapshot": 0}, {"goes_on": True, "snapshot": 1}), "linear-of-2"),
         ({"goes_on": True}, ({"goes_on": True}, {"snapshot": 40}), "linear-of-0"),  # that one is to begin a new run
         ({"goes_on": True, "snapshot": 0}, ({"goes_on": True, "snapshot": 40},), "linear-of-0"),
         ({}, ({"goes_on": True, "snapshot": 40},), "linear-of-0"),
@@ -204,15 +206,17 @@ def test_strays_are_bounded() -> None:
     roster = make_roster(2)
     admit(roster, make_hello(0, 2), make_hello(1, 2), *(make_hello(rank, 1000) for rank in range(2, 65)))
     assert roster.objection(make_hello(65, 1000)) is None
-    admit(roster, make_hello(65, 1000))
+    for rank in (66, 67):  # also where two came at once
+        admit(roster, make_hello(rank - 1, 1000))
+        assert roster.objection(make_hello(rank, 1000)) is not None
     assert roster.objection(make_hello(66, 1000)) == "RANK=66, but WORLD_SIZE=2 allows 0 to 1. RANK counts nodes."
     assert roster.objection(make_hello(1, 2)) is None  # those that are expected are let in as before
 
 
 def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
-    roster = make_roster(3, least=2, processes=3)
+    roster = make_roster(3, least=2, processes=3, doubtful=True)
     admit(roster, make_hello(0, 3, tries=1))
-    assert roster.under_way.startswith("the job is under way")
+    assert roster.under_way.startswith("the job is under way: start its command on the missing nodes again")
     assert roster.question == ""
     admit(roster, make_hello(1, 3))
     assert roster.under_way == ""
@@ -220,6 +224,8 @@ def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
 
 def test_nobody_is_told_to_start_a_pod_again_that_a_controller_replaces() -> None:
     roster = make_roster(2, runtime="kubernetes")
+    admit(roster, make_hello(0, 2, runtime="kubernetes"))
+    assert roster.under_way == ""  # it has not begun
     admit(roster, make_hello(0, 2, tries=1, runtime="kubernetes"))
     assert "a Job does so 10 s after a pod's end, later each time" in roster.under_way
     assert "start its command" not in roster.under_way
@@ -232,6 +238,7 @@ QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
     (6, [{"processes": 4}, {"processes": 2}], "The nodes that are here have 4 + 2 = 6: then set WORLD_SIZE=2."),
     (4, [{"processes": 2}] * 3, ""),
     (4, [{"processes": 1}] * 2, ""),
+    (2, [{"processes": 1}] * 2, ""),  # nobody is missing
     (4, [{"processes": 4}], "Was it meant to count the 4 processes of this machine? Then unset WORLD_SIZE."),
     (4, [{"processes": 2, "gpus": ("H200",) * 4}], "Was it meant to count the 4 GPUs of this machine? Then unset WORLD_SIZE."),
     (4, [{"processes": 3, "gpus": ("H200",) * 5}], ""),

@@ -37,9 +37,7 @@ class Seat:
 class Roster:
     """The seats of one rendezvous, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
 
-    def __init__(
-        self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool = False
-    ) -> None:
+    def __init__(self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool) -> None:
         """A roster with `nodes` empty seats, of which at least so many must be taken; `doubtful` as in Terms."""
         self.own = own
         self.nodes = nodes
@@ -63,7 +61,7 @@ class Roster:
             return None
         # A node that counts the nodes differently is part of the job: the table will show it.
         strays = sum(rank >= self.nodes for rank in self.seats)
-        if card.nodes != own.nodes and 0 <= card.node_rank < RANKS and strays < STRAYS:
+        if card.nodes != own.nodes and self.nodes <= card.node_rank < RANKS and strays < STRAYS:
             return None
         return f"RANK={card.node_rank}, but WORLD_SIZE={self.nodes} allows 0 to {self.nodes - 1}. RANK counts nodes."
 
@@ -118,8 +116,12 @@ class Roster:
             return self.newest.card.run
         if not self.own.goes_on or self.own.snapshot is not None:
             return self.own.run
-        kept = [card for card in self.cards.values() if card.goes_on and card.snapshot is not None]
-        return max(kept, key=lambda card: (card.snapshot or 0, -card.node_rank), default=self.own).run
+        kept = [
+            (card.snapshot, -card.node_rank, card.run)
+            for card in self.cards.values()
+            if card.goes_on and card.snapshot is not None
+        ]
+        return max(kept)[-1] if kept else self.own.run
 
     @property
     def nonce(self) -> str:
