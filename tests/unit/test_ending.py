@@ -35,6 +35,7 @@ ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by pee
 BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
 BAD = ["Traceback (most recent call last):", '  File "model.py", line 2', "    if x", "SyntaxError: expected ':'"]
 DENIED = "PermissionError: [Errno 13] Permission denied: '{}'"
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
 
 
@@ -51,6 +52,7 @@ SHOT = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated.
         ({0: LOST, 1: CRASH}, [failure(0, 1)], True),
         ({0: LOST}, [failure(0, 1), failure(1, KILLED)], True),
         ({1: CRASH}, [], True),
+        ({1: CRASH}, [failure(1, 1)], True),
     ],
 )
 def test_the_first_cause_is_known_once_a_rank_failed_that_did_not_lose_another(
@@ -64,7 +66,7 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
     (folder / "outcome").mkdir()
     for rank, content in (files or {}).items():
         write_json(folder / "outcome" / f"rank-{rank}.json", content)
-    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "started": True, **facts}
+    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), **facts}
     return choose_outcome(Facts(**given), folder, NOW)
 
 
@@ -89,7 +91,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
             {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], **CANCEL},
             "cancelled", 0, "SIGINT",
         ),
-        ({}, {"status": 1, "started": False, **STOP}, "stopped", None, "before the workers had started"),
+        ({}, {"status": 1, **STOP}, "stopped", None, "before the workers had started"),
         # A worker failed.
         ({}, {"own": False, "status": 1, "failures": [failure(1, 3)]}, "failed", 1, "exit code 3"),
         ({}, {"own": False, "status": 1, "failures": [failure(1, 75)]}, "failed", 1, "exit code 75"),
@@ -105,6 +107,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("configuration", message="--data: no such file")}, {"status": 1}, "configuration", 0, "no such file"),
         ({0: file("unhealthy")}, {"status": 1}, "unhealthy", 0, ""),
         ({0: file("no-progress")}, {"status": 1}, "no-progress", 0, ""),
+        ({0: file("unhealthy", 1.0, exception=ECC), 1: CRASH}, {"status": 1}, "unhealthy", 0, "ECC"),
         # A file that a script imports is no Python: the same at every start.
         (
             {}, {"own": False, "status": 1, "failures": [failure(1, 1)], "last": {1: BAD}},
@@ -125,6 +128,12 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
             {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [SHOT]}},
             "failed", 0, "Connection closed by peer",
         ),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [ECC]}},
+            "unhealthy", 1, "ECC",
+        ),
+        # One of ours writes its reason down; what it only printed it may have handled.
+        ({0: LOST}, {"status": 1, "failures": [failure(0, 1)], "last": {1: BOOM}}, "peer", 0, "Connection closed by peer"),
         ({0: LOST, 1: LOST | {"time": 0.5}}, {"status": 1}, "peer", 1, "Connection closed by peer"),
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED, 9.0), failure(0, 1)]}, "failed", 1, "SIGKILL"),
         ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),
@@ -178,14 +187,15 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": -9, "lost": "node 1", "still": 20.0}, "lost", None, "was frozen for 20 s"),
         (DONE, {"lost": "node 1", "still": 20.0}, "lost", None, "the other nodes counted it as lost"),
         ({}, {"status": -9}, "failed", None, "torchrun was ended by SIGKILL"),
+        ({}, {"status": -1}, "failed", None, "torchrun was ended by SIGHUP"),
         ({}, {"status": -60}, "failed", None, "torchrun was ended by signal 60"),  # one that has no name
         ({}, {"status": 1, "agent_log": "x\nOSError: no space\n\n"}, "failed", None, "torchrun ended with 1: OSError: no space"),
         ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),
         (
-            {}, {"status": 1, "started": False, "agent_log": "x\nBlockingIOError: [Errno 11] Resource temporarily unavailable"},
+            {}, {"status": 1, "agent_log": "x\nBlockingIOError: [Errno 11] Resource temporarily unavailable"},
             "unhealthy", None, "torchrun: BlockingIOError",
         ),
-        ({}, {"status": 1, "started": False, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),
+        ({}, {"status": 1, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),
     ],
 )  # fmt: skip
 def test_each_ending_has_its_word_and_evidence(
@@ -235,8 +245,18 @@ def test_when_it_happened_is_told_by_the_worker_then_by_torchrun(
     assert end(tmp_path, files, status=1, failures=failures).time == time
 
 
-def test_a_launcher_that_was_frozen_was_lost_when_it_froze(tmp_path: Path) -> None:
-    assert end(tmp_path, status=-9, lost="node 1", still=20.0).time == NOW - 20
+@pytest.mark.parametrize(
+    ("facts", "time"),
+    [
+        ({"lost": "node 1", "still": 20.0}, NOW - 20),
+        ({"hang": "hang: x", "hung": NOW - 5}, NOW - 5),
+        ({"hang": "hang: x"}, NOW),
+    ],
+)
+def test_a_launcher_was_lost_when_it_froze_and_workers_hung_when_that_was_noticed(
+    tmp_path: Path, facts: dict[str, Any], time: float
+) -> None:
+    assert end(tmp_path, status=-9, **facts).time == time
 
 
 @pytest.mark.parametrize(("status", "word"), [(0, "finished"), (1, "peer"), (-9, "peer")])
@@ -336,8 +356,8 @@ def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, num
         ({"status": -9, "ooms": 1}, "failed", "out of memory"),
         ({"status": -15, "ooms": 1}, "failed", "torchrun was ended by SIGTERM"),
         ({"status": 1, "started": True, "agent_log": "Timeout"}, "failed", "torchrun ended with 1: Timeout"),
-        ({"status": 1, "started": False, "agent_log": "it timed out"}, "peer", "torchrun ended with 1: it timed out"),
-        ({"status": 2, "started": False, "agent_log": "no such option"}, "failed", "torchrun ended with 2"),
+        ({"status": 1, "agent_log": "it timed out"}, "peer", "torchrun ended with 1: it timed out"),
+        ({"status": 2, "agent_log": "no such option"}, "failed", "torchrun ended with 2"),
         ({"status": 1, "started": True, **STOP}, "failed", "torchrun ended with 1: no message"),
         ({"status": 1, "agent_log": " first \n last \n \n"}, "failed", "torchrun ended with 1: last"),
     ],
@@ -378,6 +398,8 @@ BUS = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. I
         (file("unhealthy", message="no CUDA-capable device"), "nvidia-smi"),
         (file("failed", exception="OutOfMemoryError: CUDA out of memory"), "--batch-size"),
         (file("configuration", message="--data: no such file"), ""),
+        (file("configuration", exception="SyntaxError: expected ':'"), "correct that line"),
+        (CRASH, "`slipway logs --rank 0`"),
         (file("no-progress", message="the loss is not finite"), ""),
     ],
 )
@@ -549,6 +571,7 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
         # What a rank got over that left with 0, or long before the end, is nobody's reason.
         ({"last": {0: ECHO, 1: BOOM}, "left": {1: 4.0}}, "rank 1 had left with 0, 1.0 s earlier"),
         ({"last": {0: ECHO, 1: [*BOOM, *["step"] * 200]}}, "rank 1 had not ended, its last line was: step"),
+        ({"last": {0: ECHO, 1: [*BOOM, *["step"] * 199]}}, ""),
         ({"last": {0: ECHO, 1: BOOM}}, ""),  # it has a reason of its own, and is the first cause
         ({"last": {0: ["ValueError: mine"]}}, ""),
         (STOP, ""),
@@ -610,7 +633,8 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
         ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}, "runtime": "docker"}, "--shm-size 1g"),
-        ({"failures": [failure(0, 3)], "run": Path("/a run")}, "`slipway logs '/a run' --rank 0`"),
+        ({"failures": [failure(0, 3)], "run": Path("/a run"), "store_port": 29501}, "`slipway logs '/a run' --rank 0`"),
+        ({"own": False, "failures": [failure(0, 1)], "last": {0: BAD}}, "correct that line"),
         ({"hang": "hang: x", "behind": 3, "run": Path("/r")}, "`slipway logs /r --rank 3`"),
         ({"hang": "hang: x"}, "`slipway logs --rank 0`"),
         (
@@ -689,15 +713,21 @@ def test_an_exception_that_was_handled_is_neither_the_reason_nor_the_place(
 NO_STORE = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (localhost, {})."
 
 
-@pytest.mark.parametrize(("port", "told"), [(12355, True), (29501, False)])
-def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(tmp_path: Path, port: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("port", "store_port", "told"), [(12355, 29501, True), (29501, 29501, False), (12355, 0, False)]
+)
+def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(
+    tmp_path: Path, port: int, store_port: int, told: bool
+) -> None:
     outcome = end(
         tmp_path,
         own=False,
         status=1,
         failures=[failure(1, 1)],
         last={1: stderr(NO_STORE.format(port))},
-        store_port=29501,
+        store_port=store_port,
     )
-    says = f"looks for torch's store at localhost, port {port}, and torchrun's is at port 29501: take the lines out"
+    says = (
+        f"looks for torch's store at localhost, port {port}, and torchrun's is at port {store_port}: take the lines out"
+    )
     assert (says in outcome.advice) is told

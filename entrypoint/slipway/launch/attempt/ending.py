@@ -174,9 +174,9 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcom
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
     if facts.moved is False:
         return outcome(facts.stop, f"{facts.signal} came before the first step: there was nothing to save")
-    ranks = f"{'rank' if len(late) == 1 else 'ranks'} {', '.join(map(str, late))}"
-    killed = "was killed" if len(late) == 1 else "were killed"
-    evidence = f"{facts.signal}: {ranks} had not ended when the grace period was over, and {killed}"
+    noun, verb = ("rank", "was") if len(late) == 1 else ("ranks", "were")
+    ranks = f"{noun} {', '.join(map(str, late))}"
+    evidence = f"{facts.signal}: {ranks} had not ended when the grace period was over, and {verb} killed"
     word: str = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
     advice = "the newest snapshot is intact; more time: --grace-seconds S"
     return outcome(word, evidence, rank=late[0], advice=advice)
