@@ -99,6 +99,7 @@ LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "
         ([*OWN, *OURS[1:], *LIBRARY, "Boom: x"], Raised("Boom: x", "own.py:9 in main; raised in <frozen os>:7 in fork")),
         ([*OURS, *LIBRARY, "Boom: x"], Raised("Boom: x", "fit.py:3 in fit; raised in <frozen os>:7 in fork")),
         ([*LIBRARY[:1], "Boom: x"], Raised("Boom: x", "queue.py:2 in get")),
+        ([*LIBRARY, "Boom: x"], Raised("Boom: x", "<frozen os>:7 in fork")),
         # Where a message ends.
         ([*OWN, "Boom: x", "y", "[W1123 10:00:00.1 socket.cpp:7] late"], Raised("Boom: x\ny", "own.py:9 in main")),
         ([*OWN, "[rank1]: Boom: x", "[rank1]: y", "[rank1]:[W1123 10:00:00.1 a.cpp:7] z"], Raised("Boom: x\ny", "own.py:9 in main")),
@@ -111,10 +112,41 @@ LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "
         ([*OWN, "Boom: x", "terminate called after y", "  what():  z"], Raised("z")),
         ([*OWN, "Boom: x", "Exception ignored in: f", *OWN, "Bang: y"], Raised("Boom: x", "own.py:9 in main")),
         (["Process SpawnProcess-1:", *OWN, "Bang: y"], Raised("Bang: y", "own.py:9 in main")),
+        (["Process SpawnProcess-1:", *OWN, "Boom: x", "Process SpawnProcess-2:", *OWN, "Bang: y"], Raised("Bang: y", "own.py:9 in main")),
     ],
 )  # fmt: skip
 def test_what_is_made_of_lines(lines: list[str], raised: Raised | None) -> None:
     assert read_traceback(lines) == raised
+
+
+DURING = ["", "During handling of the above exception, another exception occurred:", "", *OWN]
+BUSY = "RuntimeError: the file server is busy"
+PLACE = "own.py:9 in main"
+
+
+@pytest.mark.parametrize(
+    ("lines", "exitcode", "raised"),
+    [
+        # Nothing follows it, so it ended the program.
+        ([*OWN, "Boom: x"], 3, Raised("Boom: x", PLACE)),
+        # torch's hook prints only what nobody caught.
+        ([*OWN, "[rank1]: KeyError: 'lr'", "bye"], -6, Raised("KeyError: 'lr'", PLACE)),
+        # A log printed it, and the program ended by something else.
+        (["loss 1", "ERROR:root:no snapshot yet", *OWN, "KeyError: 'lr'", *DURING, BUSY, "bye"], 1, None),
+        ([*OWN, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE)),
+        ([*OWN, "KeyError: 'lr'", *DURING, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE, first="KeyError: 'lr'")),
+        # Ten lines may be the message's, eleven are a program's that went on.
+        ([*OWN, BUSY, *["more"] * 10], 1, Raised("\n".join([BUSY, *["more"] * 10]), PLACE)),
+        ([*OWN, BUSY, *["more"] * 11], 1, None),
+        # A message of one line, and what somebody said behind it.
+        ([*OWN, "KeyError: 'lr'", "upload done", "bye"], 1, Raised("bye", first="KeyError: 'lr'")),
+        ([*OWN, "KeyError: 'lr'", *DURING, "TypeError: None", "bye"], 1, Raised("bye", first="TypeError: None")),
+    ],
+)  # fmt: skip
+def test_what_follows_an_exception_says_whether_it_ended_the_program(
+    lines: list[str], exitcode: int, raised: Raised | None
+) -> None:
+    assert read_final_traceback(lines, exitcode) == raised
 
 
 def of(program: str, folder: Path) -> tuple[int, list[str]]:
@@ -225,6 +257,9 @@ def test_what_a_child_said_is_the_cause_of_a_closed_connection(echo: str) -> Non
     assert raised
     assert raised.evidence == "OSError: AF_UNIX path too long"
     assert (raised.where or "").startswith("own.py:9 in main")
+    chained = read_traceback([*MANAGER[:5], *OWN, "KeyError: 1", *DURING, echo])
+    assert chained
+    assert chained.evidence == "OSError: AF_UNIX path too long"
     mine = read_traceback([*MANAGER, "ValueError: mine"])
     assert mine
     assert mine.evidence == "ValueError: mine"

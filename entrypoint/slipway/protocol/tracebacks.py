@@ -54,9 +54,12 @@ _ONE_LINE = frozenset(
         "KeyError",
         "ModuleNotFoundError",
         "NameError",
+        "StopIteration",
         "TypeError",
+        "UnicodeDecodeError",
+        "UnicodeEncodeError",
+        "ZeroDivisionError",
     }
-    | {"StopIteration", "UnicodeDecodeError", "UnicodeEncodeError", "ZeroDivisionError"}
 )
 _ECHO = re.compile(r"EOFError|BrokenPipeError|Connection(Reset|Refused)Error")
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
