@@ -9,7 +9,7 @@ from participants import make_outcome
 
 from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
 from slipway.launch.verdict.restarts import FUTILE, Course
-from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, judge
+from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart, judge
 from slipway.protocol.outcomes import Word
 
 
@@ -21,6 +21,8 @@ def ended(*words: str | tuple[str, dict[str, Any]]) -> list[Outcome]:
 
 GLOO = {"evidence": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"}
 TIMEOUT = {"evidence": "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"}
+
+NO_DRIVER = {"evidence": "RuntimeError: Found no NVIDIA driver on your system"}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,8 @@ TIMEOUT = {"evidence": "RuntimeError: Timed out waiting 1800000ms for recv opera
         (ended(("failed", GLOO), "lost"), 1, (76, 76)),
         (ended(("failed", TIMEOUT), ("failed", {"evidence": "ValueError: mine"})), 1, (1, 1)),
         (ended(("failed", GLOO), ("failed", GLOO)), 0, (1, 1)),
+        (ended(("failed", GLOO), ("peer", TIMEOUT)), 1, (76, 76)),  # another attempt may help
+        (ended("peer", ("failed", NO_DRIVER)), 1, (1, 1)),  # of a script that wants a GPU where there is none
         (ended("peer", "unhealthy", "peer"), 1, (76, 77, 76)),
         (ended("unhealthy", "unhealthy", "peer"), 0, (77, 77, 76)),
         (ended("unhealthy", "failed", "lost"), 0, (77, 76, 76)),
@@ -106,12 +110,12 @@ def test_the_block_shows_the_stacks_and_the_commands_as_they_are_typed() -> None
 def test_where_all_lost_somebody_it_is_told_who_did_not_fail() -> None:
     stood = {"rank": None, "evidence": "ended because of node 0", "meanwhile": "rank 2 had not ended"}
     outcomes = ended(("failed", GLOO | {"rank": 0, "meanwhile": "rank 1 had not ended"}), ("peer", stood), "finished",
-                     ("peer", {"rank": 4}))  # fmt: skip
-    verdict = judge([*outcomes, make_outcome(4, "finished", time=999.5)])
-    assert [outcome.node_rank for outcome in verdict.others] == [4, 1, 2]
+                     ("peer", {"rank": 4}), ("failed", GLOO | {"rank": 5}))  # fmt: skip
+    verdict = judge([*outcomes, make_outcome(5, "finished", time=999.5)])
+    assert [outcome.node_rank for outcome in verdict.others] == [5, 1, 2]
     assert [line for line in block(verdict) if line.startswith("  meanwhile")] == [
         "  meanwhile   rank 1 had not ended",
-        "  meanwhile   node 4 (host4): finished 0.5 s earlier",
+        "  meanwhile   node 5 (host5): finished 0.5 s earlier",
         "  meanwhile   node 1 (host1): rank 2 had not ended",
         "  meanwhile   node 2 (host2): finished 2.0 s later",
     ]
@@ -180,6 +184,15 @@ def test_what_travels_is_bounded(field: str, length: int) -> None:
     kept = getattr(make_outcome(0, "failed", **{field: "x" * length + "…"}), field)
     assert kept == "x" * length
     assert getattr(make_outcome(0, "failed", **{field: "short"}), field) == "short"
+
+
+def test_sixty_lines_of_stacks_travel() -> None:
+    assert make_outcome(0, "peer", stacks=("x" * 121,) * 61).stacks == ("x" * 120,) * 60
+
+
+@pytest.mark.parametrize(("time", "text"), [(8.0, "2.0 s earlier"), (10.0, "0.0 s earlier"), (12.0, "2.0 s later")])
+def test_how_far_two_times_are_apart_is_told_with_which_came_first(time: float, text: str) -> None:
+    assert apart(time, 10.0) == text
 
 
 @pytest.mark.parametrize(("word", "said"), [("gone", "'gone'"), ("g" * 99, f"'{'g' * 20}'")])
