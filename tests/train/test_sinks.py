@@ -147,3 +147,13 @@ def test_what_is_not_installed_or_not_known_is_an_error_before_the_start(
     with pytest.raises(Exception, match=why) as raised:
         parse(LinearOptions, ["--log-to", typed])
     assert isinstance(raised.value, ConfigurationError) or "is none of" in str(raised.value)
+
+
+def test_in_the_image_a_layer_is_built_for_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("SLIPWAY_IMAGE", "0.1.0")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"printf 'FROM slipway:dev\\nUSER root\\nRUN .* \| docker build --tag slipway:with-wandb -$",
+    ):
+        parse(LinearOptions, ["--log-to", "wandb"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -177,9 +178,12 @@ class Common(Options):
         for service in filter(None, self.log_to.split(",")):
             found = importlib.util.find_spec(service)
             if found is None or found.origin is None:  # a folder of this name is no package
+                install = f"{sys.executable} -m pip install {service}"
+                if os.environ.get("SLIPWAY_IMAGE"):  # what is installed in a container is gone with it
+                    lines = f"FROM slipway:dev\\nUSER root\\nRUN {install}\\nUSER 1000:0\\n"
+                    install = f"printf '{lines}' | docker build --tag slipway:with-{service} -"
                 raise ConfigurationError(
-                    f"--log-to {service} needs the Python package {service}, which is not installed here. Type: "
-                    f"{sys.executable} -m pip install {service}"
+                    f"--log-to {service} needs the Python package {service}, which is not installed here. Type: {install}"
                 )
 
     def require_device(self, device: str) -> None:
