@@ -252,16 +252,20 @@ def test_stillness_counts_only_what_was_looked_at() -> None:
 
 
 CLOSES = """
-import os, time
+import os, sys, time
 os.closerange(3, 256)
-files = [open(f"log-{number}.txt", "w+") for number in range(8)]
-for file in files:
+opened = [open(f"log-{number}.txt", "w+") for number in range(8)]
+"""
+ONE_THREAD = """
+while len(os.listdir("/proc/self/task")) > 1:
+    time.sleep(0.01)
+"""
+READS = """
+for file in opened:
     file.write("line")
     file.flush()
     file.seek(0)
-while len(os.listdir("/proc/self/task")) > 1:
-    time.sleep(0.01)
-print([file.read() for file in files], flush=True)
+print([file.read() for file in opened], flush=True)
 """
 
 
@@ -270,7 +274,32 @@ def test_a_program_that_closes_what_it_did_not_open_has_its_files_for_itself(
 ) -> None:
     """Its files get the watcher's numbers: whoever polls these is always told that there is something to read, and spins."""
     monkeypatch.chdir(tmp_path)
-    with watched(CLOSES) as (_, process):
+    waits = 'import os, time\nwhile not os.path.exists("go"):\n    time.sleep(0.01)\n'
+    with watched(waits + CLOSES + ONE_THREAD + READS) as (link, process):
+        assert read(link)["rank"] == 3
+        (tmp_path / "go").touch()
         out, error = process.communicate(timeout=60)
         assert (out, error) == (f"{['line'] * 8}\n", "")
     assert [file.read_text() for file in sorted(tmp_path.glob("log-*.txt"))] == ["line"] * 8
+
+
+@pytest.mark.parametrize("before", range(8), ids="after file {}".format)
+def test_a_program_closes_what_it_did_not_open_before_the_watcher_listens(before: int, tmp_path: Path) -> None:
+    """What the thread opened itself could get the number of one of the watcher's other files: it waited for ever."""
+    name = f"slipway-test-{secrets.token_hex(8)}"
+    program = (
+        f"from slipway.process.watcher import Watcher\nlate = Watcher({name!r})\n{CLOSES}"
+        f"opened = opened[:{before}]\nlate.start()\nlate._ended.acquire()\n{READS}"
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": "3"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (ran.stdout, ran.stderr) == (f"{['line'] * before}\n", "")

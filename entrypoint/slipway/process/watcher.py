@@ -53,10 +53,12 @@ class Watcher:
         self._address, self._owner, self._main = address, os.getpid(), _thread.get_ident()
         self._rank = int(os.environ["RANK"])
         self._store = torchrun_store(os.environ)  # now: the program may set these variables itself
-        self._link: Any = None  # the raw socket
         self._ended, self._thread, self._stopping, self._allowed = _thread.allocate_lock(), 0, False, False
+        self._link: Any = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._connected = False
         self._woken, self._wake = os.pipe()
-        self._files = {number: identity(number) for number in (self._woken, self._wake)}
+        # All are opened here, before the program can close one: what the thread opens could have the number of another.
+        self._files = {number: identity(number) for number in (self._link.fileno(), self._woken, self._wake)}
 
     def start(self) -> None:
         """Begin to listen."""
@@ -90,8 +92,7 @@ class Watcher:
         if self._owner < 0:
             return
         self._owner = -1
-        if self._link:
-            self._link.detach()
+        self._link.detach()
         for number in self._files:
             if self._is_ours(number):
                 os.close(number)
@@ -100,6 +101,9 @@ class Watcher:
         """Whether a file is still what we opened: programs close what they did not open, and get its number for their own."""
         return identity(number) == self._files[number] is not None
 
+    def _are_ours(self) -> bool:
+        return all(map(self._is_ours, self._files))
+
     def _run(self) -> None:
         self._thread = _thread.get_native_id()
         try:
@@ -107,12 +111,15 @@ class Watcher:
         except Exception:  # the launcher is gone, or the program closed what it did not open
             pass
         finally:
+            if self._link.fileno() >= 0 and not self._is_ours(self._link.fileno()):
+                self._link.detach()  # to close it would close what has its number now
             self._ended.release()
 
     def _listen(self) -> None:
-        if self._link is None:
-            self._link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-            self._files[self._link.fileno()] = identity(self._link.fileno())
+        if not self._are_ours():
+            return
+        if not self._connected:
+            self._connected = True
             self._link.connect(f"\0{self._address}")
             self._link.sendall(f'{{"pid":{os.getpid()},"rank":{self._rank}}}\n'.encode())
         listening = _select.poll()
@@ -120,10 +127,7 @@ class Watcher:
             listening.register(number, _select.POLLIN)
         while True:
             ready = {number for number, _ in listening.poll()}
-            if not all(map(self._is_ours, self._files)):
-                if not self._is_ours(self._link.fileno()):
-                    self._link.detach()  # to close it would close what has its number now
-                self._link.close()
+            if not self._are_ours():
                 return
             if self._woken in ready:
                 os.read(self._woken, 1)
