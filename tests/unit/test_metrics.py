@@ -16,6 +16,7 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from slipway import __version__
 from slipway.launch.monitoring import Metrics, open_metrics
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.heartbeats import newest_numbers
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json
 
@@ -113,6 +114,12 @@ def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Me
 def test_a_run_that_has_written_nothing_yet_is_no_mistake(metrics: tuple[Metrics, int], tmp_path: Path) -> None:
     metrics[0].attempt(Run(tmp_path / "absent", "none", 1))
     assert asked(metrics[1])["slipway_attempt", ()] == 1
+
+
+def test_the_loss_is_the_newest_that_makes_sense(tmp_path: Path) -> None:
+    assert newest_numbers(tmp_path) == {}
+    (tmp_path / METRICS_FILE).write_text('{"loss": 1.5}\n{"loss": NaN}\n{"val_loss": 2}\n[1]\n{"lo')
+    assert newest_numbers(tmp_path)["loss"] == 1.5
 
 
 def test_a_port_that_is_taken_is_a_warning() -> None:

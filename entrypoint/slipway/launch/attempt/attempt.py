@@ -4,8 +4,7 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import suppress
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
@@ -70,9 +69,8 @@ def attempt(
         lasting=lasting,
         start=job.start_patience,
     )
-    with progress_elsewhere(job, run, under_way.node_dir):
-        kept = lasting.memory.variables if lasting.memory else {}
-        facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
+    kept = lasting.memory.variables if lasting.memory else {}
+    facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
     try:
         after = newest_step(run.path)
     except OSError:  # a disk that is away now changes nothing of how the workers ended
@@ -92,19 +90,6 @@ def tell(previous: Outcome | None) -> dict[str, str]:
         return {}
     text = f"{previous.word}: {locate(previous)}: {previous.evidence}".removesuffix(": ")
     return {"SLIPWAY_PREVIOUS_OUTCOME": printable(text).encode(errors="replace").decode()}
-
-
-def progress_elsewhere(job: Job, run: Run, node_dir: Path) -> AbstractContextManager[object]:
-    """Tells Kubeflow Trainer how far the training is, where it asks for that.
-
-    From the launcher of rank 0 alone, and of our own workloads: a script may tell it something itself.
-    """
-    asked = job.environ.get("KUBEFLOW_TRAINER_SERVER_URL")
-    if not asked or not job.plan.workload.own or 0 not in job.plan.topology.ranks:
-        return nullcontext()
-    from slipway.launch.attempt.train_job_status import TrainJobStatus  # with http and ssl, which others do without
-
-    return TrainJobStatus(job.environ, run.path, node_dir, say)
 
 
 def snapshots_gone(outcome: Outcome, run: Run, now: float) -> Outcome:
