@@ -279,7 +279,6 @@ def test_only_what_is_adapted_is_said_to_be() -> None:
         (200, ("--lr", 0.3, "--warmup", 5, "--epochs", 4), (8, 4, None, 5, 0.3)),
         (200, ("--batch-size", 8, "--steps", 20, "--warmup", 0, "--lr", 0.05), (8, None, 20, 0, 0.05)),
         (300, ("--epochs", 1000), (16, 1000, None, 300, 0.05)),  # as in a run that resumes for more epochs
-        (200, ("--split", "name"), (128, 4, None, 300, 0.4)),
     ],
 )
 def test_a_small_folder_gets_batches_and_a_warm_up_that_suit_it(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -15,15 +13,9 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from slipway.options import VisionOptions, parse
-from slipway.options.vision import BY_CLASS, BY_NAME
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.pictures.arrays import Variation
-from slipway.train.pictures.folder import centred, open_folder, read_picture, without_ends
+from slipway.train.pictures.folder import centred, read_picture, without_ends
 from slipway.train.pictures.listing import choose_held_out, described, list_files, look_at
-from slipway.train.snapshots.resume import recorded_data
-from slipway.train.worker.context import Context, outside_job
-from slipway.train.workloads.vision import choose_split
 
 pytestmark = pytest.mark.pull
 
@@ -52,9 +44,9 @@ def some(folder: str, count: int, suffix: str = "png") -> list[str]:
     return [f"{folder}/{number:03d}.{suffix}" for number in range(count)]
 
 
-def found(root: Path, split: str = BY_CLASS) -> tuple[dict[str, int], str]:
+def found(root: Path) -> tuple[dict[str, int], str]:
     """How many pictures of each class there are, and the line about them."""
-    files, left = list_files(root, split)
+    files, left = list_files(root)
     labels = [label for _, label in (*files.train, *files.evaluation)]
     line = described(files, left)
     line.encode()  # it can be printed
@@ -122,7 +114,7 @@ def test_what_cannot_be_read_is_named_before_training(
 ) -> None:
     put(data, *names, content=content)
     with pytest.raises(ConfigurationError, match=told) as error:
-        list_files(data, BY_CLASS)
+        list_files(data)
     str(error.value).encode()
 
 
@@ -170,7 +162,7 @@ def test_what_lies_beside_the_classes_of_a_part_is_said_and_makes_no_class_of_th
 def test_pictures_in_train_and_val_without_classes_are_no_two_classes(tmp_path: Path, judge: str) -> None:
     put(tmp_path, *some("train", 3), *some(judge, 3))
     with pytest.raises(ConfigurationError, match=r"holds no folders of classes: pictures lie in \w+, \w+ directly"):
-        list_files(tmp_path, BY_CLASS)
+        list_files(tmp_path)
 
 
 def test_a_link_in_a_circle_beside_the_classes_is_passed_over(data: Path) -> None:
@@ -187,14 +179,14 @@ def test_what_is_there_and_cannot_be_looked_at_is_not_taken_for_a_dangling_link(
 def test_a_class_of_many_pictures_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.train.pictures.listing.BEATEN", 3)
     beats: list[None] = []
-    list_files(put(tmp_path, *some("red", 9)), BY_CLASS, lambda: beats.append(None))
+    list_files(put(tmp_path, *some("red", 9)), lambda: beats.append(None))
     assert len(beats) == 3
 
 
 def test_a_folder_around_the_folder_is_recognised(tmp_path: Path) -> None:
     put(tmp_path, *some("data/red", 3), *some("data/blue", 3))
     with pytest.raises(ConfigurationError, match=rf"Did you mean folder:{re.escape(str(tmp_path))}/data\?"):
-        list_files(tmp_path, BY_CLASS)
+        list_files(tmp_path)
 
 
 # The split
@@ -216,74 +208,9 @@ def test_a_new_picture_moves_at_most_one_other() -> None:
 
 def test_every_class_of_few_pictures_is_trained_on_and_judged(tmp_path: Path) -> None:
     put(tmp_path, *(name for number in range(12) for name in some(f"species{number:02d}", 4)))
-    files, _ = list_files(tmp_path, BY_CLASS)
+    files, _ = list_files(tmp_path)
     for part, count in ((files.train, 3), (files.evaluation, 1)):
         assert [label for _, label in part] == [label for label in range(12) for _ in range(count)]
-
-
-def test_earlier_runs_find_their_pictures_bit_for_bit(data: Path, tmp_path: Path) -> None:
-    """The rule of earlier versions, written down here once more."""
-    put(data, *some("red/session2", 60), "blue/a.jfif")
-    aside = [
-        f"{kind}/{number:03d}.png"
-        for kind in ("blue", "red")
-        for number in range(10)
-        if int.from_bytes(hashlib.sha256(f"{kind}/{number:03d}.png".encode()).digest()[:4]) < 0.1 * 2**32
-    ]
-    if not aside:
-        pytest.fail("choose names of which some are held out")
-    files, _ = list_files(data, BY_NAME)
-    assert [str(path.relative_to(data)) for path, _ in files.evaluation] == aside
-    assert len(files.train) == 20 - len(aside)
-    with outside_job() as context:
-        pictures = open_folder(data, 16, Variation(0, True, 0), (None, None), 0, context, BY_NAME)
-    names = [str(path.relative_to(data)) for path, _ in (*files.train, *files.evaluation)]
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
-    assert pictures.identity == f"folder of {20 - len(aside)} + {len(aside)} pictures, names {digest}, 16 pixels"
-
-
-def record(context: Context, folder: Path, data: str) -> None:
-    """A run with a snapshot that says what it was trained on."""
-    snapshot = folder / "snapshots" / "step-00000004"
-    snapshot.mkdir(parents=True)
-    (snapshot / "state.json").write_text(json.dumps({"data": data}))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "typed", "split"),
-    [
-        ("folder of 36 + 4 pictures, names 0123, 32 pixels", [], BY_NAME),
-        ("folder of 36 + 4 pictures, split class, names 0123, 32 pixels", [], BY_CLASS),
-        ("folder of 36 + 4 pictures, names 0123, 32 pixels", ["--split", "class"], BY_CLASS),
-        (None, [], BY_CLASS),
-        ("glyphs 0123", [], BY_CLASS),
-    ],
-)
-@pytest.mark.parametrize("how", ["auto", "run", "snapshot"])
-def test_a_run_resumes_on_the_split_that_it_began_with(
-    data: Path, recorded: str | None, typed: list[str], split: str, how: str
-) -> None:
-    with outside_job() as context:
-        run = context.place.run_dir
-        if recorded:
-            record(context, run, recorded)
-        resume = {"auto": "auto", "run": str(run), "snapshot": str(run / "snapshots" / "step-00000004")}[how]
-        object.__setattr__(context.place, "resume", resume)
-        options = parse(VisionOptions, ["--dataset", f"folder:{data}", *typed])
-        assert choose_split(options, context).split == split
-        object.__setattr__(context.place, "resume", "none")
-        assert recorded_data(context.place) == ""
-
-
-def test_what_a_run_records_is_how_it_was_divided(data: Path) -> None:
-    with outside_job() as context:
-        pictures = open_folder(data, 16, Variation(0, True, 0), (None, None), 0, context, BY_CLASS)
-    assert pictures.identity.startswith("folder of 18 + 2 pictures, split class, names ")
-
-
-def test_options_that_do_not_say_how_pictures_are_divided_are_of_an_earlier_version() -> None:
-    assert VisionOptions().split == BY_NAME
-    assert parse(VisionOptions, []).split == BY_CLASS
 
 
 # What is in the files

@@ -22,7 +22,6 @@ from PIL import Image
 from pyarrow import parquet
 from training_jobs import Run, worker_environment
 
-from slipway.options.vision import BY_CLASS
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.models.cnn import build
@@ -40,10 +39,9 @@ from slipway.train.pictures.arrays import (
     vary,
     write_arrays,
 )
-from slipway.train.pictures.earlier import Files
 from slipway.train.pictures.folder import open_folder, read_picture
 from slipway.train.pictures.glyphs import Recipe, distort, draw_glyphs
-from slipway.train.pictures.listing import list_files
+from slipway.train.pictures.listing import Files, list_files
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
@@ -371,7 +369,7 @@ def test_a_folder_of_pictures_is_learnt(train: Start, tmp_path: Path, capsys: py
 
 
 def test_without_a_split_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
-    files, _ = list_files(picture_folder(tmp_path, parts=("",), count=20), BY_CLASS)
+    files, _ = list_files(picture_folder(tmp_path, parts=("",), count=20))
     assert len(files.train) == 36
     assert [label for _, label in files.evaluation] == [0, 0, 1, 1]
     assert labelled(files) == {("blue", 0), ("red", 1)}
@@ -386,7 +384,7 @@ def test_a_folder_without_some_part_says_what_it_has_to_hold(tmp_path: Path, rem
     for path in sorted(data.glob(f"{remove}/**/*"), reverse=True) + sorted(data.glob(remove)):
         path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     with pytest.raises(ConfigurationError, match=answer):
-        list_files(data, BY_CLASS)
+        list_files(data)
 
 
 def test_some_of_the_pictures_are_from_all_classes(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from slipway.options.numbers import Whole
 from slipway.protocol.mistake import ConfigurationError, nearest
 
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
-BY_CLASS, BY_NAME = "class", "name"
 
 
 class PictureData(click.ParamType[str]):
@@ -51,18 +50,17 @@ class VisionOptions(Exportable):
     # He et al. (2016) with the warm-up of Goyal et al., "Accurate, Large Minibatch SGD" (2017).
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "glyphs": {
-            "model": "small", "dataset": GLYPHS, "split": BY_CLASS, "epochs": 4, "batch_size": 128, "lr": 0.4, "warmup": 300,
+            "model": "small", "dataset": GLYPHS, "epochs": 4, "batch_size": 128, "lr": 0.4, "warmup": 300,
             "schedule": "linear", "weight_decay": 5e-4, "shift": 2, "cutout": 0, "image_size": 64, "workers": 0,
             "save_every": 500, "eval_every": 0,
         },
         "cifar10": {
-            "model": "resnet9", "dataset": CIFAR10, "split": BY_CLASS, "epochs": 24, "batch_size": 512, "lr": 0.4, "warmup": 490,
+            "model": "resnet9", "dataset": CIFAR10, "epochs": 24, "batch_size": 512, "lr": 0.4, "warmup": 490,
             "schedule": "linear", "weight_decay": 5e-4, "shift": 4, "cutout": 8, "image_size": 64, "workers": 0,
             "save_every": 500, "eval_every": 0,
         },
         "imagenet": {
-            "model": "resnet50", "dataset": GLYPHS, "split": BY_CLASS,
-            "epochs": 90, "batch_size": 256, "lr": 0.1, "warmup": 25_000,
+            "model": "resnet50", "dataset": GLYPHS, "epochs": 90, "batch_size": 256, "lr": 0.1, "warmup": 25_000,
             "schedule": "cosine", "weight_decay": 1e-4, "shift": 0, "cutout": 0, "image_size": 224, "workers": 8,
             "save_every": 5000, "eval_every": 5000,
         },
@@ -84,13 +82,6 @@ class VisionOptions(Exportable):
         PictureData(),
         "Pictures: glyphs are drawn here, cifar10 is downloaded, a folder has PATH/train/CLASS/FILE and PATH/val/CLASS/FILE, "
         "or PATH/CLASS/FILE, of which a tenth is then held out.",
-    )
-    # The presets take another: a run whose options do not say, of an earlier version, was divided by name.
-    split: str = option(
-        BY_NAME,
-        click.Choice([BY_CLASS, BY_NAME]),
-        "What of PATH/CLASS/FILE is held out: class takes a tenth of each class; name those that a hash of their names "
-        "chooses, as earlier versions did. A run resumes on the split that it began with.",
     )
     image_size: int = option(64, Whole(min=8), "Pixels to which pictures in folders are scaled.")
     train_pictures: int | None = option(None, COUNT, "Train on so many of the pictures only.")

@@ -20,7 +20,6 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from slipway.options.vision import BY_CLASS, BY_NAME
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.train.pictures.arrays import Pictures, Variation, cut_out
@@ -44,20 +43,18 @@ def open_folder(
     limits: tuple[int | None, int | None],
     threads: int,
     context: Context,
-    split: str = BY_CLASS,
 ) -> Pictures:
     """Return the pictures under `root`, scaled to `size`; at most `limits` (None: all) of them, evenly spread.
 
     Evaluation decodes with `threads` threads. Says what was found. Raises ConfigurationError.
     """
-    files, left = list_files(root, split, lambda: context.beat(Phase.PREPARE))
+    files, left = list_files(root, lambda: context.beat(Phase.PREPARE))
     context.say(described(files, left))
     train, evaluation = (
         spread_evenly(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
     )
     reader = Reader(train, evaluation, size, variation, threads, context.device)
     names = hashlib.sha256(b"\0".join(os.fsencode(path.relative_to(root)) for path, _ in (*train, *evaluation)))
-    rule = "" if split == BY_NAME else f"split {split}, "  # earlier versions had no rule in the identity
     return Pictures(
         classes=files.classes,
         size=size,
@@ -67,7 +64,7 @@ def open_folder(
         train=reader.take,
         judged=len(evaluation),
         evaluation=reader.judge,
-        identity=f"folder of {len(train)} + {len(evaluation)} pictures, {rule}names {names.hexdigest()[:16]}, {size} pixels",
+        identity=f"folder of {len(train)} + {len(evaluation)} pictures, names {names.hexdigest()[:16]}, {size} pixels",
         on_host=True,
     )
 

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from slipway.options.vision import BY_NAME
 from slipway.protocol.mistake import ConfigurationError, listed, printable
-from slipway.train.pictures.earlier import Files, list_by_name
 from slipway.train.placeholders import LARGEST, is_companion, require_content
 from slipway.train.text.files import VALIDATION_SHARE
 
@@ -46,6 +44,15 @@ SHOWN = 8  # classes, and names of files, in a line
 LAYOUT = "It has to hold train/CLASS/FILE and val/CLASS/FILE, or CLASS/FILE"
 
 
+@dataclass(frozen=True)
+class Files:
+    """Files for training and for evaluation by class and name: (path, label)."""
+
+    classes: tuple[str, ...]
+    train: tuple[tuple[Path, int], ...]
+    evaluation: tuple[tuple[Path, int], ...]
+
+
 @dataclass
 class LeftOut:
     """What of a folder is not read, by the reason."""
@@ -68,13 +75,11 @@ class LeftOut:
         return [f"{len(names):,} {reason} ({listed(names, SHOWN)})" for names, reason in reasons if names]
 
 
-def list_files(root: Path, split: str, beat: Callable[[], None] = lambda: None) -> tuple[Files, LeftOut]:
-    """The pictures under `root`. `split` is one of slipway.options.vision's. `beat` is called now and then.
+def list_files(root: Path, beat: Callable[[], None] = lambda: None) -> tuple[Files, LeftOut]:
+    """Return the pictures under `root`, and what else is there. `beat` is called now and then.
 
     Raises ConfigurationError where there are none of some class or kind, and for empty files and pointers to content.
     """
-    if split == BY_NAME:
-        return list_by_name(root, beat), LeftOut()
     left, folders = LeftOut(), subfolders(root)
     train, judge = find_parts(root, folders)
     note_others(root, "", left)

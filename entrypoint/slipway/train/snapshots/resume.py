@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -30,16 +29,13 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.snapshot import (
-    STATE,
     Snapshot,
     SnapshotError,
     load_newest,
     load_snapshot,
     newest_first,
-    parse_state,
 )
 from slipway.train.worker.context import Context
-from slipway.train.worker.place import Place
 
 POLL = 0.05  # seconds between two checks of the disks
 
@@ -86,20 +82,6 @@ class SharedSnapshot:
     snapshot: Snapshot
     held: bool
     in_memory: bool = False
-
-
-def recorded_data(place: Place) -> str:
-    """Return what the snapshot to resume from records about its data, if this rank's disk has it; else an empty string.
-
-    Nothing is verified: this is called before the data are opened.
-    """
-    if place.resume == "none":
-        return ""
-    run = place.run_dir if place.resume == "auto" else Path(place.resume)  # or a snapshot itself
-    for path in [*list_snapshots(run / SNAPSHOTS), run]:
-        with suppress(OSError, SnapshotError):
-            return str(parse_state(path, (path / STATE).read_bytes()).get("data", ""))
-    return ""
 
 
 def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> Search:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.options import VisionOptions, parse
-from slipway.options.vision import BY_CLASS, BY_NAME, CIFAR10
+from slipway.options.vision import CIFAR10
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
 from slipway.train.export import export_result
@@ -31,7 +31,6 @@ from slipway.train.measure.plots import aligned
 from slipway.train.models.cnn import build, flops_per_picture, sgd
 from slipway.train.pictures import cifar10, glyphs
 from slipway.train.pictures.arrays import Normaliser, Pictures, Variation, on_device
-from slipway.train.snapshots.resume import recorded_data
 from slipway.train.task import Batch, Task, Validation, evaluating
 from slipway.train.worker.context import Context, open_context
 
@@ -43,28 +42,13 @@ def open_pictures(options: VisionOptions, context: Context) -> Pictures:
     if options.folder is not None:
         from slipway.train.pictures.folder import open_folder  # needs torchvision, which takes most of a second
 
-        return open_folder(
-            options.folder, options.image_size, variation, limits, options.workers, context, options.split
-        )
+        return open_folder(options.folder, options.image_size, variation, limits, options.workers, context)
     source, read = (cifar10, cifar10.open_cifar10) if options.dataset == CIFAR10 else (glyphs, glyphs.open_glyphs)
     arrays, identity = read(context)
     return on_device(
         arrays, variation, limits, context.device,
         classes=source.CLASSES, mean=source.MEAN, deviation=source.DEVIATION, identity=identity,
     )  # fmt: skip
-
-
-def choose_split(options: VisionOptions, context: Context) -> VisionOptions:
-    """Return the options with the split of the run to resume, unless one was typed. By every rank."""
-    if options.folder is None or "split" in options.given:
-        return options
-    data = recorded_data(context.place)
-    # One rank is enough: a node may have an empty disk.
-    [by_name] = context.total(data.startswith("folder of ") and f", split {BY_CLASS}," not in data)
-    if not by_name:
-        return options
-    context.say(f"the run began with --split {BY_NAME}, and resumes on the same pictures")
-    return replace(options, split=BY_NAME, sources={**options.sources, "split": "the run to resume"})
 
 
 LEAST = 400  # steps of a training on a small folder
@@ -76,9 +60,9 @@ def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
     If the preset's warm-up would take more than a tenth of the preset's steps, what was not typed is made smaller: a batch is
     about a sixteenth of the pictures (8 at least), the learning rate as much smaller as the batch (Goyal et al., 2017), training
     takes LEAST steps or more, and the warm-up a tenth of them. Only the preset decides, so a run that resumes for more epochs
-    keeps its batch and learning rate. A run that began on an earlier version's split is left as it was.
+    keeps its batch and learning rate.
     """
-    if options.folder is None or options.split == BY_NAME:
+    if options.folder is None:
         return options
     preset, size = options.presets[options.preset], options.batch_size or count
     if preset["warmup"] <= preset["epochs"] * math.ceil(count / preset["batch_size"]) / 10:
@@ -243,7 +227,7 @@ def draw_grid(mistakes: Sequence[Mistake], classes: Sequence[str]) -> torch.Tens
 
 def train(context: Context, args: list[str]) -> None:
     """Train with the options in `args`; print the accuracy of each class, and save the weights as a file."""
-    options = choose_split(parse(VisionOptions, args), context)
+    options = parse(VisionOptions, args)
     task = make_task(options, context)
     suited = suit_to_count(options, task.samples)
     if suited != options:
