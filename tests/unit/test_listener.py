@@ -8,6 +8,7 @@ import pytest
 
 from slipway.launch.hangs import inquiry
 from slipway.launch.hangs.inquiry import WatchedWorker
+from slipway.protocol.tracebacks import ProgramEnd
 
 STATUS = {"0": {"last_completed_collective": "4", "last_enqueued_collective": "5"}}
 ANSWER = {
@@ -58,3 +59,10 @@ def test_an_answer_without_an_end_is_refused(worker: WatchedWorker, monkeypatch:
     monkeypatch.setattr(inquiry, "LARGEST", 100)
     with pytest.raises(ValueError, match="too long"):
         worker.take(b"x" * 101)
+
+
+@pytest.mark.parametrize("content", [None, ["KeyError", "'lr'", [["own.py", 3, "main"]]]])
+def test_how_its_program_ends_is_no_answer(worker: WatchedWorker, content: object) -> None:
+    worker.take(line(ANSWER) + line({"uncaught": content}))
+    assert worker.ended == (ProgramEnd("KeyError: 'lr'", "own.py:3 in main") if content else ProgramEnd())
+    assert worker.everything["members"] == {"0": [0, 1]}

@@ -2,13 +2,15 @@
 Python 3.11, what rich, Hydra and loguru shortened or drew by 3.11, too, the others by 3.13; only folders have other names.
 """
 
+import selectors
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from slipway.protocol.tracebacks import PACKAGE, Raised, read_final_traceback, read_traceback
+from slipway.launch.hangs.inquiry import Listener
+from slipway.protocol.tracebacks import PACKAGE, ProgramEnd, Raised, read_ended, read_final_traceback, read_traceback
 
 SAMPLES = Path(__file__).with_name("tracebacks")
 JSON = "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
@@ -138,9 +140,9 @@ PLACE = "own.py:9 in main"
         # Ten lines may be the message's, eleven are a program's that went on.
         ([*OWN, BUSY, *["more"] * 10], 1, Raised("\n".join([BUSY, *["more"] * 10]), PLACE)),
         ([*OWN, BUSY, *["more"] * 11], 1, None),
-        # A message of one line, and what somebody said behind it.
-        ([*OWN, "KeyError: 'lr'", "upload done", "bye"], 1, Raised("bye", first="KeyError: 'lr'")),
-        ([*OWN, "KeyError: 'lr'", *DURING, "TypeError: None", "bye"], 1, Raised("bye", first="TypeError: None")),
+        # A signal ends a program, whatever it printed before.
+        ([*OWN, "KeyError: 'lr'"], -11, None),
+        ([*OWN, "KeyError: 'lr'", "terminate called after y", "  what():  z"], -6, Raised("z")),
     ],
 )  # fmt: skip
 def test_what_follows_an_exception_says_whether_it_ended_the_program(
@@ -149,68 +151,130 @@ def test_what_follows_an_exception_says_whether_it_ended_the_program(
     assert read_final_traceback(lines, exitcode) == raised
 
 
-def of(program: str, folder: Path) -> tuple[int, list[str]]:
-    """The exit code of a program, and what it wrote to stderr."""
+def of(program: str, folder: Path) -> tuple[int, list[str], ProgramEnd | None]:
+    """The exit code of a program, what it wrote to stderr, and what its watcher said of its end."""
     (folder / "own.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "own.py"], cwd=folder, env={}, stderr=subprocess.PIPE, text=True, check=False
-    )
-    return done.returncode, done.stderr.splitlines()
+    with selectors.DefaultSelector() as selector:
+        listener = Listener([0], selector)
+        environ = {**listener.open({}), "RANK": "0", "LOCAL_RANK": "0"}
+        done = subprocess.run(
+            [sys.executable, "own.py"], cwd=folder, env=environ, stderr=subprocess.PIPE, text=True, check=False
+        )
+        listener.close()
+    return done.returncode, done.stderr.splitlines(), listener.ended.get(0)
 
 
-LOGS = "import logging, os, sys, traceback\nlogging.basicConfig(level=logging.INFO)\ntry:\n    {raises}\nexcept Exception:\n    {says}\n"
+LOGS = "import logging, os, sys, traceback, warnings\nlogging.basicConfig(level=logging.INFO)\ntry:\n    {raises}\nexcept Exception:\n    {says}\n"
 RAISES = [
     "open('/nonexistent/last.ckpt')",
     "{}['lr']",
-    "raise RuntimeError('cuda is busy')",
+    "raise RuntimeError('cuda is busy\\ntry again later')",
     "import nothing_like_that",
 ]
-SAYS = ["logging.exception('no checkpoint yet')", "traceback.print_exc()", "logging.warning('slow', exc_info=True)"]
-GOES_ON = "for step in range(40):\n    print('step', step, file=sys.stderr)\n"
-ENDS = {
+SAYS = [
+    "logging.exception('no checkpoint yet')",
+    "traceback.print_exc()",
+    "logging.warning('slow', exc_info=True)",
+    "warnings.warn('slow: ' + traceback.format_exc())",
+]
+STEPS = "for step in range({}):\n    print('step', step, file=sys.stderr)\n"
+EXITS = {
     "sys.exit('validation set is empty: give --val')": (1, None),
+    "raise SystemExit('no labels')": (1, None),
+    "sys.exit('no labels:\\n  give --val')": (1, None),
     "print('usage: own.py', file=sys.stderr); sys.exit(2)": (2, None),
-    "sys.stderr.flush(); os._exit(3)": (3, None),
     "sys.stderr.flush(); os.kill(os.getpid(), 11)": (-11, None),
-    "raise ValueError('no labels')": (1, "ValueError: no labels"),
+    "sys.stderr.flush(); os.kill(os.getpid(), 9)": (-9, None),
+    "raise ValueError('no labels\\ngive --val')": (1, "ValueError: no labels\ngive --val"),
+    "class Empty(KeyError): pass\nraise Empty": (1, "Empty"),
 }
+BARE = {"sys.exit(1)": (1, None), "sys.stderr.flush(); os._exit(3)": (3, None)}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("steps", "end"), [*((steps, end) for end in EXITS for steps in (0, 40)), *((1, end) for end in BARE)]
+)
 @pytest.mark.parametrize("says", SAYS)
 @pytest.mark.parametrize("raises", RAISES)
 def test_an_exception_that_was_handled_did_not_end_the_program(
-    tmp_path: Path, raises: str, says: str, end: str
+    tmp_path: Path, raises: str, says: str, steps: int, end: str
 ) -> None:
-    code, lines = of(LOGS.format(raises=raises, says=says) + GOES_ON + end, tmp_path)
-    expected, said = ENDS[end]
+    code, lines, ended = of(LOGS.format(raises=raises, says=says) + STEPS.format(steps) + end, tmp_path)
+    expected, said = {**EXITS, **BARE}[end]
     assert code == expected
-    raised = read_final_traceback(lines, code)
+    raised = read_final_traceback(lines, code, ended)
     assert (raised.said if raised else None) == said
 
 
-@pytest.mark.parametrize("raises", RAISES)
-@pytest.mark.parametrize("end", ["sys.exit(1)", "sys.exit(3)", "os._exit(2)", "sys.exit()"])
-def test_one_that_was_logged_counts_where_nothing_follows_it(tmp_path: Path, raises: str, end: str) -> None:
-    code, lines = of(LOGS.format(raises=raises, says=SAYS[0]) + end, tmp_path)
-    raised = read_final_traceback(lines, code)
+@pytest.mark.parametrize("raises", [*RAISES[:2], "raise RuntimeError('cuda is busy')", RAISES[3]])
+@pytest.mark.parametrize("end", ["sys.exit(1)", "sys.exit(3)", "os._exit(2)"])
+def test_one_that_was_logged_counts_where_the_program_ends_by_itself_and_nothing_follows_it(
+    tmp_path: Path, raises: str, end: str
+) -> None:
+    code, lines, ended = of(LOGS.format(raises=raises, says=SAYS[0]) + end, tmp_path)
+    raised = read_final_traceback(lines, code, ended)
     assert raised
     assert raised.where == "own.py:4 in <module>"
 
 
 AT_EXIT = "import atexit, sys\natexit.register(lambda: print('upload done', file=sys.stderr))\n"
+HOOK = "import sys\nsys.excepthook = lambda kind, error, trace: print('it went wrong', file=sys.stderr)\n"
+CLOSED = "import sys\nsys.stderr.close()\n"
+CAUGHT = LOGS.format(raises="{}['lr']", says=SAYS[1])
+CHAINED = "try:\n    {}['lr']\nexcept KeyError as error:\n    raise ValueError('no lr') from error\n"
+NOTED = "error = ValueError('no lr')\nerror.add_note('in model.yaml')\nraise error\n"
 
 
-@pytest.mark.parametrize("raises", [*RAISES[:2], RAISES[3], "None.lr"])
 @pytest.mark.parametrize(
-    "program", [AT_EXIT + "{}\n", LOGS.format(raises="{}", says=SAYS[1]) + "sys.exit('upload done')"]
-)
-def test_both_are_told_where_one_line_follows_a_traceback(tmp_path: Path, program: str, raises: str) -> None:
-    code, lines = of(program.replace("{}", raises), tmp_path)
-    raised = read_final_traceback(lines, code)
+    ("program", "evidence", "place"),
+    [
+        (AT_EXIT + "{}['lr']", "KeyError: 'lr'", "own.py:3 in <module>"),
+        (HOOK + "{}['lr']", "KeyError: 'lr'", "own.py:3 in <module>"),
+        (CLOSED + "{}['lr']", "KeyError: 'lr'", "own.py:3 in <module>"),
+        (HOOK + "import json\njson.loads('')", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "own.py:4 in <module>; raised in json/decoder.py:"),
+        (CAUGHT + "raise KeyError('momentum')", "KeyError: 'momentum'", "own.py:7 in <module>"),
+        (CAUGHT + HOOK + "{}['momentum']", "KeyError: 'momentum'", "own.py:9 in <module>"),
+        (AT_EXIT + CHAINED, "ValueError: no lr; first came KeyError: 'lr'", "own.py:6 in <module>"),
+        (AT_EXIT + NOTED, "ValueError: no lr in model.yaml", "own.py:5 in <module>"),
+        (HOOK + "class Odd(Exception):\n    def __str__(self):\n        return 1 / 0\nraise Odd", "Odd", "own.py:6 in <module>"),
+        (AT_EXIT + "raise KeyboardInterrupt", "KeyboardInterrupt", "own.py:3 in <module>"),
+    ],
+)  # fmt: skip
+def test_one_that_nobody_caught_did_whatever_else_was_printed(
+    tmp_path: Path, program: str, evidence: str, place: str
+) -> None:
+    code, lines, ended = of(program, tmp_path)
+    raised = read_final_traceback(lines, code, ended)
     assert raised
-    exception = next(line for line in lines if "Error: " in line)
-    assert (code, raised.evidence, raised.where) == (1, f"upload done; first came {exception}", None)
+    assert raised.evidence == evidence
+    assert (raised.where or "").startswith(place)
+
+
+def test_one_that_a_shell_within_the_program_showed_did_not_end_it(tmp_path: Path) -> None:
+    """code.interact and IPython keep it in sys.last_value, too."""
+    program = "import code, sys\ncode.InteractiveInterpreter().runsource('1 / 0')\nprint('bye', file=sys.stderr)\nsys.exit(3)\n"
+    code, lines, ended = of(program, tmp_path)
+    assert ended
+    assert ended.said == "ZeroDivisionError: division by zero"
+    assert read_final_traceback(lines, code, ended) is None
+
+
+def test_below_a_job_of_hydras_is_what_ended_it_however_many_lines_it_has() -> None:
+    message = ["OSError: gpt3 is no folder here.", "If it is private, log in."]
+    lines = [
+        "Error executing job with overrides: []",
+        *OWN,
+        *message,
+        "",
+        "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.",
+    ]
+    assert read_final_traceback(lines, 1, ProgramEnd()) == Raised("\n".join(message), PLACE)
+
+
+@pytest.mark.parametrize("content", [3, [], ["KeyError", "'lr'"], ["KeyError", "'lr'", [["own.py", 3]]]])
+def test_what_no_watcher_says_of_an_end_is_refused(content: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        read_ended(content)
 
 
 @pytest.mark.parametrize("tracker", ["wandb: ", "COMET INFO: ", "[neptune] [info   ] ", "swanlab: ", "ClearML Task: "])
@@ -233,8 +297,11 @@ def test_what_ended_a_real_program_still_did(sample: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_and_so_did_one_of_this_python(tmp_path: Path, program: str) -> None:
-    code, lines = of(program, tmp_path)
-    assert read_final_traceback(lines, code) == read_traceback(lines)
+    code, lines, ended = of(program, tmp_path)
+    raised, printed = read_final_traceback(lines, code, ended), read_traceback(lines)
+    assert raised
+    assert printed
+    assert (raised.evidence.partition(" (own.py, line")[0], raised.where) == (printed.evidence, printed.where)
 
 
 MANAGER = [

@@ -11,6 +11,10 @@ program imported of it is asked. To a line `numbers` or `all` the answer is a JS
     threads    of `all`: [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
     store      of `all`: address and port of a store that is not torchrun's at which the main thread waits, then torchrun's; else
                empty
+
+When the program ends by itself, a last line says whether an exception ended it that nobody caught (protocol/tracebacks.py):
+
+    uncaught   [its type, its message and notes, [[file, line, function], …]], the innermost frame last; null: there was none
 """
 
 import _signal  # type: ignore[import-not-found]  # it has no types
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 ADDRESS = "SLIPWAY_WATCHER"  # the name of the launcher's socket
 FRAMES = 60  # of a thread, at most
+LONGEST_MESSAGE = 8_000  # characters of an exception's, which a socket takes at once
 FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, -1  # linux/prctl.h
@@ -86,6 +91,16 @@ class Watcher:
             until = time.monotonic() + FORK_SECONDS
             while os.path.exists(f"/proc/self/task/{self._thread}") and time.monotonic() < until:  # noqa: PTH110  # no more imports
                 time.sleep(0)
+
+    def end(self) -> None:
+        """At the end of the program: say how it ends. A launcher that does not listen is not waited for."""
+        self.stop()  # a thread that imports or runs while the interpreter is taken down can crash it
+        if os.getpid() == self._owner and self._ended.acquire(blocking=False) and self._are_ours():
+            line = f'{{"uncaught":{dump(uncaught())}}}\n'
+            try:
+                self._link.send(line.encode(), _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+            except OSError:
+                pass
 
     def leave(self) -> None:
         """In a child: the connection is its parent's. Only once: its own children may have other files of these numbers."""
@@ -159,7 +174,7 @@ def begin() -> None:
     """Start the watcher of this process. What it starts itself has none."""
     watcher = Watcher(os.environ.pop(ADDRESS))
     watcher.start()
-    atexit.register(watcher.stop)  # a thread that imports or runs while the interpreter is taken down can crash it
+    atexit.register(watcher.end)
     os.register_at_fork(before=watcher.stop, after_in_parent=watcher.start, after_in_child=watcher.leave)
 
 
@@ -235,6 +250,27 @@ def other_store(main: int, own: "list[str] | None") -> list[str]:
     return [] if wanted == own else wanted + own
 
 
+def uncaught() -> "list[object] | None":
+    """The exception that ends the program: its type, its message and notes, and its frames; None where it ends without one."""
+    error = getattr(sys, "last_value", None)  # set where Python prints it, before sys.excepthook
+    if not isinstance(error, BaseException):
+        return None
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        text = "\n".join(map(str, (error, *getattr(error, "__notes__", ()))))
+    except Exception:  # the program's own __str__
+        text = ""
+    frames, entry = [], error.__traceback__
+    while entry:
+        code = entry.tb_frame.f_code
+        frames.append((code.co_filename, entry.tb_lineno, code.co_name))
+        entry = entry.tb_next
+    return [name, text[:LONGEST_MESSAGE], frames[-FRAMES:]]
+
+
 def trace(frame: "FrameType | None") -> list[tuple[str, int, str]]:
     """File, line and function of a frame and of those that called it."""
     found: list[tuple[str, int, str]] = []
@@ -250,6 +286,8 @@ def dump(value: object) -> str:
         return f"{{{','.join(f'{dump(str(name))}:{dump(one)}' for name, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(dump, value))}]"
+    if value is None:
+        return "null"
     if isinstance(value, int):
         return str(value).lower()
     return str(_json.encode_basestring_ascii(str(value)))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from slipway.protocol.causes import in_one_line
 
@@ -44,22 +45,6 @@ _FOLLOWS = re.compile(
     r"|Fatal Python error|(Current )?[Tt]hread 0x|Extension modules: |\w+: \w*Warning: |Aborted|Segmentation fault"
     r"|[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b"
     r"|Last error:|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda|Device-side assert"
-)
-# Exceptions whose message has one line, and how a log begins that has a traceback behind it.
-_ONE_LINE = frozenset(
-    {
-        "AttributeError",
-        "EOFError",
-        "IndexError",
-        "KeyError",
-        "ModuleNotFoundError",
-        "NameError",
-        "StopIteration",
-        "TypeError",
-        "UnicodeDecodeError",
-        "UnicodeEncodeError",
-        "ZeroDivisionError",
-    }
 )
 _ECHO = re.compile(r"EOFError|BrokenPipeError|Connection(Reset|Refused)Error")
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
@@ -137,26 +122,58 @@ def read_traceback(lines: Iterable[str]) -> Raised | None:
     return Raised(said) if said else None
 
 
-def read_final_traceback(lines: Iterable[str], exitcode: int) -> Raised | None:
-    """The same, but None where the program went on after that exception, and ended by something else: it had been handled.
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How a program ended by what its watcher said at its end: type and message of the exception that nobody caught (empty: it
+    ended without one), and where that was raised."""
 
-    `exitcode` is negative for a signal. Python itself ends with 1 after an exception that nobody caught. What torch's own hook or
-    C++ printed nobody caught; what a log printed somebody did. Of others it is told by what follows the message. Where that
-    may be either, it returns the last line, and the exception as what came first.
+    said: str = ""
+    where: str | None = None
+
+
+def read_ended(content: Any) -> ProgramEnd:
+    """What a watcher said at the end of its program. Raises TypeError or ValueError where that makes no sense."""
+    if content is None:
+        return ProgramEnd()
+    name, text, frames = content
+    place = _place([_Frame(str(file), str(line), str(function)) for file, line, function in frames])
+    return ProgramEnd(f"{name}: {text}" if text else str(name), place)
+
+
+def read_final_traceback(lines: Iterable[str], exitcode: int, ended: ProgramEnd | None = None) -> Raised | None:
+    """The exception that ended a program, by what it wrote to stderr and what its watcher said of its end (None: nothing, since
+    the program was killed, left by os._exit, or has no watcher). None where it ended by something else.
+
+    `exitcode` is negative for a signal. Python itself ends with 1 after an exception that nobody caught. Where one was caught
+    and printed, the program went on if more follows it; if nothing follows it, the program ended because of it.
     """
     told = [_COLOURS.sub("", line) for line in lines]
+    if ended and ended.said and (exitcode == 1 or exitcode < 0):
+        return _printed(told, ended) or Raised(ended.said, ended.where)
     story = _last_story(told)
     if story is None or story[-1].prefixed or _UNCAUGHT.match(told[story[-1].at]):
         return read_traceback(told)
-    follows = [line for line in told[max(entry.at for entry in story) + 1 :] if not _FOLLOWS.match(line)]
-    above = told[story[0].begins - 1] if story[0].begins else ""
-    name = story[-1].said[0].partition(":")[0].rpartition(".")[2]
-    if follows and (exitcode != 1 or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5):
+    if exitcode < 0:
         return None
-    if follows and (name in _ONE_LINE or "[Errno " in story[-1].said[0]):
-        # sys.exit("…") after an exception that was handled, or what an exit handler said after one that was not.
-        return Raised(follows[-1], first=story[-1].said[0])
-    return read_traceback(told)
+    rest = told[max(entry.at for entry in story) + 1 :]
+    follows = [line for line in rest if not _FOLLOWS.match(line)]
+    if rest and rest[-1].startswith(_HYDRA):  # at the end of a job of Hydra's, below the exception that ended it
+        follows = []
+    above = told[story[0].begins - 1] if story[0].begins else ""
+    caught = ended is not None or exitcode != 1 or _LOGGED.search(above) or len(follows) > LONGEST_MESSAGE // 5
+    return None if follows and caught else read_traceback(told)
+
+
+def _printed(told: Sequence[str], ended: ProgramEnd) -> Raised | None:
+    """The exception as it was printed, with those that led to it; None where it was not, or in a form that nobody knows."""
+    kind, _, message = ended.said.partition(": ")
+    for story in reversed(_stories(told)):
+        tops = [entry for entry in story if entry.link != "part"] or story[:1]
+        name, _, said = tops[-1].said[0].partition(": ")
+        if name.rpartition(".")[2] == kind.rpartition(".")[2] and message.startswith(said):
+            tops[-1].said = [f"{name}: {message}" if message else name]
+            return _summary(story)
+    return None
 
 
 def _child_story(told: Sequence[str]) -> list[_Entry] | None:
@@ -167,14 +184,19 @@ def _child_story(told: Sequence[str]) -> list[_Entry] | None:
 
 def _last_story(told: Sequence[str]) -> list[_Entry] | None:
     """The exceptions of the last chain that was printed, as far as they did not come aside; None without one."""
+    stories = _stories(told)
+    return next((story for story in reversed(stories) if not story[0].aside), stories[-1]) if stories else None
+
+
+def _stories(told: Sequence[str]) -> list[list[_Entry]]:
+    """The exceptions of each chain that was printed."""
     stories: list[list[_Entry]] = []
     for entry in _entries(told):
         if entry.link and stories:
             stories[-1].append(entry)
         else:
             stories.append([entry])
-    whole = [kept for story in stories if (kept := [entry for entry in story if entry.said])]
-    return next((story for story in reversed(whole) if not story[0].aside), whole[-1]) if whole else None
+    return [kept for story in stories if (kept := [entry for entry in story if entry.said])]
 
 
 def _entries(lines: Sequence[str]) -> list[_Entry]:

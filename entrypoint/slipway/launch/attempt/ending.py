@@ -32,7 +32,7 @@ from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESS
 from slipway.protocol.files import OUTCOMES, error_file, rank_file, read_json
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line, rank_ranges
-from slipway.protocol.tracebacks import Raised, read_final_traceback, read_traceback
+from slipway.protocol.tracebacks import ProgramEnd, Raised, read_final_traceback
 
 _DISK_NUMBERS = "|".join(str(number) for number in sorted(DISK_ERRORS))
 DISK_FULL = rf"\[Errno ({_DISK_NUMBERS})\]|No space left on device"  # as outcome files tell them
@@ -79,6 +79,7 @@ class Facts:
     left: Mapping[int, float] = field(default_factory=dict)  # the ranks that ended with 0, and when
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)  # lines of stderr, by rank
     printed: Mapping[int, Sequence[str]] = field(default_factory=dict)  # and of stdout
+    ended: Mapping[int, ProgramEnd] = field(default_factory=dict)  # what their watchers said at their ends
     places: Mapping[int, str] = field(default_factory=dict)  # where ranks with heartbeats stood
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
@@ -213,7 +214,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
     """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
     causes = []
     for rank in ranks:
-        raised = read_traceback([*facts.last.get(rank, ())][-RECENT:])
+        raised = read_final_traceback([*facts.last.get(rank, ())][-RECENT:], 1, facts.ended.get(rank))
         said = raised.evidence if raised else ""
         word = cause_of(said)
         if raised and word != Word.PEER and "killed by signal" not in said:
@@ -234,7 +235,7 @@ def _cause(
         evidence += f"; {OUT_OF_MEMORY_BESIDE}" if facts.ooms else ""  # perhaps of a data loader
     else:
         killed = exitcode == -signal.SIGKILL
-        raised = None if killed else read_final_traceback(facts.last.get(rank, ()), exitcode)
+        raised = None if killed else read_final_traceback(facts.last.get(rank, ()), exitcode, facts.ended.get(rank))
         evidence, where = _status_text(exitcode, facts, rank, raised), raised.where if raised else None
         said = cause_of(evidence)
         # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair. One that waited

@@ -411,7 +411,7 @@ class Attempt:
             self._wait(0.1, output)
         output.close()
         if self._watch:
-            self._watch.close()
+            self.facts.ended = self._watch.close()
             self._gpu_use.close()
         if self._report:
             self._report.forget()

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from slipway.launch.hangs.flight_recorder import SIZE, buffer_size, read_answer, read_numbers
 from slipway.process.tree import STATES, state_of
 from slipway.process.watcher import ADDRESS
+from slipway.protocol.tracebacks import ProgramEnd, read_ended
 
 LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
 
@@ -35,6 +36,7 @@ class WatchedWorker:
         self.numbers: Mapping[str, Sequence[int]] | None = None  # as answered last
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
         self.answered = 0.0  # when that came, monotonic seconds
+        self.ended: ProgramEnd | None = None  # how the program ends, once it says so
 
     def take(self, chunk: bytes) -> None:
         """Take bytes that came. ValueError where they are none of a watcher's."""
@@ -49,6 +51,9 @@ class WatchedWorker:
                 raise ValueError("no answer")
             if self.rank < 0:
                 self.pid, self.rank = int(content["pid"]), int(content["rank"])
+                continue
+            if "uncaught" in content:
+                self.ended = read_ended(content["uncaught"])
                 continue
             self.numbers = read_numbers(content["records"])
             if "threads" in content:
@@ -65,6 +70,7 @@ class Listener:
         self._ranks, self._selector = frozenset(ranks), selector
         self._socket: socket.socket | None = None
         self._workers: list[WatchedWorker] = []
+        self.ended: dict[int, ProgramEnd] = {}  # how the programs ended that said so, by rank
 
     def open(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that workers need. Raises OSError."""
@@ -88,36 +94,49 @@ class Listener:
         return {worker.rank: worker for worker in self._workers if worker.rank in self._ranks}
 
     def close(self) -> None:
-        """Close all connections and the socket."""
+        """Take what the workers said last, and close all connections and the socket."""
+        while self._socket and self._accept():
+            pass
         for worker in list(self._workers):
-            self._drop(worker)
+            while worker in self._workers and self._read(worker):
+                pass
+            if worker in self._workers:
+                self._drop(worker)
         if self._socket:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
             self._socket.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take a connection; whether there was one."""
         assert self._socket is not None
-        with suppress(OSError):
+        try:
             link, _ = self._socket.accept()
-            if peer_user(link) != os.geteuid():  # such a name has no permissions
-                link.close()
-                return
-            link.setblocking(False)
-            worker = WatchedWorker(link)
-            self._workers.append(worker)
-            self._selector.register(link, selectors.EVENT_READ, lambda: self._read(worker))
+        except OSError:
+            return False
+        if peer_user(link) != os.geteuid():  # such a name has no permissions
+            link.close()
+            return True
+        link.setblocking(False)
+        worker = WatchedWorker(link)
+        self._workers.append(worker)
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._read(worker))
+        return True
 
-    def _read(self, worker: WatchedWorker) -> None:
+    def _read(self, worker: WatchedWorker) -> bool:
+        """Read what a worker says; whether there was anything."""
         try:
             chunk = worker.link.recv(1 << 16)
             worker.take(chunk)
         except BlockingIOError:
-            return
+            return False
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             chunk = b""
+        if worker.ended and worker.rank in self._ranks:
+            self.ended[worker.rank] = worker.ended
         if not chunk:
             self._drop(worker)
+        return bool(chunk)
 
     def _drop(self, worker: WatchedWorker) -> None:
         self._workers.remove(worker)

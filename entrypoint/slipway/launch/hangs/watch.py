@@ -13,6 +13,7 @@ from slipway.launch.hangs.inquiry import Found, Inquiry, Listener, activity, cpu
 from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.process.tree import stat_fields, trees
 from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
+from slipway.protocol.tracebacks import ProgramEnd
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
 
@@ -61,10 +62,12 @@ class Watch:
         self._listener = Listener(self._ranks, selector)
         return self._listener.open(environ)
 
-    def close(self) -> None:
-        """Disconnect the watchers."""
-        if self._listener:
-            self._listener.close()
+    def close(self) -> Mapping[int, ProgramEnd]:
+        """Disconnect the watchers; how the programs ended that said so, by rank."""
+        if self._listener is None:
+            return {}
+        self._listener.close()
+        return self._listener.ended
 
     def look(self, workers: Sequence[int], chunks: int, now: float) -> bool:
         """Look when it is time; `workers`: their process ids in the order of the ranks, `chunks` of output that came so far.
