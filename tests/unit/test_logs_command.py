@@ -118,7 +118,7 @@ def test_headings_say_why_the_attempt_before_ended_and_the_last_line_how_the_run
     assert told == [
         "--- attempt 1 ---",
         "--- attempt 2 (attempt 1 ended: node 1 (gpu08): no heartbeat for 30 s) ---",
-        "--- attempt 2 ended: node 0 (gpu07), rank 1: ValueError: bad?[2J ---",
+        "--- attempt 2 ended: node 0 (gpu07), rank 1: ValueError: bad ---",
     ]
     assert lines[-1] == told[-1]
     assert slipway("logs", "--attempt", "1").out.splitlines()[-1] == lines[4], "the other attempt was the last"

@@ -132,8 +132,14 @@ def test_another_version_of_the_protocol_is_told_apart() -> None:
 
 def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
     waiting = decode(b'{"rendezvous":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
-    assert waiting.line == "?[2J?red?"
+    assert waiting.line == " red\ufffd"
     waiting.line.encode()
+
+
+@pytest.mark.parametrize("argument", ["two\nlines", "a\ttab", "\x1b[1mbold", "caf\udce9.txt", "plain"])
+def test_a_card_is_the_same_on_both_sides(argument: str) -> None:
+    card = make_card(1, 4, arguments=("--prompt", argument))
+    assert decode(encode(wire.Peer(card, 0.0))).card == card
 
 
 def test_a_message_above_the_limit_is_never_sent() -> None:

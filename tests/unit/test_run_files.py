@@ -86,6 +86,8 @@ def test_control_characters_do_nothing_to_a_terminal() -> None:
         printable("\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil \x9b2J")
         == "red \ufffd]0;title\ufffd \ufffdevil \ufffd2J"
     )
+    assert printable(Path("caf\udce9.txt")) == r"caf\xe9.txt"
+    assert printable("half a character \ud800") == "half a character \ufffd"
 
 
 def test_a_pipe_in_place_of_a_launchers_file_is_nobody(tmp_path: Path) -> None:

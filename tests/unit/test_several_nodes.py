@@ -123,7 +123,7 @@ def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:
     assert "3 attempts left no snapshot at all" in ending.verdict.first.evidence
 
 
-GO = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, False, None)
+GO = Go(3, "lm-1", 2, 1, 2, 29_501, False, False, address="n0", interface=None)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
 ) -> None:
     environ = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2", "SLIPWAY_RUN_DIR": run_dir}
     job = dataclasses.replace(make_job(environ=environ), sources=make_sources(environ))
-    go = Go(3, "lm-1", 2, 1, 2, "n0", 29_501, seen, None)
+    go = Go(3, "lm-1", 2, 1, 2, 29_501, seen, False, address="n0", interface=None)
     _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), go)
     assert (node.run.shared, node.run.attempt) == (shared, 3)
 

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.rendezvous.codec import plain
 from slipway.launch.run_directory.run import last_outcome
 from slipway.launch.verdict.block import ENDINGS, locate
 from slipway.launch.verdict.verdict import Outcome
@@ -36,7 +35,7 @@ from slipway.protocol.files import (
     open_run_file,
     read_json,
 )
-from slipway.protocol.printable import printable, rank_ranges
+from slipway.protocol.printable import one_line, printable, rank_ranges
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
@@ -286,7 +285,7 @@ def read_endings(run: Path) -> dict[int, str]:
     endings = {}
     for tried in tries if isinstance(tries, list) else []:
         with suppress(KeyError, TypeError, ValueError):
-            endings[int(tried["number"])] = plain(_tell(Outcome(**tried["outcome"])), 1000)
+            endings[int(tried["number"])] = one_line(_tell(Outcome(**tried["outcome"])))[:1000]
     return endings
 
 

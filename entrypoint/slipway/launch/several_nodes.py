@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from slipway import __version__
@@ -73,11 +72,9 @@ class SeveralNodes:
         self._stops.listen(Exchange(self._rendezvous, self._stops, self._clock))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the others."""
-        self._rendezvous.__exit__(kind, error, trace)
+        self._rendezvous.__exit__(*error)
 
     @property
     def news(self) -> Outcome | None:
@@ -91,7 +88,7 @@ class SeveralNodes:
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
-        card = dataclasses.replace(make_card(job, node), nonce=self._nonce, findings=one_line(self._findings))
+        card = dataclasses.replace(make_card(job, node), nonce=self._nonce, findings=self._findings)
         go = self._rendezvous.join(card, stopped)
         if go is None:
             return None
@@ -155,11 +152,6 @@ class Exchange:
 def may_count_processes(topology: Topology) -> bool:
     """Whether somebody may have meant processes by the number of nodes: as WORLD_SIZE, and no scheduler has a say here."""
     return topology.scheduler == "none" and topology.values["WORLD_SIZE"].source.endswith(" (WORLD_SIZE)")
-
-
-def one_line(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings with texts of one line, as messages have them."""
-    return tuple(dataclasses.replace(row, found=" ".join(row.found.splitlines())) for row in findings)
 
 
 def make_card(job: Job, node: Node) -> Card:

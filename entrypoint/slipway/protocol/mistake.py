@@ -1,6 +1,8 @@
 """Errors of which the message says it all: no traceback is printed. And what somebody who mistyped a name may have meant."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+from slipway.protocol.printable import printable
 
 
 class PrintableError(Exception):
@@ -17,16 +19,6 @@ class ConfigurationError(PrintableError):
 
 class ExplainedError(PrintableError):
     """A failure that is nobody's mistake, and may not come again."""
-
-
-def printable(text: object) -> str:
-    """A path or name in which bytes that are not UTF-8 are spelt out (`caf\\xe9.png`): those cannot be printed."""
-    return str(text).encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-def listed(names: Sequence[object], most: int) -> str:
-    """The first `most` names, printable, and a sign that there are more."""
-    return ", ".join(map(printable, names[:most])) + (", …" if len(names) > most else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

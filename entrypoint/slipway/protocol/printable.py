@@ -1,21 +1,42 @@
-"""Text from elsewhere, made safe to print (workers, files that others may write, and other nodes may send anything), and numbers
-of ranks or nodes as people read them. Pure.
+"""Text from elsewhere, made safe to print (paths may hold any bytes; workers, files that others may write, and other nodes may
+send anything), and numbers of ranks or nodes as people read them. Pure.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-# Colours and cursor movements go; other control characters, and those that turn the direction of text, are shown as odd.
+# Colours and cursor movements are removed. Other control characters, those that change the direction of text, and surrogates,
+# which UTF-8 cannot hold, are replaced.
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[A-Za-z]|(?P<odd>[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}])")
+_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\ud800-\udfff]")
 
 
-def printable(text: str) -> str:
-    """The text without what would do something to a terminal or turn the order of its characters; tabs and newlines stay."""
-    if text.isprintable():
-        return text
-    return _CONTROL.sub(lambda found: "\ufffd" if found["odd"] else "", text)
+def printable(text: object) -> str:
+    """Return a text, path or name without what would do something to a terminal; tabs and newlines stay.
+
+    Bytes of a path that are not UTF-8 are spelt out: `caf\\xe9.png`.
+    """
+    text = str(text)
+    return text if text.isprintable() else _CONTROL.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    if len(found[0]) > 1:
+        return ""
+    byte = ord(found[0]) - 0xDC00  # as Python's surrogateescape stores it
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else "\ufffd"
+
+
+def one_line(text: object) -> str:
+    """Return the same on one line."""
+    return printable(text).translate({ord("\n"): " ", ord("\t"): " "})
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """Return the first `most` names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def last_line(lines: Iterable[str]) -> str:

@@ -217,26 +217,11 @@ class Client:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
         towards = ring.neighbour if card.node_rank == 0 else link.peer
-        return Go(
-            attempt=start.attempt,
-            run=start.run,
-            nodes=start.nodes,
-            group_rank=start.group_rank,
-            processes=start.processes,
-            # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
-            # processes may pass it on.
-            address=self._terms.address if card.node_rank == 0 and is_loopback(link.peer) else link.peer,
-            port=start.port,
-            shared=start.shared,
-            interface=self._terms.network.interface_towards(towards, one_machine=start.one_machine),
-            tries=start.tries,
-            failures=start.failures,
-            reached=start.reached,
-            ledger=start.ledger,
-            snapshot=start.snapshot,
-            notes=start.notes,
-            nonce=start.nonce,
-        )
+        # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
+        # processes may pass it on.
+        address = self._terms.address if card.node_rank == 0 and is_loopback(link.peer) else link.peer
+        interface = self._terms.network.interface_towards(towards, one_machine=start.one_machine)
+        return Go(**vars(start), address=address, interface=interface)
 
     def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""

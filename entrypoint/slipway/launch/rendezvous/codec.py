@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous.messages import KINDS, Stands
+from slipway.protocol.printable import one_line
 
 PROTOCOL = 2
 LINE_BYTES = 65_536
@@ -53,17 +54,12 @@ def decode(line: bytes) -> Any:
     if not isinstance(fields, dict) or "rendezvous" not in fields:
         raise MalformedError("not a message of Slipway")
     if fields["rendezvous"] != PROTOCOL:
-        other = plain(str(fields["rendezvous"]), 20)
+        other = one_line(fields["rendezvous"])[:20]
         raise OtherProtocolError(f"another version's launcher: protocol {other} there, {PROTOCOL} here")
     name = fields.get("type")
     if not isinstance(name, str) or name not in KINDS:
         raise MalformedError("a message of an unknown type")
     return _decode_value(KINDS[name], fields, name)
-
-
-def plain(text: str, limit: int = LINE_BYTES) -> str:
-    """Text that is safe to print: no control characters, no escape sequences, no lone surrogates, at most `limit`."""
-    return "".join(char if char.isprintable() else "?" for char in text[:limit])
 
 
 def _decode_value(kind: Any, value: Any, name: str) -> Any:
@@ -82,7 +78,7 @@ def _decode_value(kind: Any, value: Any, name: str) -> Any:
         raise MalformedError(f"{name} is not of type {kind.__name__}")
     if (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**53):
         raise MalformedError(f"{name} is out of range")
-    return plain(value) if kind is str else value
+    return one_line(value) if kind is str else value
 
 
 @functools.cache

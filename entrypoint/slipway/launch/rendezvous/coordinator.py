@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import encode, plain
+from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import (
     CAUSE_SECONDS,
     connection_failure,
@@ -25,7 +25,7 @@ from slipway.launch.rendezvous.server import Server, State
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
-from slipway.protocol.printable import rank_ranges
+from slipway.protocol.printable import one_line, rank_ranges
 
 FIRST_LINE_SECONDS = 3.0
 ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
@@ -290,7 +290,7 @@ class Coordinator:
             reached=newest.reached,
             ledger=newest.ledger,
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
-            notes=tuple(plain(note, 200) for note in notes),
+            notes=tuple(one_line(note)[:200] for note in notes),
             nonce=self._roster.nonce or self._terms.random.randbytes(8).hex(),
         )
 

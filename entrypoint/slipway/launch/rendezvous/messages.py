@@ -15,6 +15,7 @@ from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
+from slipway.protocol.printable import one_line
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 
@@ -87,7 +88,10 @@ class Card:
     findings: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
-        """Keep what travels, and what node 0 holds for thousands of nodes, bounded. ValueError for impossible numbers."""
+        """Keep what travels, and what node 0 holds for thousands of nodes, bounded and as it arrives elsewhere.
+
+        Raises ValueError for impossible numbers.
+        """
         limits = {**dict.fromkeys(("processes", "attempt", "tries", "failures"), ATTEMPTS), "reached": STEPS}
         for name, most in limits.items():
             if not 0 <= getattr(self, name) <= most:
@@ -95,19 +99,22 @@ class Card:
         for name, value in vars(self).items():
             if isinstance(value, str):
                 limit = PROBLEM if name in ("problem", "occupied") else TEXT
-                object.__setattr__(self, name, value[:limit])
-        object.__setattr__(self, "gpus", tuple(name[:TEXT] for name in self.gpus[:DEVICES]))
+                object.__setattr__(self, name, one_line(value)[:limit])
+        object.__setattr__(self, "gpus", tuple(one_line(name)[:TEXT] for name in self.gpus[:DEVICES]))
         if sum(len(argument) + 1 for argument in self.arguments) > ARGUMENTS:
             digest = hashlib.sha256("\0".join(self.arguments).encode(errors="replace")).hexdigest()
             short = f"{len(self.arguments)} arguments with sha256 {digest[:32]}"
             object.__setattr__(self, "arguments", (short,))
+        else:
+            object.__setattr__(self, "arguments", tuple(map(one_line, self.arguments)))
         object.__setattr__(self, "findings", _bound(self.findings))
 
 
 def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """As many findings as a card has room for, errors and warnings before others; in their order."""
     short = [
-        replace(row, what=row.what[:TEXT], found=row.found[:PROBLEM], advice=row.advice[:PROBLEM]) for row in findings
+        replace(row, what=row.what[:TEXT], found=one_line(row.found)[:PROBLEM], advice=row.advice[:PROBLEM])
+        for row in findings
     ]
     room, kept = FINDINGS, set()
     for index in sorted(range(len(short)), key=lambda index: short[index].level not in (ERROR, WARNING)):
@@ -239,28 +246,14 @@ class Start:
     nonce: str = ""
 
 
-@dataclass(frozen=True)
-class Go:
-    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, the interface for NCCL and
-    gloo where the user names none (None: leave the choice to them), and `group_rank`, its place among the `nodes`.
+@dataclass(frozen=True, kw_only=True)
+class Go(Start):
+    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, and the interface for NCCL and
+    gloo where the user names none (None: leave the choice to them).
     """
 
-    attempt: int
-    run: str
-    nodes: int
-    group_rank: int
-    processes: int
     address: str
-    port: int
-    shared: bool
     interface: str | None
-    tries: int = 0
-    failures: int = 0
-    reached: int = 0
-    ledger: Ledger = NOTHING
-    snapshot: int | None = None
-    notes: tuple[str, ...] = ()
-    nonce: str = ""
 
 
 @dataclass(frozen=True)

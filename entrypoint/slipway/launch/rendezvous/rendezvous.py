@@ -10,7 +10,6 @@ import math
 import resource
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.rendezvous.messages import Card, Go
@@ -56,9 +55,7 @@ class Rendezvous:
         self._ready.result()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send what is queued and close all connections; takes at most a few seconds."""
         with contextlib.suppress(RuntimeError):  # the thread ended before
             self._loop.call_soon_threadsafe(self._closing.set)

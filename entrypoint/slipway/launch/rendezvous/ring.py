@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from slipway.launch.rendezvous import messages as wire
@@ -40,9 +39,7 @@ class Ring:
         self._server = await asyncio.start_server(self._answer, sock=listener, limit=KNOCK_BYTES)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop listening."""
         self._server.close()
 

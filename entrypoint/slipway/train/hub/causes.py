@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.mistake import ConfigurationError, ExplainedError, did_you_mean
+from slipway.protocol.printable import listed
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -163,7 +164,7 @@ def revisions(repo: str, revision: str | None, kind: str) -> str:
         refs = HfApi().list_repo_refs(repo, repo_type=kind)
         names = [ref.name for ref in [*refs.branches, *refs.tags]]
     meant = did_you_mean(revision or "", names)
-    return f"{meant} There are {listed(names)}, and each commit.".lstrip() if names else ""
+    return f"{meant} There are {listed(names, SHOWN)}, and each commit.".lstrip() if names else ""
 
 
 def neighbours(repo: str, kind: str) -> str:
@@ -180,12 +181,6 @@ def neighbours(repo: str, kind: str) -> str:
         found: Any = (api.list_models if kind == "model" else api.list_datasets)(author=owner or None, limit=100)
         names = [one.id for one in found] if owner else []
     return f"{did_you_mean(repo, names)} ".lstrip()
-
-
-def listed(names: Collection[str]) -> str:
-    """The first names, and how many more there are."""
-    rest = len(names) - SHOWN
-    return ", ".join(list(names)[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def missing_offline(repo: str, revision: str | None, kind: str, include: Sequence[str]) -> NoReturn:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.causes import HubError, explain_failure, listed, missing_offline
+from slipway.protocol.printable import listed
+from slipway.train.hub.causes import SHOWN, HubError, explain_failure, missing_offline
 
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context
@@ -74,7 +75,7 @@ def fetch(
     wanted = select_files(files, include)
     if not wanted:
         raise ConfigurationError(
-            f"{repo} has no file {' or '.join(include)}. It holds {listed(files) or 'none at all'}."
+            f"{repo} has no file {' or '.join(include)}. It holds {listed(list(files), SHOWN) or 'none at all'}."
         )
     if commit != revision:
         say(f"{repo} at {revision or 'its main revision'} is commit {commit}")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from slipway.protocol.mistake import ConfigurationError, listed, printable
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import listed, printable
 from slipway.train.placeholders import LARGEST, is_companion, require_content
 from slipway.train.text.files import VALIDATION_SHARE
 

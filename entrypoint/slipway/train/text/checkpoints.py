@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from slipway.protocol.durable import replace_file
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.hub.causes import listed
+from slipway.protocol.printable import listed
 from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.placeholders import explain_page, explain_pointer, require_content
@@ -27,6 +27,7 @@ from slipway.train.text.tokenizer import BYTES, ByteTokenizer, Tokenizer, open_t
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import agree_here
 
+SHOWN = 6  # tensors in a message
 ADAPTER = "adapter_config.json"  # of the library peft
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -160,7 +161,7 @@ def load_checkpoint(model: Gpt, folder: Path) -> None:
         if name in given and given[name].shape != tensor.shape
     ]
     if odd:
-        raise ConfigurationError(f"The weights in {folder} are not those of its {CONFIG}: {listed(odd)}.")
+        raise ConfigurationError(f"The weights in {folder} are not those of its {CONFIG}: {listed(odd, SHOWN)}.")
     model.load_state_dict(given)
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from slipway.options.dataset import nearest_path, seen_from
-from slipway.protocol.mistake import ConfigurationError, listed
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import listed
 from slipway.train.placeholders import is_companion, require_content
 from slipway.train.text.encodings import explain_nul, explain_table, guess_wide, is_table, require_text
 from slipway.train.text.files import is_validation

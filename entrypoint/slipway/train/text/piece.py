@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -113,7 +112,7 @@ class PieceWorker:
         """Return the worker."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the process, with its piece unfinished."""
         self._process.kill()
         self._process.communicate()
