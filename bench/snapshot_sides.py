@@ -106,7 +106,7 @@ def save_beside(
 def save_with_slipway(training: Training) -> Saved:
     """What the loop does, up to the step in which the snapshot is verified."""
     path = training.context.place.run_dir / SNAPSHOTS
-    saved = save_beside(training, path, lambda: save(training), lambda: training.writer.wait(0), lambda: 0.0)
+    saved = save_beside(training, path, lambda: save(training), lambda: training.snapshots.writer.wait(0), lambda: 0.0)
     wait_for_writers(training)  # raises what went wrong
     return saved
 

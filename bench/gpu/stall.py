@@ -76,7 +76,7 @@ def measure(loop: Loop, folder: Path) -> dict[str, Cost]:
     plain = timed(device, lambda: save_with_torch(training, folder / "plain.pt"))
     ours = timed(device, lambda: save(training))
     beside = []
-    while training.writer.wait(0):
+    while training.snapshots.writer.wait(0):
         beside.append(timed(device, lambda: loop.take(1)))
     wait_for_writers(training)
     alone = [timed(device, lambda: loop.take(1)) for _ in range(max(3, len(beside)))]

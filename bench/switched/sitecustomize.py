@@ -48,7 +48,7 @@ class Switches:
         if MEMORY in self._on:
             self._keep(training)
         else:
-            training.rhythm.due += 1  # as far from the next as when it was switched off
+            training.snapshots.rhythm.due += 1  # as far from the next as when it was switched off
         self._steps += 1
         if self._steps == self._length:
             self._switch(training)

@@ -78,7 +78,7 @@ def break_steps(faults: Mapping[str, Any], own: int, hold: Callable[[str], None]
             print(f"flipped {flip(replicated(training.task.model, training.task.optimizer), faults['flip'][2])}")
         killed, last = faults.get("kill", [-1, -1])
         if killed >= 0:
-            training.memory.wait_for_room()  # which a busy machine takes some of these short steps for
+            training.snapshots.memory.wait_for_room()  # which a busy machine takes some of these short steps for
         if training.step == last and faults.get("settled"):
             settle(training)
         if (own, training.step) == (killed, last):
@@ -97,8 +97,8 @@ def break_steps(faults: Mapping[str, Any], own: int, hold: Callable[[str], None]
 
 def settle(training: Training) -> None:
     """Return once what this rank keeps is there, and so it is on all other ranks."""
-    training.memory.wait()
-    training.writer.wait()
+    training.snapshots.memory.wait()
+    training.snapshots.writer.wait()
     training.context.wait_for_all()
 
 
@@ -177,7 +177,7 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
     become(environment, log)
     faults = json.loads(environment["FAULTS"])
     if faults.get("forget_random"):
-        saving.set_random_states = lambda *_: None
+        saving.load_random_states = lambda *_: None
     hold = make_hold(faults, int(environment["RANK"]), Path(environment["SLIPWAY_NODE_DIR"], "stop"))
     break_steps(faults, int(environment["RANK"]), hold)
     break_the_disk(faults, hold)

@@ -18,9 +18,8 @@ from training_jobs import SERVER, Job, Run
 
 from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import PAGE, newest_in, read_header
-from slipway.train.loop import saving as keeping
 from slipway.train.loop.arithmetic import are_finite
-from slipway.train.snapshots import memory_buffers
+from slipway.train.snapshots import job, memory_buffers
 from slipway.train.snapshots.memory_buffers import LOADS, SHARE, MemoryBuffers, Rhythm
 from slipway.train.snapshots.snapshot import Snapshot
 
@@ -254,12 +253,12 @@ def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None
 
 def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = {}, [[0.002, 0.003], [0.001, 0.5], [0.02, 0.02], [1.0, 0.0]]
-    monkeypatch.setattr(keeping, "gather_ranks", lambda training, *numbers: gathered)
+    monkeypatch.setattr(job.JobSnapshots, "gather_ranks", lambda *_: gathered)
     rhythm, clock = Rhythm("auto", 9), iter([100.0, 100.2])  # it begins, and tells the pace of its steps
-    monkeypatch.setattr(keeping.time, "perf_counter", lambda: next(clock, 100.3))
-    parallel = SimpleNamespace(align=lambda: None)
-    training = SimpleNamespace(step=10, rhythm=rhythm, memory=MemoryBuffers([], print), parallel=parallel)
-    keeping.keep_in_memory(training)  # type: ignore[arg-type]
+    monkeypatch.setattr(job.time, "perf_counter", lambda: next(clock, 100.3))
+    contents = SimpleNamespace(step=10, align=lambda: None)
+    snapshots = job.JobSnapshots(None, None, MemoryBuffers([], print), rhythm, are_finite)  # type: ignore[arg-type]
+    snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
     assert rhythm.due == 10 + 20, "4 ms, a hundredth of 20 steps of 20 ms"
     assert rhythm.exchanging == pytest.approx(0.3)
 

@@ -68,10 +68,7 @@ def fit(task: Task, options: Common, context: Context) -> TrainingResult:
     finally:
         training.tracing.close()
         training.loader.close()
-        training.memory.close()
-        if training.writer.wait(0):
-            context.beat(Phase.SAVE)
-        training.writer.wait()  # whatever happened, finish the snapshot in progress
+        training.snapshots.close()
 
 
 def train_through(training: Training) -> str:
@@ -103,7 +100,7 @@ def train_from_here(training: Training, phase: Phase) -> str:
     units = training.batch_size * task.units_per_sample
     progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
     training.loader.start(training.position)
-    training.rhythm = Rhythm(training.rhythm.every, training.step)
+    training.snapshots.rhythm = Rhythm(training.snapshots.rhythm.every, training.step)
     try:
         return take_steps(training, metrics, progress, phase)
     finally:
@@ -172,7 +169,7 @@ def next_word(training: Training) -> str | None:
 
     Raises OSError if a snapshot could not be written meanwhile.
     """
-    training.writer.check()
+    training.snapshots.writer.check()
     word, late = training.context.finish_stop_exchange()
     while late and word is None:
         mine = not training.stragglers.own_time.wait_for_data(lambda: training.loader.ready(within=MOMENT))

@@ -1,6 +1,6 @@
-"""Snapshots of a training, by all ranks together: written to disk or into memory, resumed from, and gone back to.
+"""What the snapshots of a training contain, how it resumes from one, and how it goes back to one.
 
-Snapshots in memory outlive the training's processes (snapshots/memory_buffers.py).
+snapshots/job.py writes and finds them.
 """
 
 from __future__ import annotations
@@ -10,49 +10,78 @@ import math
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from slipway.protocol.files import snapshot_name
 from slipway.protocol.mistake import ConfigurationError
-from slipway.protocol.phases import Phase
 from slipway.protocol.replicas import ReplicaDifference, read_differences, write_differences
 from slipway.train.loop.arithmetic import NonFiniteError, are_finite
 from slipway.train.loop.step import learning_rate
 from slipway.train.loop.training import Training
 from slipway.train.observe.replicas import ReplicaMismatch, ReplicasDifferError
 from slipway.train.parallel.data_parallel import Shards
-from slipway.train.snapshots.resume import POLL, share_snapshot
 from slipway.train.snapshots.snapshot import Snapshot
-from slipway.train.snapshots.state import load_model, load_optimizer_state, random_states, set_random_states
+from slipway.train.snapshots.state import load_model, load_optimizer_state, load_random_states
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import PeerError, UnhealthyError
 
 
-def save(training: Training, live: bool = False) -> None:
-    """Start writing a snapshot of this step, on the ranks that write snapshots.
+@dataclass
+class TrainingContents:
+    """What a snapshot of a training contains (see Contents)."""
 
-    `live`: no tensor changes before `wait_for_writers`, so no copy is needed. Raises, on all ranks, NonFiniteError if the
-    snapshot would contain a number that is not finite, ReplicasDifferError if the replicas differ, and what
-    `wait_for_writers` raises about the previous snapshot.
-    """
-    if training.saved == training.step:
-        return
-    wait_for_writers(training)
-    context = training.context
-    training.parallel.align()
-    states = (value for entries in training.task.optimizer.state.values() for value in entries.values())
-    numbers = (*training.task.model.state_dict().values(), *states)
-    floating = [number for number in numbers if isinstance(number, torch.Tensor) and number.is_floating_point()]
-    if any(context.total(not are_finite(floating))):
-        raise NonFiniteError(f"weights or optimizer are not finite at step {training.step}")
-    training.verification.verify()
-    tensors, values = training.parallel.collect()
-    ranks, _ = gather_ranks(training)
-    if context.place.keeps_snapshots and training.held != training.step:
-        training.writer.start(describe(training, tensors, values, ranks), copy=not live)
-    training.saved = training.step
+    training: Training
+
+    @property
+    def step(self) -> int:
+        """See Contents."""
+        return self.training.step
+
+    @property
+    def mark(self) -> int:
+        """See Contents."""
+        return self.training.step
+
+    def align(self) -> None:
+        """See Contents."""
+        self.training.parallel.align()
+
+    def require_sound(self) -> None:
+        """Raise NonFiniteError for a number that is not finite, ReplicasDifferError for replicas that differ."""
+        task, context = self.training.task, self.training.context
+        states = (value for entries in task.optimizer.state.values() for value in entries.values())
+        numbers = (*task.model.state_dict().values(), *states)
+        floating = [number for number in numbers if isinstance(number, torch.Tensor) and number.is_floating_point()]
+        if any(context.total(not are_finite(floating))):
+            raise NonFiniteError(f"weights or optimizer are not finite at step {self.training.step}")
+        self.training.verification.verify()
+
+    def of_rank(self) -> Mapping[str, torch.Tensor]:
+        """See Contents."""
+        return {"numbers": self.training.numbers.state()}
+
+    def collect(self) -> tuple[Shards, dict[str, Any]]:
+        """See Contents."""
+        training = self.training
+        tensors, values = training.parallel.collect()
+        return tensors, {
+            "workload": training.task.name,
+            "model": dict(training.task.description),
+            "data": training.task.data,
+            "steps": training.total,
+            "position": training.position,
+            "reported": training.reported,
+            "stages": count_stages(training),
+            "optimizer": values,
+            "scaler": training.scaler.state_dict(),
+        }
+
+
+def save(training: Training, live: bool = False) -> None:
+    """Start writing a snapshot of this step (see JobSnapshots.save)."""
+    training.snapshots.save(TrainingContents(training), live)
 
 
 def is_save_due(training: Training) -> bool:
@@ -62,97 +91,22 @@ def is_save_due(training: Training) -> bool:
 
 
 def wait_for_writers(training: Training) -> None:
-    """Return on all ranks when the snapshot in progress is written. Raises OSError, or PeerError if another rank failed.
-
-    The ranks poll, so no rank waits in one long exchange however long the disks take.
-    """
-    context, writer = training.context, training.writer
-    seen = -1
-    while True:
-        busy, failed, written = context.total(writer.wait(POLL), writer.failed, writer.written)
-        if failed:
-            writer.check()
-            raise PeerError("another rank could not write its snapshot")
-        if written > seen:  # a beat means progress
-            context.beat(Phase.SAVE)
-            seen = written
-        if not busy:
-            break
-    if training.saved >= 0:
-        context.progress(training.step, snapshot_name(training.saved))
+    """Return on all ranks when the snapshot in progress is written (see JobSnapshots.wait)."""
+    training.snapshots.wait(training.step)
 
 
 def keep_in_memory(training: Training) -> None:
-    """Take a snapshot of this step into memory if one is due. By all ranks; none waits for a GPU.
-
-    The measurements that decide when the next one is due travel with the data that the ranks exchange anyway. The cost of a
-    snapshot is the copying time of the slowest rank, plus the exchange time of the rank that the others wait for: the others
-    would have waited as long in the next step.
-    """
-    rhythm, memory = training.rhythm, training.memory
-    if training.step < rhythm.due:
-        return
-    begun = time.perf_counter()
-    memory.wait()
-    copying = rhythm.copying + memory.seconds if memory.usable else 0.0
-    numbers = copying, rhythm.exchanging, rhythm.pace(training.step), float(memory.usable)
-    ranks, [copies, exchanges, paces, usable] = gather_ranks(training, *numbers)
-    training.parallel.align()
-    exchanged = time.perf_counter()
-    rhythm.exchanging = exchanged - begun
-    if memory.usable:
-        tensors, values = training.parallel.collect()
-        if memory.start(describe(training, tensors, values, ranks), are_finite):
-            rhythm.copying = time.perf_counter() - exchanged
-    cost = max(copies) + min(exchanges) if any(copies) else 0.0
-    rhythm.go_on(training.step, cost, paces[0], any(usable))
-
-
-def gather_ranks(training: Training, *numbers: float) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    """Return the state that differs from rank to rank, of all ranks, as it is stored; and for each of the `numbers` every rank's.
-
-    Called by all ranks.
-    """
-    context = training.context
-    own = {**random_states(context.device), "more": torch.tensor(numbers, dtype=torch.float64)}
-    state = training.numbers.state()
-    if state.is_cuda:  # a separate exchange, so that the host does not wait for the GPU
-        rows = [
-            {**row, "numbers": part}
-            for row, part in zip(context.gather_named(own), context.gather_on_device(state), strict=True)
-        ]
-    else:
-        rows = context.gather_named({**own, "numbers": state})
-    more = torch.stack([row.pop("more") for row in rows])
-    return {f"{rank}.{name}": part for rank, row in enumerate(rows) for name, part in row.items()}, more.T.tolist()
-
-
-def describe(
-    training: Training, tensors: Shards, values: dict[str, Any], ranks: Mapping[str, torch.Tensor]
-) -> Snapshot:
-    """Build the snapshot of this step from what `collect` and `gather_ranks` returned."""
-    state = {
-        "workload": training.task.name,
-        "model": dict(training.task.description),
-        "data": training.task.data,
-        "steps": training.total,
-        "position": training.position,
-        "reported": training.reported,
-        "world_size": training.context.place.world_size,
-        "stages": count_stages(training),
-        "optimizer": values,
-        "scaler": training.scaler.state_dict(),
-    }
-    return Snapshot(training.step, state, {**tensors, "ranks": ranks}, training.context.place.attempt)
+    """Take a snapshot of this step into memory if one is due (see JobSnapshots.keep_in_memory)."""
+    training.snapshots.keep_in_memory(TrainingContents(training))
 
 
 def resume(training: Training, wanted: str) -> bool:
     """Resume from the snapshot that `wanted` means: none, auto or a path. Returns whether there was one."""
     context, options = training.context, training.options
-    shared = share_snapshot(context, wanted, training.parallel.wants, training.memory)
-    if shared is None:
+    found = training.snapshots.find(wanted, training.parallel.wants)
+    if found is None:
         return False
-    snapshot, held = shared.snapshot, shared.held
+    snapshot = found.snapshot
     state = snapshot.state
     if state.get("workload") != training.task.name:
         origin = f"of the workload {state['workload']}" if "workload" in state else "of a script with a loop of its own"
@@ -168,14 +122,7 @@ def resume(training: Training, wanted: str) -> bool:
         training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
     load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
-    held = held and not (shared.in_memory and is_save_due(training))
-    training.held = snapshot.step if held and not shared.in_memory else -1
-    [without] = context.total(context.place.keeps_snapshots and not held)
-    training.saved = -1 if without or shared.in_memory else snapshot.step
-    if (
-        without
-    ):  # a node that lacks this snapshot gets a copy now, and so does a run that starts from another run's snapshot
-        save(training)
+    training.snapshots.settle(found, TrainingContents(training), is_save_due(training))
     return True
 
 
@@ -200,11 +147,7 @@ def load_ranks(training: Training, snapshot: Snapshot, seed: int) -> None:
     rank, same = context.place.rank, divided == (context.place.world_size, count_stages(training))
     numbers = [tensors[f"{number}.numbers"] for number in range(snapshot.state["world_size"])]
     training.numbers.load(numbers, numbers[rank] if same else None)
-    kinds = {kind: tensors[f"{rank}.{kind}"] for kind in ("cpu", "cuda") if f"{rank}.{kind}" in tensors}
-    if same and context.device.type in kinds:
-        set_random_states(context.device, kinds)
-    else:
-        torch.manual_seed(seed)
+    load_random_states(context.device, tensors, rank if same else None, seed)
 
 
 def count_stages(training: Training) -> int:
@@ -228,7 +171,7 @@ def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gon
         training.verification.forget()
         training.context.say(f"{error}; going back to the newest snapshot, in which they are equal")
     wait_for_writers(training)
-    training.memory.forget()  # its snapshots may be wrong already
+    training.snapshots.memory.forget()  # its snapshots may be wrong already
     if not resume(training, "auto"):
         error.args = (f"{error}, and there is no snapshot to go back to{advice}",)
         raise error from None

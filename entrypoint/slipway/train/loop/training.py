@@ -14,7 +14,7 @@ from torch import nn
 from slipway.options import Common
 from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.loop.arithmetic import Precision, StepCounts, decide_compile, read_precision
+from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, decide_compile, read_precision
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
 from slipway.train.observe.own_time import OwnTime
@@ -23,6 +23,7 @@ from slipway.train.observe.stragglers import Stragglers
 from slipway.train.observe.tracing import Tracing
 from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
+from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.writer import Writer
 from slipway.train.task import Task
@@ -42,9 +43,7 @@ class Training:
     parallel: Parallel  # how the processes share the work
     scaler: torch.amp.grad_scaler.GradScaler
     loader: Loader
-    writer: Writer
-    memory: MemoryBuffers  # for snapshots in memory
-    rhythm: Rhythm  # of those
+    snapshots: JobSnapshots
     numbers: StepCounts
     verification: Verification
     stragglers: Stragglers
@@ -55,8 +54,6 @@ class Training:
     step: int = 0
     position: int = 0  # in the sampler's stream, in samples
     reported: int = 0  # the step of the last report
-    saved: int = -1  # the step of the last snapshot, the same on all ranks
-    held: int = -1  # the step of a valid snapshot that this rank's run directory held already
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sample: str = ""
 
@@ -97,9 +94,13 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     return Training(
         task=task, options=options, context=context, precision=precision, batch_size=batch_size, total=total,
         parallel=parallel, scaler=scaler, loader=loader,
-        writer=Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
-        memory=MemoryBuffers(() if task.split else context.place.memory, context.warn),
-        rhythm=Rhythm(0 if task.split else options.memory_every, 0),
+        snapshots=JobSnapshots(
+            context,
+            Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
+            MemoryBuffers(() if task.split else context.place.memory, context.warn),
+            Rhythm(0 if task.split else options.memory_every, 0),
+            are_finite,
+        ),
         numbers=StepCounts(context.device),
         # The ranks of a pipeline hold different parts.
         verification=Verification(

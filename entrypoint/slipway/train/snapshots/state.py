@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -55,18 +58,68 @@ def laid_out(value: Any, parameter: nn.Parameter) -> Any:
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """The states of this process's random generators, as uint8 tensors: `cpu`, and `cuda` on a GPU."""
+    """Return the states of torch's random generators in this process as uint8 tensors: `cpu`, and `cuda` on a GPU."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
+def other_random_states() -> dict[str, torch.Tensor]:
+    """Return the states of the generators of numpy and of Python's `random`, likewise: `numpy` and `python`.
+
+    Nothing of ours uses them, and libraries may at any time: in the snapshots of `fit` they would be a difference by chance.
+    """
+    state: Any = np.random.get_state(legacy=False)  # of the generator that users call
+    words, numbers = [0] * WORDS, [math.nan] * 3
+    if state["bit_generator"] == MERSENNE:
+        words, numbers = state["state"]["key"], [state["state"]["pos"], state["has_gauss"], state["gauss"]]
+    _, integers, gauss = random.getstate()
+    return {
+        "numpy": as_bytes(words, numbers),
+        "python": as_bytes(integers, [math.nan if gauss is None else gauss]),
+    }
+
+
+MERSENNE = "MT19937"  # numpy's global generator, unless somebody replaced it by one whose state has another form
+WORDS = 624  # of its state
+
+
+def as_bytes(integers: Any, numbers: Any) -> torch.Tensor:
+    """Return 32-bit integers and after them float64 numbers as a uint8 tensor."""
+    parts = np.asarray(integers, np.uint32).view(np.uint8), np.asarray(numbers, np.float64).view(np.uint8)
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def from_bytes(stored: torch.Tensor, numbers: int) -> tuple[Any, list[float]]:
+    """Undo `as_bytes`, where there are so many `numbers`."""
+    raw = stored.numpy()
+    return raw[: -8 * numbers].copy().view(np.uint32), raw[-8 * numbers :].copy().view(np.float64).tolist()
+
+
 def set_random_states(device: torch.device, states: Mapping[str, torch.Tensor]) -> None:
-    """Undo `random_states`."""
+    """Undo `random_states` and `other_random_states`; generators without a state are left as they are."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+    if "numpy" in states:
+        integers, [place, has_gauss, gauss] = from_bytes(states["numpy"], 3)
+        if not math.isnan(place):  # where it is another kind of generator
+            np.random.set_state((MERSENNE, integers, int(place), int(has_gauss), gauss))
+    if "python" in states:
+        integers, [gauss] = from_bytes(states["python"], 1)
+        random.setstate((3, tuple(integers.tolist()), None if math.isnan(gauss) else gauss))
+
+
+def load_random_states(device: torch.device, ranks: Mapping[str, torch.Tensor], rank: int | None, seed: int) -> None:
+    """Restore the random generators of `rank` from a snapshot's `ranks`. Without them, or without a rank, start from `seed`."""
+    states = {name.partition(".")[2]: state for name, state in ranks.items() if name.partition(".")[0] == str(rank)}
+    if device.type in states:
+        set_random_states(device, states)
+        return
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, Any]) -> None:
