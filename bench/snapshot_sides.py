@@ -15,12 +15,12 @@ import torch
 from snapshot_peers import remove
 
 from slipway.options import GptOptions, parse
+from slipway.protocol.durable import PIECE
 from slipway.protocol.files import SNAPSHOTS
 from slipway.train.loop.arithmetic import are_finite
 from slipway.train.loop.saving import save, wait_for_writers
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import Training, begin_training
-from slipway.train.snapshots.tensors import PIECE
 from slipway.train.snapshots.writer import NICE, copy_all
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import Heartbeat

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from slipway.train.snapshots import tensors
+from slipway.protocol import durable
 from slipway.train.snapshots.snapshot import Snapshot, load_newest, save_snapshot
 
 OPERATIONS = ("mkdir", "rename", "unlink", "rmdir", "fsync")
@@ -45,7 +45,7 @@ class Clock:
     def install(self) -> None:
         for name in OPERATIONS:
             setattr(os, name, self._counted(getattr(os, name)))
-        real = tensors.pieces
+        real = durable.pieces
 
         def pieces(chunks: Any) -> Any:
             for piece in real(chunks):
@@ -54,7 +54,7 @@ class Clock:
                 self.tick()
                 yield piece[len(piece) // 2 :]
 
-        tensors.pieces = pieces
+        durable.pieces = pieces
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **more: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text.corpus import open_corpus
 from slipway.train.text.coverage import Coverage, CoverageCounter, judge_coverage
 from slipway.train.text.token_folder import MANIFEST, read_folder
-from slipway.train.text.tokenizer import FileTokenizer, open_tokenizer
+from slipway.train.text.tokenizer import FileTokenizer
 from slipway.train.worker.context import outside_job
 
 pytestmark = pytest.mark.pull
@@ -141,10 +140,9 @@ def test_a_tokenizer_that_refuses_unknown_words_is_named(tmp_path: Path) -> None
         (Coverage(1000, 11), "warning: the tokenizer own does not know 1.10 % of the text: 11 of 1,000 characters"),
         (Coverage(1000, 500), "warning: the tokenizer own does not know 50.00 %"),
         (Coverage(0, 0), "unknown text: 0.00 %"),
-        (None, "unknown text: not counted"),
     ],
 )
-def test_more_than_a_hundredth_is_warned_of(coverage: Coverage | None, beginning: str) -> None:
+def test_more_than_a_hundredth_is_warned_of(coverage: Coverage, beginning: str) -> None:
     assert judge_coverage(coverage, "own").startswith(beginning)
 
 
@@ -190,20 +188,3 @@ def test_training_says_which_tokenizer_it_uses_and_refuses_unknown_text(
         assert "warning: the tokenizer own does not know 100.00 %" in capsys.readouterr().out
         open_corpus(dataset, None, context, 8, allow_unknown=False)
         assert "tokenizer: bytes, 256 tokens, token 0 ends a document\n" in capsys.readouterr().out
-
-
-def test_tokens_of_an_earlier_version_say_that_nobody_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words(tmp_path)
-    (tmp_path / "sea.txt").write_text("sea wind\n" * 40)
-    prepare(
-        tmp_path / "sea.txt", "--out", tmp_path / "out", "--tokenizer", tmp_path / "tokenizer.json", "--validation", 0.3
-    )
-    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
-    del manifest["coverage"]
-    (tmp_path / "out" / MANIFEST).write_text(json.dumps(manifest))
-    with outside_job() as context:
-        open_corpus(f"tokens:{tmp_path / 'out'}", None, context, 8, allow_unknown=False)
-    assert "unknown text: not counted" in capsys.readouterr().out
-    assert open_tokenizer(str(tmp_path)).size == 3

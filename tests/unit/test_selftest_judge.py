@@ -36,7 +36,7 @@ def ended(folder: Path, code: int | None = 0, metrics: dict[str, float] | None =
     """A job with this end, its verdict's first cause, and a line of metrics."""
     folder.mkdir(exist_ok=True)
     (folder / "outcome.json").write_text(json.dumps({"first": first or None}))
-    (folder / "metrics.jsonl").write_text(json.dumps(metrics or {}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 50, **(metrics or {})}))
     return Ended(code, "a line\nthe last line\n", folder)
 
 

@@ -17,6 +17,7 @@ from slipway.check.finding import ok, sick, skipped, warning
 from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.devices import Devices
 from slipway.process.tree import signal_name
+from slipway.protocol.printable import last_line
 
 MODULE = "slipway.train.measure.health"
 # A first CUDA context without nvidia-persistenced takes ten seconds a GPU, importing torch half a minute.
@@ -88,7 +89,7 @@ def wait_for_probe(child: subprocess.Popen[str], until: float) -> ProbeEnding:
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver survives even that
             child.communicate(timeout=LAST_SECONDS)
         return ProbeEnding({}, None)
-    return ProbeEnding(last_json(out.splitlines()), child.returncode, next(iter(err.strip().splitlines()[-1:]), ""))
+    return ProbeEnding(last_json(out.splitlines()), child.returncode, last_line(err.splitlines()))
 
 
 def last_json(lines: Sequence[str]) -> Mapping[str, Any]:

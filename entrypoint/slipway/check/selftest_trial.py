@@ -1,6 +1,5 @@
 """Where the jobs and probes of a selftest run, how each of them ended, and what that proves: rows of `slipway selftest`."""
 
-import json
 import math
 import signal
 import subprocess
@@ -22,7 +21,17 @@ from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEALTHY, LaunchError
-from slipway.protocol.files import LOGS, METRICS_FILE, OUTCOME_FILE, node_folder, rank_log, read_json, read_run_text
+from slipway.protocol.files import (
+    LOGS,
+    METRICS_FILE,
+    OUTCOME_FILE,
+    node_folder,
+    rank_log,
+    read_json,
+    read_metrics,
+    read_run_text,
+)
+from slipway.protocol.printable import last_line
 
 PATIENCE = 300.0  # s that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
 # On this node alone, even if the environment names others, and once.
@@ -38,6 +47,11 @@ class Ended:
     run: Path
 
     @property
+    def last(self) -> str:
+        """The last line that it printed."""
+        return last_line(self.said.splitlines()) or "it printed nothing"
+
+    @property
     def first(self) -> Mapping[str, Any]:
         """What its verdict names as the first cause; empty where there is none."""
         first = read_json(self.run / OUTCOME_FILE).get("first")
@@ -47,9 +61,9 @@ class Ended:
     def metrics(self) -> dict[str, float]:
         """The last value of each number in metrics.jsonl."""
         numbers: dict[str, float] = {}
-        with suppress(OSError, ValueError):
-            for line in read_run_text(self.run / METRICS_FILE).splitlines():
-                numbers |= json.loads(line)
+        with suppress(OSError):
+            for _, values in read_metrics(self.run / METRICS_FILE):
+                numbers |= values
         return numbers
 
     def log(self, rank: int) -> str:
@@ -194,8 +208,8 @@ def failed_job(what: str, ended: Ended) -> Result | None:
     if ended.code == FINISHED:
         return None
     if ended.code is None:
-        return broken(what, f"had not ended after {PATIENCE:.0f} s; {last_words(ended)}")
-    found = ended.first.get("evidence") or last_words(ended)
+        return broken(what, f"had not ended after {PATIENCE:.0f} s; {ended.last}")
+    found = ended.first.get("evidence") or ended.last
     return broken(what, f"ended with {ended.code}: {found}", ended.code, str(ended.first.get("advice") or ""))
 
 
@@ -219,7 +233,7 @@ VERDICTS: Mapping[tuple[str, str], TrialResult] = {
 def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Result:
     """Whether a job whose rank `rank` had a fault ended as it has to."""
     wanted = VERDICTS.get((fault, device)) or VERDICTS[fault, ""]
-    evidence, named = str(ended.first.get("evidence") or last_words(ended)), ended.first.get("rank")
+    evidence, named = str(ended.first.get("evidence") or ended.last), ended.first.get("rank")
     if (ended.code, named) != (wanted.code, rank) or wanted.evidence not in evidence:
         return broken(
             what,
@@ -283,11 +297,6 @@ def judge_resume(what: str, whole: Ended, resumed: Ended, files: tuple[Mapping[s
         differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
         return broken(what, f"not bit for bit as without a break: {', '.join(differ) or 'no snapshot'}")
     return passed(what, f"bit for bit as without a break ({', '.join(sorted(one))})")
-
-
-def last_words(ended: Ended) -> str:
-    """The last line that a job printed."""
-    return next(iter(ended.said.strip().splitlines()[-1:]), "it said nothing")
 
 
 def code_of_all(results: tuple[Result, ...]) -> int:

@@ -144,14 +144,10 @@ class Merging:
         for event in trace.events:
             if event["ph"] == "M" and event["name"].startswith("thread_") and event.get("pid", 0) in used:
                 pid, tid = event.get("pid", 0), event.get("tid", 0)
-                yield {**without_time(event), "pid": numbers.process(pid), "tid": numbers.thread(pid, tid)}
+                kept = {name: value for name, value in event.items() if name != "ts"}  # metadata hold at all times
+                yield {**kept, "pid": numbers.process(pid), "tid": numbers.thread(pid, tid)}
         yield from names(source, numbers, lanes)
         self.pids += len(numbers.pids)
-
-
-def without_time(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata hold at all times."""
-    return {name: value for name, value in event.items() if name != "ts"}
 
 
 def names(source: Source, numbers: "Numbers", lanes: "Lanes") -> Iterator[dict[str, Any]]:

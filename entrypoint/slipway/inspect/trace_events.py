@@ -28,11 +28,10 @@ WHOLE_NUMBERS = "long int"  # stop flag, comparison of replicas: they span steps
 
 @dataclass(frozen=True)
 class Trace:
-    """What a rank's profiler wrote: its `events`, whose times are microseconds from `base` (Unix nanoseconds), and the rest."""
+    """What a rank's profiler wrote: its `events`, whose times are microseconds from `base` (Unix nanoseconds)."""
 
     base: int
     events: tuple[dict[str, Any], ...]
-    rest: Mapping[str, Any]
 
 
 def read_trace(path: Path) -> Trace:
@@ -52,8 +51,7 @@ def read_trace(path: Path) -> Trace:
     if not isinstance(events, list):
         raise ValueError("no traceEvents")
     base = content.get("baseTimeNanoseconds", 0)
-    rest = {name: content[name] for name in ("deviceProperties", "schemaVersion") if name in content}
-    return Trace(base if type(base) is int else 0, tuple(filter(is_event, events)), rest)
+    return Trace(base if type(base) is int else 0, tuple(filter(is_event, events)))
 
 
 def is_event(event: Any) -> bool:

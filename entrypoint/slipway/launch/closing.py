@@ -2,7 +2,7 @@
 where the results are, and what to type next.
 """
 
-import json
+import math
 import os
 import shlex
 import shutil
@@ -22,7 +22,7 @@ from slipway.launch.verdict.block import block, outcome_json, termination_messag
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.restarts import Course
 from slipway.launch.verdict.verdict import Verdict
-from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_run_text, write_json
+from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_metrics, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
 from slipway.protocol.replicas import read_differences
@@ -149,12 +149,8 @@ def show_losses(run: Path) -> None:
 
 def losses_of(run: Path) -> list[tuple[int, float]]:
     """The losses that a run wrote down, by step. Raises OSError."""
-    losses = []
-    for line in read_run_text(run / METRICS_FILE).splitlines():
-        with suppress(ValueError, TypeError, KeyError):  # torn by a crash, or another's
-            values = json.loads(line)
-            losses.append((int(values["step"]), float(values["loss"])))
-    return losses
+    losses = ((values["step"], values.get("loss")) for _, values in read_metrics(run / METRICS_FILE))
+    return [(step, loss) for step, loss in losses if isinstance(loss, float) and math.isfinite(loss)]
 
 
 ROWS, COLUMNS = 5, 60  # of the picture, at most, without its scale

@@ -214,6 +214,17 @@ def read_run_text(path: Path) -> str:
         return file.read().decode(errors="replace")
 
 
+def read_metrics(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line of a metrics file and its values, without what a crash left incomplete. Raises OSError."""
+    for line in read_run_text(path).splitlines():
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict) and type(values.get("step")) is int:
+            yield line, values
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run; an empty one where there is none that can be read. Numbers in it are finite."""
     try:

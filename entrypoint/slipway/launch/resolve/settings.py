@@ -59,34 +59,17 @@ def _nodes(text: str) -> tuple[int, int]:
     return least, most
 
 
-def _processes(text: str) -> int | str:
-    if text in ("auto", "gpu", "cpu"):
-        return text
-    try:
-        return _number(1, 1024)(text)
-    except ValueError:
-        raise ValueError("a number from 1 to 1024, auto, gpu or cpu are allowed") from None
-
-
-def _number_or_auto(low: int, high: int) -> Callable[[str], int | str]:
+def _number_or(low: int, high: int, *words: str) -> Callable[[str], int | str]:
     def parse(text: str) -> int | str:
-        if text == "auto":
+        if text in words:
             return text
         try:
             return _number(low, high)(text)
         except ValueError:
-            raise ValueError(f"a number from {low} to {high} or auto are allowed") from None
+            allowed = ", ".join([f"a number from {low} to {high}", *words[:-1]])
+            raise ValueError(f"{allowed} or {words[-1]} are allowed") from None
 
     return parse
-
-
-def _hang(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return _number(0, 86_400)(text)
-    except ValueError:
-        raise ValueError("a number of seconds from 0 to 86400 or auto are allowed") from None
 
 
 def _words(text: str) -> str:
@@ -133,7 +116,7 @@ SETTINGS = (
         "NPROC_PER_NODE",
         "--nproc-per-node",
         "auto",
-        _processes,
+        _number_or(1, 1024, "auto", "gpu", "cpu"),
         "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU), gpu, cpu (one per core).",
         "N|auto|gpu|cpu",
     ),
@@ -175,7 +158,7 @@ SETTINGS = (
         "SLIPWAY_AFTER_FAILURE_SECONDS",
         "--after-failure-seconds",
         "auto",
-        _number_or_auto(1, 86_400),
+        _number_or(1, 86_400, "auto"),
         "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and at most 5 where Slipway "
         "saves.",
         "S|auto",
@@ -184,7 +167,7 @@ SETTINGS = (
         "SLIPWAY_MAX_RESTARTS",
         "--max-restarts",
         "auto",
-        _number_or_auto(0, 1000),
+        _number_or(0, 1000, "auto"),
         "How often in a row, without progress, a job that failed is started again: auto is 3 for Slipway's workloads and 0 for "
         "your own script.",
         "N|auto",
@@ -209,7 +192,7 @@ SETTINGS = (
         "SLIPWAY_HANG_SECONDS",
         "--hang-seconds",
         "auto",
-        _hang,
+        _number_or(0, 86_400, "auto"),
         "Seconds that a job may stand still before that counts as a hang; saving and evaluation may take a multiple, and "
         "starting has a limit of its own; 0 for any time. auto is 300 for Slipway's workloads and 600 for your own script.",
         "S|auto",
@@ -218,7 +201,7 @@ SETTINGS = (
         "SLIPWAY_START_SECONDS",
         "--start-seconds",
         "auto",
-        _hang,
+        _number_or(0, 86_400, "auto"),
         "The same for a workload of Slipway's that starts: times 3 for imports and first connections, 4 for a snapshot, 6 for "
         "the first step, 12 for preparing data; 0 for any time. auto is 300, or --hang-seconds where that is longer.",
         "S|auto",

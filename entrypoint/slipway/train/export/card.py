@@ -24,60 +24,6 @@ REPO = re.compile(r"[\w.-]+/[\w.-]+")
 UNITS: Mapping[str, str] = MappingProxyType(
     {"val_loss": "mean cross entropy, nats", "bits_per_byte": "bits per byte", "accuracy": "share of right answers"}
 )
-TEMPLATE = """---
-{{ card_data }}
----
-
-# {{ name }}
-
-{{ about.what }} with {{ parameters }} parameters, trained for {{ trained.step }} steps by the workload
-`{{ trained.workload }}` of Slipway {{ version }}.
-
-## Use
-
-```python
-{{ usage }}
-```
-
-`{{ name }}` is the path of this folder, or its name on the Hub.
-
-## Data
-
-{{ data }}
-
-## Evaluation
-
-{% if metrics -%}
-On the validation part of the data, after step {{ step }}:
-
-| metric | value | |
-| --- | --- | --- |
-{% for name, value in metrics.items() -%}
-| {{ name }} | {{ "%.6g" | format(value) }} | {{ units.get(name, "") }} |
-{% endfor %}
-`slipway eval` measures them again.
-{%- else -%}
-It was not evaluated while it was trained; `slipway eval` does it.
-{%- endif %}
-
-## Training
-
-{{ where }}:
-
-```sh
-{{ command }}
-```
-
-| setting | value | from |
-| --- | --- | --- |
-{% for row in settings -%}
-| {{ row | join(" | ") }} |
-{% endfor %}
-## Licence
-
-Whoever publishes this model states its licence here and as `license:` in the header. The data and, where there is one,
-the model that training began with may bind you.
-"""
 
 
 @dataclass(frozen=True)
@@ -99,7 +45,7 @@ def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
     processes = trained.nodes * trained.processes_per_node
     card = ModelCard.from_template(
         card_data(trained, name, about),
-        template_str=TEMPLATE,
+        template_path=str(Path(__file__).parents[2] / "templates/model-card.md"),
         name=name,
         about=about,
         trained=trained,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tqdm import tqdm
 
 from slipway.options import Options
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import OPTIONS_FILE, read_run_text
+from slipway.protocol.files import OPTIONS_FILE, read_metrics
 from slipway.protocol.marks import LOG_ALONE
 
 
@@ -28,28 +27,17 @@ def keep_metrics(path: Path, step: int) -> None:
     """Drop lines after `step` from a metrics file: training resumes there and takes those steps again."""
     if not path.exists():
         return
-    kept = [line for line, values in stored_metrics(path) if values["step"] <= step]
+    kept = [line for line, values in read_metrics(path) if values["step"] <= step]
     replace_file(path, "".join(f"{line}\n" for line in kept))
 
 
 def read_evaluation(path: Path, step: int) -> dict[str, float]:
     """Return the newest evaluation results up to `step` in a metrics file, with their `step`; empty if there are none."""
     newest: dict[str, float] = {}
-    for _, values in stored_metrics(path) if path.exists() else []:
+    for _, values in read_metrics(path) if path.exists() else []:
         if "val_loss" in values and newest.get("step", 0) <= values["step"] <= step:
             newest = {name: value for name, value in values.items() if name != "time"}
     return newest
-
-
-def stored_metrics(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line of a metrics file and its values, without lines that a crash left incomplete."""
-    for line in read_run_text(path).splitlines():
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and isinstance(values.get("step"), int):
-            yield line, values
 
 
 # The launcher cuts the line at the terminal's width, so the most important parts come first.

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipway.protocol.durable import write_file
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.snapshots.tensors import write_file
 from slipway.train.task import Batch
 
 Colour = tuple[float, float, float]  # red, green, blue; 0 … 1

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from slipway.protocol.durable import make_folder, remove_tree, sync_folder
+from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
 from slipway.protocol.files import (
     LARGEST,
     MANIFEST,
@@ -37,7 +37,7 @@ from slipway.protocol.files import (
     snapshot_step,
 )
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.snapshots.tensors import safetensors_chunks, write_file
+from slipway.train.snapshots.tensors import safetensors_chunks
 from slipway.train.worker.launcher import NoProgressError, SupersededError
 
 FORMAT = 1

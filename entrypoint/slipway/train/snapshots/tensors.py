@@ -1,53 +1,12 @@
-"""Tensors as files and as raw bits: the safetensors format without a second copy in memory, checksums, sums of bits.
-
-torch is imported inside functions: `slipway data prepare` uses `write_file` and starts faster without torch.
-"""
+"""Tensors as files and as raw bits: the safetensors format without a second copy in memory, and sums of bits."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-PIECE = 2**24  # bytes
-
-
-def write_file(
-    path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
-) -> dict[str, int | str]:
-    """Write and fsync a new file. Returns size and sha256 of what was meant to be written, not of what is read back.
-
-    `note` is called with the size of each piece that is written.
-    """
-    digest = hashlib.sha256()
-    size = 0
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # do not follow a link at this path
-        for piece in pieces(chunks):
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            note(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-        # A reader must see what is on disk, and training data make better use of the page cache.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return {"size": size, "sha256": digest.hexdigest()}
-
-
-def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """Yield the same bytes in pieces of at most PIECE."""
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
-
+import torch
 
 # Names of the safetensors format: https://huggingface.co/docs/safetensors#format
 DTYPES: Mapping[str, str] = {
@@ -64,8 +23,6 @@ def safetensors_chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | 
     Tensors are in the order of their names, so that equal tensors make equal files: a resumed optimizer lists its state
     in another order.
     """
-    import torch
-
     tensors = dict(sorted(tensors.items()))
     header: dict[str, Any] = {}
     offset = 0
@@ -92,8 +49,6 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     missed with a probability of 2**-64. It does not protect against forgery. Measured on a CPU with ten million fp32
     values: 2.4 ms, where the same as int32 takes 87 ms and crc32 40 ms. Does not wait for a GPU.
     """
-    import torch
-
     raw = raw_bytes(tensor)
     whole = raw.numel() // WORD * WORD
     rest = torch.nn.functional.pad(raw[whole:], (0, WORD - (raw.numel() - whole))).view(torch.int64)[0]
@@ -102,8 +57,6 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values as uint8 of shape (bytes,), in memory order; without a copy if they are dense and aligned."""
-    import torch
-
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -126,8 +79,6 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as a type that every operation supports; few support unsigned integers and 8-bit floats."""
-    import torch
-
     if tensor.is_floating_point() and tensor.itemsize == 1:
         return tensor.view(torch.uint8)
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)

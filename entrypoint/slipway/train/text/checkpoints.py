@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from slipway.protocol.durable import replace_file
+from slipway.protocol.durable import replace_file, write_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import listed
 from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.placeholders import explain_page, explain_pointer, require_content
-from slipway.train.snapshots.tensors import safetensors_chunks, write_file
+from slipway.train.snapshots.tensors import safetensors_chunks
 from slipway.train.text.tokenizer import BYTES, ByteTokenizer, Tokenizer, open_tokenizer
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import agree_here

@@ -95,6 +95,7 @@ class Corpus:
     tokenizer: Tokenizer
     identity: str
     bytes_per_token: float
+    coverage: Coverage  # how much of the text the tokenizer knows
 
 
 def open_corpus(
@@ -111,17 +112,15 @@ def open_corpus(
     how much of the text it does not know. Raises ConfigurationError for data that are not there, not of this tokenizer, or,
     without `allow_unknown`, mostly unknown to it, and what fetching raises.
     """
-    corpus, coverage = find_corpus(dataset, tokenizer, context, length, column)
+    corpus = find_corpus(dataset, tokenizer, context, length, column)
     context.say(described(corpus.tokenizer))
     if corpus.tokenizer.identity != BYTES:
-        context.say(judge_coverage(coverage, corpus.tokenizer.name, allow_unknown))
+        context.say(judge_coverage(corpus.coverage, corpus.tokenizer.name, allow_unknown))
     return corpus
 
 
-def find_corpus(
-    dataset: str, tokenizer: Tokenizer | None, context: Context, length: int, column: str
-) -> tuple[Corpus, Coverage | None]:
-    """The same, with how much of the text the tokenizer knows; None where nobody counted."""
+def find_corpus(dataset: str, tokenizer: Tokenizer | None, context: Context, length: int, column: str) -> Corpus:
+    """Return the same, and print nothing about the tokenizer."""
     check_dataset(dataset)
     scheme, _, rest = dataset.partition(":")
     if scheme == TOKENS:
@@ -136,7 +135,7 @@ def find_corpus(
     return open_tokens(path, None, dataset, context, length)
 
 
-def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> tuple[Corpus, Coverage | None]:
+def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> Corpus:
     """The Python standard library's source; in bytes it lies on the device as a whole."""
     text = read_stdlib()
     if tokenizer.identity == BYTES:
@@ -144,7 +143,7 @@ def open_stdlib(tokenizer: Tokenizer, context: Context, length: int) -> tuple[Co
             DeviceTokens(torch.from_numpy(np.frombuffer(part, np.uint8).copy()).to(context.device))
             for part in (text.train, text.validation)
         )
-        return Corpus(train, validation, tokenizer, f"stdlib {text.sha256}", 1.0), None
+        return Corpus(train, validation, tokenizer, f"stdlib {text.sha256}", 1.0, Coverage())
 
     def write(folder: Path) -> Path:
         for name, content in (("train.txt", text.train), ("validation.txt", text.validation)):
@@ -180,9 +179,7 @@ def prepare_together(
     return make_together(context, cache_folder(os.environ) / "tokens" / name, make)
 
 
-def open_tokens(
-    path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context, length: int
-) -> tuple[Corpus, Coverage | None]:
+def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: Context, length: int) -> Corpus:
     """A folder of tokens; shards are verified once. Raises ConfigurationError where `tokenizer` did not make them."""
     folder = read_folder(path)
     own = open_own_tokenizer(folder)
@@ -197,4 +194,4 @@ def open_tokens(
         StoredTokens(stream, own.size, path, context.device) for stream in (parts.train, parts.validation)
     )
     identity = f"{dataset.partition(':')[0]} {parts.identity}"
-    return Corpus(train, validation, own, identity, parts.bytes_per_token), folder.coverage
+    return Corpus(train, validation, own, identity, parts.bytes_per_token, folder.coverage)

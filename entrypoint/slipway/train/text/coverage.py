@@ -115,10 +115,8 @@ def find_unknown(library: Library, content: bytes) -> int:
     return token if isinstance(token, int) else -1
 
 
-def judge_coverage(coverage: Coverage | None, tokenizer: str, allowed: bool = False) -> str:
+def judge_coverage(coverage: Coverage, tokenizer: str, allowed: bool = False) -> str:
     """A line about how much of a text `tokenizer` knows. Raises ConfigurationError for less than half, unless `allowed`."""
-    if coverage is None:
-        return "unknown text: not counted, because an earlier version of slipway made these tokens"
     counted = (
         f"{coverage.unknown:,} of {coverage.characters:,} characters other than blanks become its unknown token or "
         "are left out"

@@ -20,11 +20,10 @@ import numpy.typing as npt
 
 from slipway.options.dataset import MANIFEST
 from slipway.options.dataset import VALIDATION as SHARE
-from slipway.protocol.durable import make_folder, replace_file, sync_folder
+from slipway.protocol.durable import make_folder, replace_file, sync_folder, write_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import listed
 from slipway.train.hub.fetch import ByteProgress, hash_file
-from slipway.train.snapshots.tensors import write_file
 from slipway.train.text.coverage import Coverage
 from slipway.train.text.encodings import is_table
 from slipway.train.text.inputs import (

@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """The content of a manifest. `settings` and `sources` record how it was made; `coverage` is None if it was not counted."""
+    """The content of a manifest. `settings` and `sources` record how it was made."""
 
     path: Path
     dtype: str
@@ -61,7 +61,7 @@ class TokenFolder:
     validation: Part
     settings: Mapping[str, Any]
     sources: Sequence[Mapping[str, Any]]
-    coverage: Coverage | None = None
+    coverage: Coverage
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -104,7 +104,6 @@ def read_folder(path: Path) -> TokenFolder:
             Part(**{**part, "shards": tuple(Shard(**shard) for shard in part["shards"])})
             for part in (manifest["train"], manifest["validation"])
         )
-        coverage = manifest.get("coverage")
         folder = TokenFolder(
             path,
             manifest["dtype"],
@@ -113,7 +112,7 @@ def read_folder(path: Path) -> TokenFolder:
             validation,
             manifest["settings"],
             manifest["sources"],
-            Coverage(**coverage) if coverage else None,
+            Coverage(**manifest["coverage"]),
         )
         width, size = np.dtype(DTYPES[folder.dtype]).itemsize, int(folder.tokenizer["size"])
     except FileNotFoundError:

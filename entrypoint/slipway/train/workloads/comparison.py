@@ -12,7 +12,7 @@ import torch
 
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots
+from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots, read_metrics
 from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.loop.training import divide_batch
@@ -124,7 +124,7 @@ def train_alone(
 def training_seconds(run: Path, task: Task, batch_size: int) -> float:
     """The seconds that a run spent in its steps, from the throughput in its metrics."""
     seconds, before = 0.0, 0
-    for line in map(json.loads, (run / METRICS_FILE).read_text().splitlines()):
+    for _, line in read_metrics(run / METRICS_FILE):
         if speed := line.get(f"{task.unit}_per_second"):
             seconds += (line["step"] - before) * batch_size * task.units_per_sample / speed
             before = line["step"]
