@@ -137,7 +137,7 @@ def test_ranks_of_a_node_that_is_through_have_left(through: int) -> None:
 def test_a_node_that_failed_ends_the_job_and_nobody_hangs() -> None:
     server = make_server()
     tell(server, 0, *stands(0))
-    server.state.outcomes[1] = Outcome(1, "h", "failed", 1.0)
+    server.take(Outcome(1, "h", "failed", 1.0))
     assert server.standings() is None
 
 

@@ -29,8 +29,8 @@ class OtherProtocolError(MalformedError):
 
 def encode(message: Any) -> bytes:
     """A message as one line; ValueError where it would exceed LINE_BYTES."""
-    fields = {"rendezvous": PROTOCOL, "type": type(message).__name__.lower(), **dataclasses.asdict(message)}
-    line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    fields = {"rendezvous": PROTOCOL, "type": type(message).__name__.lower(), **vars(message)}
+    line = json.dumps(fields, separators=(",", ":"), default=vars).encode() + b"\n"
     if len(line) > LINE_BYTES:
         raise ValueError(f"a {fields['type']} message of {len(line)} bytes exceeds the limit of {LINE_BYTES}")
     return line

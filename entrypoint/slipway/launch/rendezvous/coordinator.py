@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import socket
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -310,7 +311,7 @@ class Coordinator:
     async def _finish(self) -> None:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
         server = self._server
-        await server.until(lambda: self._all_told() or self._failed(), math.inf)
+        await server.until(lambda: self._all_told() or self._state.failed, math.inf)
         await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
         for rank, seat in self._roster.seats.items():
             if rank not in self._state.outcomes:
@@ -328,13 +329,10 @@ class Coordinator:
     def _all_told(self) -> bool:
         return len(self._state.outcomes) == len(self._roster.seats)
 
-    def _failed(self) -> bool:
-        return any(not outcome.good for outcome in self._state.outcomes.values())
-
 
 def _after(node_rank: int, ranks: tuple[int, ...]) -> int:
     """The next node in the ring of those that are here."""
-    return ranks[(ranks.index(node_rank) + 1) % len(ranks)]
+    return ranks[bisect(ranks, node_rank) % len(ranks)]
 
 
 def _step(card: Card) -> int | None:

@@ -43,7 +43,10 @@ class Roster:
         self.nodes = nodes
         self.least = least
         self.seats: dict[int, Seat] = {}
-        self._here = 0  # seats taken among the expected ones; thousands of launchers ask for it
+        # Counted as launchers come and go, since each of thousands asks for both: seats taken among the expected ones, and the
+        # launcher that made the most attempts of this job (None where none made any).
+        self._here = 0
+        self.newest: Seat | None = None
         self._process = process
         self._allow_uneven, self._doubtful = allow_uneven, doubtful
 
@@ -75,11 +78,15 @@ class Roster:
         self.vacate(seat.card.node_rank)
         self.seats[seat.card.node_rank] = seat
         self._here += seat.card.node_rank < self.nodes
+        self.newest = max((one for one in (self.newest, seat) if one and one.card.tries), key=_seniority, default=None)
 
     def vacate(self, node_rank: int) -> None:
         """Forget who had this seat."""
-        if self.seats.pop(node_rank, None):
+        if gone := self.seats.pop(node_rank, None):
             self._here -= node_rank < self.nodes
+            if gone is self.newest:
+                left = [seat for seat in self.seats.values() if seat.card.tries]
+                self.newest = max(left, key=_seniority, default=None)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -100,12 +107,6 @@ class Roster:
     def enough(self) -> bool:
         """Whether as many as must be there are here, node 0 among them."""
         return self._here >= self.least and 0 in self.seats
-
-    @property
-    def newest(self) -> Seat | None:
-        """The launcher that made the most attempts of this job; None where none made any."""
-        seat = max(self.seats.values(), key=lambda seat: (seat.card.tries, -seat.card.node_rank), default=None)
-        return seat if seat and seat.card.tries else None
 
     @property
     def run(self) -> str:
@@ -188,6 +189,11 @@ class Roster:
         if most == 1 or self.nodes % most:
             return ""
         return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."
+
+
+def _seniority(seat: Seat) -> tuple[int, int]:
+    """More attempts come first, then the lower node rank."""
+    return seat.card.tries, -seat.card.node_rank
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import MalformedError
+from slipway.launch.rendezvous.codec import MalformedError, encode
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.roster import Roster, Seat
@@ -44,6 +44,7 @@ class State:
     odd_since: float = math.inf
     probed: dict[int, wire.Probed] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    failed: bool = False  # whether one of them is bad
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     processes: int = 0  # of each node
@@ -102,16 +103,21 @@ class Server:
 
     def broadcast(self, message: object, *, but: int | None = None) -> None:
         """Send a message to all launchers that are here."""
+        line = encode(message)
         for node_rank, link in self.state.links.items():
             if node_rank != but:
-                link.send(message)
+                link.send_line(line)
 
     def take(self, outcome: Outcome) -> None:
-        """Note how the run ended on a node (the first word counts), and warn the others where it ended badly."""
+        """Note how the run ended on a node (the first word counts), and warn the others of the first that ended badly.
+
+        When one node fails, all report: to pass on each report to all would take the square of their number in messages.
+        """
         if outcome.node_rank in self.state.outcomes:
             return
         self.state.outcomes[outcome.node_rank] = outcome
-        if not outcome.good:
+        if not outcome.good and not self.state.failed:
+            self.state.failed = True
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
 
@@ -119,7 +125,7 @@ class Server:
         """Where all ranks stand, once those of every node stand still or are through. May be called from another thread."""
         state = self.state
         roster, standings, outcomes = state.roster, dict(state.standings), dict(state.outcomes)
-        if not (state.running and roster and standings) or any(not outcome.good for outcome in outcomes.values()):
+        if not (state.running and roster and standings) or state.failed:
             return None
         found: list[Standing] = []
         for place, node_rank in enumerate(roster.ranks):

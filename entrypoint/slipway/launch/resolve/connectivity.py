@@ -14,7 +14,7 @@ from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 SIOCGIFCONF = 0x8912  # linux/sockios.h: all IPv4 addresses with their interfaces
 IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: 16 bytes of name, then a sockaddr_in with the address at 20
-BACKLOG = 1024  # thousands of launchers may connect in the same second; the kernel lowers it to somaxconn
+BACKLOG = 4096  # thousands of launchers may connect in one second; the kernel lowers it to somaxconn
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
