@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.outcomes import Word
@@ -26,7 +27,7 @@ MEMORY = {
     "stall": 0.01,
 }  # s between snapshots in memory, and for each: train/snapshots/memory_buffers.py, SHARE
 RESTARTS = 3  # that a job of ours may have in a row without progress, and had in all before progress renewed them
-KILLED = "SIGKILL: somebody killed it (kill -9), no out-of-memory kill was counted here"
+KILLED = Cause(CauseKind.KILLED)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def simulate(case: Case, days: float, seed: int = 0) -> Simulated:
         lost = chance.random() < case.lost
         made = Try(
             number,
-            Outcome(0, "n0", Word.LOST, 0.0) if lost else Outcome(0, "n0", Word.FAILED, 0.0, evidence=KILLED),
+            Outcome(0, "n0", Word.LOST, 0.0) if lost else Outcome(0, "n0", Word.FAILED, 0.0, cause=KILLED),
             before=round(position),
             after=round(saved),
             moved=trained > 0,

@@ -16,6 +16,7 @@ from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.messages import Card, Go, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Ending
 from slipway.protocol.errors import LaunchError
 
@@ -216,11 +217,11 @@ def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
     job.open(0, 1)
     job.join()
     rules: dict[int, Rule] = {
-        0: lambda verdict, leaving: Ending(verdict, None, "--max-restarts 3"),
+        0: lambda verdict, leaving: Ending(verdict, None, Cause(CauseKind.NO_RESTARTS)),
         1: AGAIN,
     }
     endings = job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), rules[rank]))
-    assert {(ending.pause, ending.why) for ending in endings.values()} == {(None, "--max-restarts 3")}
+    assert {(ending.pause, str(ending.why)) for ending in endings.values()} == {(None, "--max-restarts is 0")}
 
 
 def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> None:

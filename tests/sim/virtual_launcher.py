@@ -35,6 +35,7 @@ from slipway.launch.run_directory.heartbeats import Beat
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, RunLock
 from slipway.launch.several_nodes import SeveralNodes
+from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import LaunchError
@@ -54,6 +55,9 @@ LOOK = 0.5  # seconds between two looks at the work
 GLANCE = 1.0  # seconds between two looks of a launcher that waits for the others
 STILL = 20.0  # seconds without a step after which a node says where its ranks stand
 EPOCH = 1_700_000_000.0  # unix seconds at which a simulation begins
+
+
+NOTHING_MORE = Cause()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,15 +236,15 @@ class Work:
         if launcher.crash and team.moved:
             launcher.crash = False
             launcher.world.rules.harmed(launcher, "its workers fail", Word.FAILED)
-            outcome = self._outcome(Word.FAILED, evidence="ValueError: bad", rank=0)
+            outcome = self._outcome(Word.FAILED, said("ValueError: bad"), 0)
             launcher.program.sleep(launcher.dice.uniform(0, 2))
             return outcome
         if elsewhere := self._lost():
-            outcome = self._outcome(Word.PEER, evidence=elsewhere.text)
+            outcome = self._outcome(Word.PEER, Cause(CauseKind.BECAUSE, elsewhere.text))
             launcher.program.sleep(launcher.dice.uniform(0, 2))
             return outcome
         if team.noticed(launcher):
-            outcome = self._outcome(Word.PEER, evidence="Connection closed by peer", rank=0)
+            outcome = self._outcome(Word.PEER, said("Connection closed by peer"), 0)
             launcher.program.sleep(launcher.dice.uniform(0, 1))
             return outcome
         if launcher.stops.came and (team.stop() or not team.whole):
@@ -261,9 +265,9 @@ class Work:
         launcher.world.rules.hangs(launcher, hang, team)
         return self._report.outcome(hang, launcher.rank, launcher.address)
 
-    def _outcome(self, word: str, evidence: str = "", rank: int | None = None) -> Outcome:
+    def _outcome(self, word: str, cause: Cause = NOTHING_MORE, rank: int | None = None) -> Outcome:
         launcher = self._launcher
-        return Outcome(launcher.rank, launcher.address, word, launcher.clock.time(), rank, evidence)
+        return Outcome(launcher.rank, launcher.address, word, launcher.clock.time(), rank, cause)
 
 
 class Team:

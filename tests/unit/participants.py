@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from slipway.launch.rendezvous.messages import Card
+from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome
 
 
@@ -27,4 +28,6 @@ def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
 def make_outcome(node_rank: int, word: str = "finished", **changes: Any) -> Outcome:
     """How the run ended on a node, just now."""
     fields: dict[str, Any] = {"node_rank": node_rank, "host": f"host{node_rank}", "word": word, "time": time.time()}
+    if evidence := changes.pop("evidence", ""):
+        fields["cause"] = said(evidence)
     return Outcome(**fields | changes)

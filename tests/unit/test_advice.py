@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from stand_ins import make_devices, make_host, resolve
 from slipway.check.quick import quick_check
 from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.advice import ADVICE, advise
+from slipway.launch.verdict.block import what_to_do
 from slipway.protocol.errors import LaunchError
 
 RUNTIMES = ("docker", "kubernetes", "slurm", "host")
@@ -46,9 +48,9 @@ def test_a_pod_that_knows_no_master_is_told_of_services() -> None:
 @pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
 def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> None:
     lines = ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"]
-    facts = Facts(0, "host", own=False, ranks=(0,), status=1, runtime=runtime)
+    facts = Facts(0, "host", own=False, ranks=(0,), status=1)
     facts.failures, facts.last = [{"rank": 0, "exitcode": 1}], {0: lines}
-    told = choose_outcome(facts, tmp_path, 1.0).advice
+    told = what_to_do(choose_outcome(facts, tmp_path, 1.0), partial(advise, runtime=runtime))
     assert "/dev/shm" in told
     assert not DOCKERS.search(told)
 

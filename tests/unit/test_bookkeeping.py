@@ -12,25 +12,25 @@ import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for, write_files
 
 from slipway.launch.attempt import supervise
-from slipway.launch.attempt.ending import count_ooms
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.job import run_job
 from slipway.launch.resolve import devices
 from slipway.launch.resolve.job_spec import Job
+from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 # Every call behind the last step that touches a file system.
 CALLS = (
-    "attempt.ending.read_kernel_file",
-    "attempt.ending.cgroup_folders",
-    "attempt.attempt.newest_step",
-    "closing.newest_step",
-    "closing.fleeting_results",
-    "closing.earlier_attempts",
-    "closing.write_json",
-    "run_directory.run_lock.RunLock._mine",
+    "protocol.cgroups.read_kernel_file",
+    "protocol.cgroups.cgroup_folders",
+    "launch.attempt.attempt.newest_step",
+    "launch.closing.newest_step",
+    "launch.closing.fleeting_results",
+    "launch.closing.earlier_attempts",
+    "launch.closing.write_json",
+    "launch.run_directory.run_lock.RunLock._mine",
 )
 
 
@@ -76,7 +76,7 @@ def test_a_finished_job_stays_finished_whatever_its_bookkeeping_meets(
     def fails(*_: object, **__: object) -> Any:
         raise STALE
 
-    code = run(lambda: monkeypatch.setattr(f"slipway.launch.{name}", fails))
+    code = run(lambda: monkeypatch.setattr(f"slipway.{name}", fails))
     said = capfd.readouterr().err
     assert code == 0, said
     assert "finished" in said

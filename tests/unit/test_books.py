@@ -22,12 +22,13 @@ from slipway.launch.run_directory.bookkeeping import (
 )
 from slipway.launch.run_directory.heartbeats import Beat
 from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.phases import Phase
 
 GOOD = Outcome(0, "n0", "finished", 1.0)
-BAD = Outcome(1, "n1", "failed", 9.0, rank=3, evidence="ValueError: bad")
+BAD = Outcome(1, "n1", "failed", 9.0, rank=3, cause=said("ValueError: bad"))
 
 
 class Hands:

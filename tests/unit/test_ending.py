@@ -1,6 +1,7 @@
 """From what was seen while the workers ran to one word, its evidence and advice."""
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import pytest
 from nccl_texts import CLOSED, DUPLICATE, SHM, nccl_error
 from stand_ins import write_files
 
-from slipway.launch.attempt.ending import Facts, choose_outcome, count_ooms, is_cause_known
+from slipway.launch.attempt.ending import Facts, choose_outcome, is_cause_known
+from slipway.launch.resolve.advice import advise
+from slipway.launch.verdict.block import what_to_do
+from slipway.launch.verdict.cause import Cause, said
 from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.files import write_json
 
 NOW = 1000.0
@@ -68,6 +73,11 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
         write_json(folder / "outcome" / f"rank-{rank}.json", content)
     given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), **facts}
     return choose_outcome(Facts(**given), folder, NOW)
+
+
+def helps(outcome: Outcome, runtime: str = "host", run: Path | None = None) -> str:
+    """What people are told to do about it."""
+    return what_to_do(outcome, partial(advise, runtime=runtime), run)
 
 
 DONE = {0: file("finished", message="val_loss 1.5"), 1: file("finished", message="other")}
@@ -193,7 +203,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({}, {"status": 1, "agent_log": ""}, "failed", None, "no message"),
         (
             {}, {"status": 1, "agent_log": "x\nBlockingIOError: [Errno 11] Resource temporarily unavailable"},
-            "unhealthy", None, "torchrun: BlockingIOError",
+            "unhealthy", None, "torchrun ended with 1: BlockingIOError",
         ),
         ({}, {"status": 1, "agent_log": "Timeout waiting\nlast"}, "peer", None, "last"),
     ],
@@ -209,7 +219,7 @@ def test_each_ending_has_its_word_and_evidence(
 
 def test_a_limit_of_processes_is_named(tmp_path: Path) -> None:
     thread = file("unhealthy", exception="RuntimeError: Resource temporarily unavailable")
-    assert "ulimit -u" in end(tmp_path, {0: thread}, status=1).advice
+    assert "ulimit -u" in helps(end(tmp_path, {0: thread}, status=1))
 
 
 def test_an_abort_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
@@ -404,7 +414,7 @@ BUS = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. I
     ],
 )
 def test_what_a_worker_wrote_decides_what_to_do(tmp_path: Path, content: dict[str, Any], advice: str) -> None:
-    told = end(tmp_path, {0: content}, status=1).advice
+    told = helps(end(tmp_path, {0: content}, status=1))
     assert (advice in told) if advice else told == ""
 
 
@@ -414,7 +424,7 @@ def test_an_exception_beside_an_out_of_memory_kill_says_both(tmp_path: Path) -> 
     outcome = end(tmp_path, {0: crash}, status=1, failures=[failure(0, 1)], ooms=1)
     assert "DataLoader" in outcome.evidence
     assert "out-of-memory kills were counted" in outcome.evidence
-    assert "more memory" in outcome.advice
+    assert "more memory" in helps(outcome)
 
 
 def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path) -> None:
@@ -473,7 +483,7 @@ def test_what_nccl_said_last_decides_for_a_users_script_too(
     outcome = end(tmp_path, own=own, status=1, failures=[failure(1, 1)], last=said)
     assert (outcome.word, outcome.where) == (word, "train.py:7 in main")
     assert outcome.evidence == f"exit code 1: torch.distributed.DistBackendError: {name}: Last error: {last}"
-    assert advice in outcome.advice
+    assert advice in helps(outcome)
     assert outcome.own
 
 
@@ -495,7 +505,7 @@ def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, o
     survivor = end(tmp_path, own=own, status=1, failures=[failure(1, ABORTED)], last=said)
     assert (survivor.word, survivor.own) == (word, False)
     assert survivor.evidence.startswith("SIGABRT: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog")
-    verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, evidence="no heartbeat for 30 s")])
+    verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, cause=Cause(text="no heartbeat for 30 s"))])
     assert (verdict.word, verdict.code(0)) == ("lost", 76)
 
 
@@ -527,8 +537,8 @@ def test_where_every_failure_is_a_remote_error_it_is_76_whichever_rank_is_read_f
 
 @pytest.mark.parametrize("times", [(1.0, 2.0), (2.0, 1.0)])
 def test_the_same_goes_for_nodes(times: tuple[float, float]) -> None:
-    lost = Outcome(0, "n0", "failed", times[0], evidence="exit code 1: RuntimeError: Connection closed by peer")
-    waited = Outcome(1, "n1", "peer", times[1], evidence=REMOTE["gloo's time-out"][0])
+    lost = Outcome(0, "n0", "failed", times[0], cause=said("exit code 1: RuntimeError: Connection closed by peer"))
+    waited = Outcome(1, "n1", "peer", times[1], cause=said(REMOTE["gloo's time-out"][0]))
     verdict = judge([lost, waited])
     assert (verdict.word, verdict.code(0), verdict.first.node_rank) == ("peer", 76, 1)
 
@@ -648,7 +658,8 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
     ],
 )
 def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, Any], advice: str) -> None:
-    told = end(tmp_path, status=1, **facts).advice
+    seen = {name: value for name, value in facts.items() if name != "runtime"}
+    told = helps(end(tmp_path, status=1, **seen), facts.get("runtime", "host"), facts.get("run"))
     assert (advice in told) if advice else told == ""
 
 
@@ -730,4 +741,4 @@ def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(
     says = (
         f"looks for torch's store at localhost, port {port}, and torchrun's is at port {store_port}: take the lines out"
     )
-    assert (says in outcome.advice) is told
+    assert (says in helps(outcome)) is told

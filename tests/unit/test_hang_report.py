@@ -11,6 +11,7 @@ from slipway.launch.hangs.hang import BUSY, HangReport
 from slipway.launch.hangs.standing import Call, Frame, Standing
 from slipway.launch.rendezvous.messages import Moves, Stands
 from slipway.launch.rendezvous.server import Server, State
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome, judge
 
 WAITS = Standing(0, 0, frames=(Frame("a.py", 1, "f"),), calls=(Call("0", 3, "all_reduce", "", 0.0, False),))
@@ -78,7 +79,7 @@ def test_a_hang_that_ends_a_job_is_its_reason_whatever_others_made_of_being_ende
     hang = scene.report.judge((WAITS, works()), 10.0)
     assert hang is not None
     ended = scene.report.outcome(hang, 0, "host0")
-    other = Outcome(1, "host1", "failed", ended.time + 1.0, 1, "RuntimeError: terminated")
+    other = Outcome(1, "host1", "failed", ended.time + 1.0, 1, Cause(text="RuntimeError: terminated"))
     verdict = judge([other, ended])
     assert (verdict.word, verdict.first, verdict.code(1)) == ("peer", ended, 76)
     assert verdict.first.stacks[0] == "  rank 1 (node 0) is at b.py:2 g()"
@@ -146,6 +147,6 @@ def test_node_0_that_is_through_ends_the_others_that_hang() -> None:
     server.state.outcomes[0] = Outcome(0, "h", "finished", 1.0)
     sent: list[Any] = []
     server.broadcast = lambda message, but=None: sent.append(message)  # type: ignore[method-assign,assignment]
-    server.correct(Outcome(0, "h", "peer", 2.0, 1, "hang: x", stacks=("  rank 1",)))
+    server.correct(Outcome(0, "h", "peer", 2.0, 1, Cause(CauseKind.HANG, "x"), stacks=("  rank 1",)))
     assert server.state.outcomes[0].word == "peer"
     assert sent[0].outcome.evidence == "hang: x"

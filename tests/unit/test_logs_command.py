@@ -13,6 +13,7 @@ from stand_ins import Slipway
 
 from slipway.launch.attempt.worker_output import stamp
 from slipway.launch.verdict.block import outcome_json
+from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.restarts import Course, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CONFIGURATION, USAGE
@@ -105,8 +106,8 @@ def ended(run: Path, *attempts: Outcome, newest: int) -> None:
     write_json(run / "outcome.json", outcome_json(judge([attempts[-1]]), 0, Course(tries)))
 
 
-LOST = Outcome(1, "gpu08", "lost", START, evidence="no heartbeat for 30 s")
-FAILED = Outcome(0, "gpu07", "failed", START, rank=1, evidence="ValueError: bad\033[2J")
+LOST = Outcome(1, "gpu08", "lost", START, cause=said("no heartbeat for 30 s"))
+FAILED = Outcome(0, "gpu07", "failed", START, rank=1, cause=said("ValueError: bad\033[2J"))
 
 
 def test_headings_say_why_the_attempt_before_ended_and_the_last_line_how_the_run_did(
@@ -127,7 +128,7 @@ def test_headings_say_why_the_attempt_before_ended_and_the_last_line_how_the_run
 
 
 def test_a_run_that_ended_well_says_so(slipway: Slipway, run: Path) -> None:
-    ended(run, Outcome(0, "gpu07", "finished", START, evidence="20 steps"), newest=2)
+    ended(run, Outcome(0, "gpu07", "finished", START, cause=said("20 steps")), newest=2)
     assert slipway("logs").out == f"{SHOWN}--- attempt 2 ended: finished: 20 steps ---\n"
 
 

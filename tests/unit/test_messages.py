@@ -14,9 +14,11 @@ from slipway.launch.hangs.standing import Call, Frame, Group, Standing
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
 from slipway.launch.rendezvous.messages import Card
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
+from slipway.protocol.causes import Sign
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
@@ -34,9 +36,12 @@ EXAMPLES = (
     wire.Peer(make_card(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
+    wire.Report(
+        make_outcome(1, "failed", cause=Cause(CauseKind.RAISED, "x", -9, signs=(Sign.ECHO,), store=("h", "1", "2")))
+    ),
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
-    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, "", (1,), 2),
+    Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, None, (1,), 2),
     wire.Stands(
         Standing(
             3,

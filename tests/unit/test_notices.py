@@ -20,6 +20,7 @@ from slipway.launch import monitoring
 from slipway.launch.monitoring import Notices, open_notices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.files import REPLICAS_FILE, write_json
 from slipway.protocol.outcomes import Word
@@ -94,7 +95,7 @@ def start(chat: Chat) -> Callable[..., Notices]:
 
 
 def verdict(word: Word, evidence: str = "") -> Verdict:
-    return judge([Outcome(1, "gpu08", word, 0.0, evidence=evidence)])
+    return judge([Outcome(1, "gpu08", word, 0.0, cause=said(evidence))])
 
 
 def test_a_message_has_a_text_for_people_and_fields_for_programs(chat: Chat, start: Any, run: Run) -> None:

@@ -14,6 +14,8 @@ from stand_ins import Slipway
 
 from slipway.launch.run_directory.run import odd_files, odd_records, refuse_links
 from slipway.launch.run_directory.run_lock import is_alive
+from slipway.launch.verdict.block import outcome_record
+from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.durable import remove_tree
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -101,11 +103,16 @@ def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal
     run, odd = tmp_path / "runs/gpt-1", tmp_path / "runs/gpt-2"
     for folder in (run / "node-0/logs", run / "node-²/logs", run / "snapshots/step-²", odd):
         folder.mkdir(parents=True)
-    first = Outcome(0, "n\x1b[2J", "failed", 1000.0, evidence="\x1b]0;gone\x07 ValueError", advice="\x1b[31mlook")
+    first = Outcome(0, "n\x1b[2J", "failed", 1000.0, cause=said("\x1b]0;gone\x07 ValueError"))
     verdict = judge((first,))
     record = {"workload": "gpt", "started": 1.0, "attempt": 1, "nodes": 2_000_000_000}
     (run / "run.json").write_text(json.dumps(record))
-    ended = {"code": 1, "word": "failed", "first": vars(verdict.first), "attempt": 1}
+    ended = {
+        "code": 1,
+        "word": "failed",
+        "first": outcome_record(verdict.first, lambda outcome: "\x1b[31mlook"),
+        "attempt": 1,
+    }
     (run / "outcome.json").write_text(json.dumps(ended))
     (run / "node-0/logs/rank-0.log").write_text("2026-01-01T00:00:00.000Z hello\n")
     os.mkfifo(run / "node-0/logs/rank-1.log")

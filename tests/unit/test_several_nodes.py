@@ -19,11 +19,12 @@ from slipway.launch.rendezvous.messages import Go
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, last_outcome
 from slipway.launch.several_nodes import SeveralNodes, agree, make_card, may_count_processes, runs_folder
+from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 
-LOST = Outcome(1, "n1", "lost", 1.0, evidence="its connection closed")
+LOST = Outcome(1, "n1", "lost", 1.0, cause=said("its connection closed"))
 STOPPED = Outcome(1, "n1", "stopped", 1.0)
 SICK = Outcome(1, "n1", "unhealthy", 1.0)
 
@@ -53,7 +54,7 @@ def rule(
 def test_a_lost_node_is_waited_for_again_until_attempts_are_used_up() -> None:
     lost = tuple(Try(number, LOST, moved=True) for number in (1, 2, 3))
     assert [rule(LOST, tries=lost[:made], failures=made).pause for made in range(4)] == [1.0, 4.0, 16.0, None]
-    assert rule(LOST, tries=lost, failures=3).why.startswith("--max-restarts 3")
+    assert rule(LOST, tries=lost, failures=3).why == Cause(CauseKind.LIMIT, number=4, name="3")
     assert judge([LOST]).code(0) == 76
 
 
@@ -87,7 +88,8 @@ def test_nothing_follows_a_stop_or_a_good_end() -> None:
 
 def test_who_leaves_does_not_end_the_job_of_the_others_even_where_its_save_failed() -> None:
     stopped, failed = (
-        rule(outcome, stop=True, leaving=(0,)) for outcome in (STOPPED, Outcome(0, "n0", "peer", 1.0, evidence="late"))
+        rule(outcome, stop=True, leaving=(0,))
+        for outcome in (STOPPED, Outcome(0, "n0", "peer", 1.0, cause=said("late")))
     )
     assert (stopped.pause, stopped.leaving) == (1.0, (0,))
     assert failed.pause == 1.0

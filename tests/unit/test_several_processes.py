@@ -13,6 +13,7 @@ from slipway.launch.node import Node
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_processes import SeveralProcesses
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
@@ -66,18 +67,18 @@ def test_who_is_through_has_left_and_the_next_one_judges(start: Callable[[], Pro
 
 def test_a_hang_that_ended_the_one_that_judges_ends_those_that_still_stand(start: Callable[[], Processes]) -> None:
     jobs = start()
-    hang = Outcome(0, "h", "peer", 1.0, 3, "hang: rank 3", stacks=("  rank 3",))
+    hang = Outcome(0, "h", "peer", 1.0, 3, Cause(CauseKind.HANG, "rank 3"), stacks=("  rank 3",))
     assert end(jobs[0], hang).verdict.first == hang
     assert jobs[1].news is None
     assert jobs[1].compare(stands(1)) is None
     assert jobs[1].news == hang
-    verdict = end(jobs[1], Outcome(0, "h", "failed", 2.0, 1, "RuntimeError: terminated")).verdict
+    verdict = end(jobs[1], Outcome(0, "h", "failed", 2.0, 1, Cause(text="RuntimeError: terminated"))).verdict
     assert (verdict.first, verdict.code(0)) == (hang, 76)
 
 
 def test_what_was_said_in_an_earlier_start_is_over(start: Callable[[], Processes]) -> None:
     for rank, one in enumerate(start()):
-        end(one, Outcome(rank // 2, "h", "peer", 1.0, 3, "hang: rank 3", stacks=("  rank 3",)))
+        end(one, Outcome(rank // 2, "h", "peer", 1.0, 3, Cause(CauseKind.HANG, "rank 3"), stacks=("  rank 3",)))
     jobs = start()
     assert jobs[1].compare(stands(1)) is None
     assert jobs[1].news is None

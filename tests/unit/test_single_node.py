@@ -17,7 +17,8 @@ from slipway.launch.rendezvous.messages import Go
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import agree
-from slipway.launch.verdict.block import block, outcome_json
+from slipway.launch.verdict.block import block, outcome_json, what_to_do
+from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 
@@ -30,7 +31,7 @@ def make_job(*words: str, environ: Mapping[str, str] | None = None) -> Job:
 
 
 def tried(number: int = 1, word: str = "failed", **more: Any) -> Try:
-    outcome = Outcome(0, "n0", word, 1000.0 + number, rank=1, evidence="ValueError: bad", advice="look at the log")
+    outcome = Outcome(0, "n0", word, 1000.0 + number, rank=1, cause=said("ValueError: bad"))
     return Try(number, outcome, **more)
 
 
@@ -95,7 +96,7 @@ def test_one_attempt_too_many_says_what_was_wrong() -> None:
     assert last.outcome.word == "no-progress"
     assert judge([last.outcome]).code(0) == 93
     assert "3 attempts left no snapshot after step 40; the last failed: ValueError: bad" in last.outcome.evidence
-    assert "look at the log" in last.outcome.advice
+    assert "save more often (--save-every); see all that it printed" in what_to_do(last.outcome, str)
     assert "no snapshot at all" in give_up((tried(),)).outcome.evidence
 
 
@@ -115,18 +116,18 @@ def test_the_closing_block_counts_the_attempts() -> None:
     course = Course((tried(1), tried(2), tried(3, "finished")))
     lines = block(judge([course.tries[-1].outcome]), course)
     assert lines[0].startswith("finished on 1 node after 3 attempts")
-    course = Course((tried(1), tried(2)), "--max-restarts 1")
+    course = Course((tried(1), tried(2)), Cause(CauseKind.LIMIT, number=2, name="1"))
     lines = block(judge([course.tries[-1].outcome]), course)
     assert [line for line in lines if line.startswith("  attempt")] == [
         "  attempt 1   node 0 (n0), rank 1: ValueError: bad"
     ]
-    assert "  restarts    1: --max-restarts 1" in lines
-    assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), "because"))
+    assert "  restarts    1: --max-restarts 1, and 2 failures in a row were without progress" in lines
+    assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), Cause(text="because")))
     many = block(judge([tried().outcome]), Course(tuple(map(tried, range(1, 21)))))
     assert [line.split()[1] for line in many if line.startswith("  attempt ")] == [str(n) for n in range(12, 20)]
     assert "  attempts    11 more before these: see outcome.json" in many
     told = outcome_json(judge([course.tries[-1].outcome]), 0, course)
-    assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, "--max-restarts 1", 2)
+    assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, str(course.why), 2)
 
 
 @pytest.mark.parametrize(

@@ -139,4 +139,4 @@ def test_the_flag_for_the_workers_says_what_was_asked(tmp_path: Path) -> None:
 
 
 def test_a_flag_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    assert "the stop flag cannot be written" in raise_flag(tmp_path / "absent", Stop(0.0, TERM, "SIGTERM"))
+    assert "No such file" in raise_flag(tmp_path / "absent", Stop(0.0, TERM, "SIGTERM"))

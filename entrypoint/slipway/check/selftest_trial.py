@@ -19,6 +19,7 @@ from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
+from slipway.launch.verdict.cause import CauseKind
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import (
@@ -214,31 +215,32 @@ def failed_job(what: str, ended: Ended) -> Result | None:
 
 
 class TrialResult(NamedTuple):
-    """How a job with a fault has to end: its exit code, and the evidence against the rank that has it."""
+    """How a job with a fault has to end: its exit code, the kind of its cause, and words of what the rank that has it said."""
 
     code: int
-    evidence: str
+    cause: CauseKind
+    words: str = ""
 
 
 # By the fault of train/workloads/selftest.py, on the device that raises it.
 VERDICTS: Mapping[tuple[str, str], TrialResult] = {
-    ("hang", ""): TrialResult(PEER, "hang"),
-    ("raise", ""): TrialResult(FAILED, "this rank raises an exception on purpose"),
-    ("kill", ""): TrialResult(FAILED, "SIGKILL"),
-    ("memory", "cuda"): TrialResult(FAILED, "OutOfMemoryError"),
-    ("memory", "cpu"): TrialResult(FAILED, "can't allocate memory"),
+    ("hang", ""): TrialResult(PEER, CauseKind.HANG),
+    ("raise", ""): TrialResult(FAILED, CauseKind.SAID, "this rank raises an exception on purpose"),
+    ("kill", ""): TrialResult(FAILED, CauseKind.KILLED),
+    ("memory", "cuda"): TrialResult(FAILED, CauseKind.SAID, "OutOfMemoryError"),
+    ("memory", "cpu"): TrialResult(FAILED, CauseKind.SAID, "can't allocate memory"),
 }
 
 
 def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Result:
     """Whether a job whose rank `rank` had a fault ended as it has to."""
     wanted = VERDICTS.get((fault, device)) or VERDICTS[fault, ""]
-    evidence, named = str(ended.first.get("evidence") or ended.last), ended.first.get("rank")
-    if (ended.code, named) != (wanted.code, rank) or wanted.evidence not in evidence:
+    evidence, named, cause = str(ended.first.get("evidence") or ended.last), *map(ended.first.get, ("rank", "cause"))
+    if (ended.code, named, cause) != (wanted.code, rank, wanted.cause) or wanted.words not in evidence:
         return broken(
             what,
             f"ended with {ended.code} and named rank {named}: {evidence}; it should have ended with {wanted.code} and "
-            f"named rank {rank} ({wanted.evidence})",
+            f"named rank {rank} ({wanted.words or wanted.cause})",
             ended.code,
         )
     return passed(what, f"exit code {wanted.code}, rank {rank}: {evidence}")

@@ -132,14 +132,14 @@ def describe_ending(status: Status) -> RunEnding:
     facts += [("exit code", _or_none(outcome.get("code")))]
     if outcome.get("no_restart"):
         facts.append(("no restart", str(outcome["no_restart"])))
-    return RunEnding(heading(word, first.get("evidence")), word in GOOD, (*facts, *seen), tries, seconds)
+    return RunEnding(heading(word, first.get("cause")), word in GOOD, (*facts, *seen), tries, seconds)
 
 
 def _tried(tried: Mapping[str, Any]) -> Tried:
     ended = tried.get("outcome")
     ended = ended if isinstance(ended, dict) else {}
     word = str(ended.get("word"))
-    called = heading(word, ended.get("evidence")) if word in ENDINGS else "unknown"
+    called = heading(word, ended.get("cause")) if word in ENDINGS else "unknown"
     evidence = f"{called}: {_or_none(ended.get('evidence'))}"
     return Tried(_or_none(tried.get("number")), _place(ended), evidence, _when(ended), _or_none(tried.get("after")))
 

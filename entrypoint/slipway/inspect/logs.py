@@ -21,6 +21,7 @@ from typing import NamedTuple
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
 from slipway.launch.run_directory.run import last_outcome
 from slipway.launch.verdict.block import ENDINGS, locate
+from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.files import (
     ATTEMPTS,
@@ -279,13 +280,19 @@ def closing(run: Path, attempt: int) -> str:
     return f"--- attempt {attempt} ended: {ending} ---" if ending else ""
 
 
+READ = ("node_rank", "host", "word", "rank", "evidence")  # of an attempt's outcome
+
+
 def read_endings(run: Path) -> dict[int, str]:
     """How each attempt ended: `node 1 (gpu08): no heartbeat for 30 s`. What is damaged is left out."""
     tries = read_json(run / OUTCOME_FILE).get("attempts")
     endings = {}
     for tried in tries if isinstance(tries, list) else []:
-        with suppress(KeyError, TypeError, ValueError):
-            endings[int(tried["number"])] = one_line(_tell(Outcome(**tried["outcome"])))[:1000]
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            node, host, word, rank, text = (tried["outcome"].get(name) for name in READ)
+            endings[int(tried["number"])] = one_line(_tell(Outcome(node, host, word, 0.0, rank, Cause(text=text))))[
+                :1000
+            ]
     return endings
 
 

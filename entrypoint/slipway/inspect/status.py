@@ -253,7 +253,7 @@ def _ending(status: Status) -> list[str]:
         return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
     rank = "" if first.get("rank") is None else f", rank {first['rank']}"
     lines = [
-        f"  ended       {heading(word, first.get('evidence'))}: node {first.get('node_rank')} ({first.get('host')}){rank}: "
+        f"  ended       {heading(word, first.get('cause'))}: node {first.get('node_rank')} ({first.get('host')}){rank}: "
         f"{first.get('evidence')}"
     ]
     if isinstance(at := first.get("time"), int | float):

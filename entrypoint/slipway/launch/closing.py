@@ -4,11 +4,13 @@ where the results are, and what to type next.
 
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
@@ -18,7 +20,7 @@ from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Invocation, as_typed, fill_in, fold_command, next_commands
 from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
-from slipway.launch.verdict.block import block, outcome_json, termination_message
+from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.restarts import Course
 from slipway.launch.verdict.verdict import Verdict
@@ -28,48 +30,53 @@ from slipway.protocol.printable import printable
 from slipway.protocol.replicas import read_differences
 
 SHOWN = 3  # times that the replicas differed, the newest
-LACKING = "image's name"  # in the table of advice
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
-def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course) -> int:
+def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, writes: bool = True) -> int:
     """Write the verdict to a file, print it, pass it to the pod, and return this node's exit code.
 
-    `run` is None where there is none, or where another node writes into the same folder; the verdict of a later attempt is not
-    overwritten.
+    `run` is None where there is none. Not `writes`: another node writes into the same folder; the verdict of a later attempt is
+    not overwritten.
     """
-    node_rank = job.plan.topology.node_rank
+    node_rank, lacks = job.plan.topology.node_rank, partial(advise, runtime=job.host.runtime)
+    helps = partial(what_to_do, lacks=lacks, run=run.path if run else None)
+    run = run if writes else None
     if run and is_newest(run.path, course.number):
         with suppress(OSError):
             earlier = earlier_attempts(run.path, course.tries[0].number)
             differences = [difference._asdict() for difference in read_differences(run.path)]
-            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences))
+            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences, helps))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(f"time: {line}")
         for difference in read_differences(run.path)[-SHOWN:]:
             say(f"the replicas differed at {difference}")
-    for line in block(verdict, course, job.plan.topology.process_rank, lambda command: _typed(command, job)):
+    for line in block(verdict, course, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)
-    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict)
+    tell_pod(verdict.code(node_rank), block(verdict)[0], verdict, helps)
     return verdict.code(node_rank)
 
 
-def _typed(command: str, job: Job) -> str:
-    """A command of an advice as it is typed where this node was started, with the shortest paths."""
-    words = (short_path(Path(word)) if word.startswith("/") else word for word in shlex.split(command))
-    command = shlex.join(words)
-    return as_typed(command, find_here(job, bool(fleeting_results(job.host, results_folder(job.sources)))))
+def _typed(advice: str, job: Job) -> str:
+    """Advice with its commands as they are typed where this node was started, with the shortest paths."""
+    here = find_here(job, bool(fleeting_results(job.host, results_folder(job.sources))))
+
+    def typed(command: re.Match[str]) -> str:
+        words = (short_path(Path(word)) if word.startswith("/") else word for word in shlex.split(command[1]))
+        return as_typed(shlex.join(words), here)
+
+    return re.sub(r"`(slipway [^`]+)`", typed, advice)
 
 
-def tell_pod(code: int, message: str, verdict: Verdict | None = None) -> None:
+def tell_pod(code: int, message: str, verdict: Verdict | None = None, helps: Advise = lambda outcome: "") -> None:
     """Write the termination message of a pod, in place: it is a mounted file."""
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict))
+            TERMINATION_LOG.write_bytes(termination_message(code, message, verdict, helps))
 
 
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
@@ -106,7 +113,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
             "so type them in the folder that contains it"
         )
     if commands and not here.image and not here.program and here.runtime != "compose":
-        say(f"  Replace {USUAL_IMAGE} with your image's name, or {advise(LACKING, job.host.runtime)}.")
+        otherwise = advise("image's name", job.host.runtime)
+        say(f"  Replace {USUAL_IMAGE} with your image's name, or {otherwise}.")
 
 
 def find_here(job: Job, fleeting: bool) -> Invocation:

@@ -25,6 +25,7 @@ from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.verdict.block import block, locate
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
 from slipway.launch.verdict.restarts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
@@ -110,7 +111,7 @@ def make_attempts(
                 raise
             tried = not_started(job, node.run, error, clock.time())
         taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
-        rule = end_here if taken_over else partial(decide_next, job, node, tried, stops)
+        rule = (lambda verdict, _: Ending(verdict)) if taken_over else partial(decide_next, job, node, tried, stops)
         ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient, hangs)
         books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
@@ -119,7 +120,7 @@ def make_attempts(
         leaves = job.plan.topology.node_rank in ending.leaving
         if ending.pause is None or leaves or (lock and lock.lost):
             stay = "wait for its replacement" if job.replaced else "go on without it"
-            why = f"this node leaves, and the others {stay}" if leaves else ending.why
+            why = Cause(CauseKind.LEAVES, stay) if leaves else ending.why
             notices.end(node.run, ending.verdict)
             return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
         announce(job, node, ending, ending.pause, clock.time(), memory.step)
@@ -146,16 +147,9 @@ def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
 
 def hang_report(job: Job, run: Run, hears: Callable[[str], None]) -> HangReport:
     """What tells of a hang in the next attempt, `hears` too."""
-    end = job.sources.value("SLIPWAY_ON_HANG") == "end"
-    topology = job.plan.topology
-    return HangReport(
-        run.node(topology.node_rank),
-        job.patience or math.inf,
-        say,
-        end=end,
-        hears=hears,
-        process=topology.process_rank,
-    )
+    end, topology = job.sources.value("SLIPWAY_ON_HANG") == "end", job.plan.topology
+    node_dir, limit = run.node(topology.node_rank), job.patience or math.inf
+    return HangReport(node_dir, limit, say, end=end, hears=hears, process=topology.process_rank)
 
 
 def was_stopped(stops: Stops) -> bool:
@@ -198,32 +192,22 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
         return Ending(verdict)
     topology = job.plan.topology
     if topology.process:
-        return Ending(verdict, why="with one launcher per process there are no restarts")
+        return Ending(verdict, why=Cause(CauseKind.PER_PROCESS))
     if verdict.first.word == Word.LOST and topology.requeues and not topology.elastic:
-        return Ending(verdict, why=f"{topology.requeues} cannot restart a task of a step, only requeue the whole job")
+        return Ending(verdict, why=Cause(CauseKind.ONLY_REQUEUED, name=topology.requeues))
     decision = decide(tries, failures, job.restarts)
-    if decision.stuck:
+    if decision.why and decision.why.kind == CauseKind.STUCK:
         first = give_up(tries).outcome
         verdict = judge((first,)) if job.single else dataclasses.replace(verdict, word=first.word, first=first)
     return Ending(verdict, decision.pause, decision.why, failures=failures)
-
-
-def end_here(verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
-    """Nothing follows."""
-    return Ending(verdict)
 
 
 def give_up(tries: tuple[Try, ...]) -> Try:
     """The last attempt, when it is one too many without progress."""
     last = tries[-1]
     step = "no snapshot at all" if last.after is None else f"no snapshot after step {last.after}"
-    outcome = dataclasses.replace(
-        last.outcome,
-        word=Word.NO_PROGRESS,
-        evidence=f"{STUCK} attempts left {step}; the last failed: {last.outcome.evidence or last.outcome.word}",
-        advice=f"fix the cause, or save more often (--save-every); {last.outcome.advice}".removesuffix("; "),
-    )
-    return dataclasses.replace(last, outcome=outcome)
+    cause = Cause(CauseKind.GAVE_UP, last.outcome.evidence or last.outcome.word, STUCK, step, last.outcome.cause.signs)
+    return dataclasses.replace(last, outcome=dataclasses.replace(last.outcome, word=Word.NO_PROGRESS, cause=cause))
 
 
 def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_memory: int = -1) -> None:
@@ -245,14 +229,14 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
         write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": now})
 
 
-def end(job: Job, node: Node, verdict: Verdict, why: str) -> int:
+def end(job: Job, node: Node, verdict: Verdict, why: Cause | None) -> int:
     """The end of a job after an attempt, the same on all nodes; the exit code."""
     lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
     topology = job.plan.topology
     others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
     if topology.process:
         others = topology.rank > 0  # the launcher of process 0 writes for all
-    return conclude(verdict, job, None if others else node.run, Course(node.tries, why, node.missed, node.ledger))
+    return conclude(verdict, job, node.run, Course(node.tries, why, node.missed, node.ledger), writes=not others)
 
 
 def end_between(job: Job, node: Node, tried: Try, books: Books, notices: Notices) -> int:
@@ -269,6 +253,6 @@ def stopped_here(job: Job, node: Node, stops: Stops, now: float) -> Try:
     if not node.tries:
         return Try(node.run.attempt, Outcome(node_rank, host, stops.word, now))
     last, name = node.tries[-1], stops.came[0].name
-    evidence = f"{name} came before attempt {last.number + 1}; attempt {last.number} ended at {locate(last.outcome)}"
-    outcome = Outcome(node_rank, host, stops.word, now, evidence=evidence)
+    cause = Cause(CauseKind.BETWEEN, locate(last.outcome), last.number, name)
+    outcome = Outcome(node_rank, host, stops.word, now, cause=cause)
     return Try(last.number, outcome, last.after, last.after, last.moved)

@@ -4,8 +4,12 @@ Read at torch 2.10 (torch/csrc/distributed/c10d/NCCLUtils.cpp, TCPStore, gloo's 
 src/transport/shm.cc, src/misc/socket.cc) and CUDA 12 (cudaGetErrorString).
 """
 
+import errno
 import re
+from enum import StrEnum
+from typing import Self
 
+from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.outcomes import Word
 
 # CUDA 12 runs on this driver and newer ones: https://docs.nvidia.com/deploy/cuda-compatibility/, minor version compatibility.
@@ -26,7 +30,7 @@ _TABLE = tuple(
     (re.compile(said, re.IGNORECASE | re.DOTALL), word)
     for said, word in (
         # Of a file that a script imports: the same at every start.
-        (r"^(exit code \d+: )?(SyntaxError|IndentationError|TabError): ", Word.CONFIGURATION),
+        (r"^(SyntaxError|IndentationError|TabError): ", Word.CONFIGURATION),
         # A wrong number of processes, a network that there is not: the same at the next attempt.
         (rf"ncclInvalidUsage|ncclInvalidArgument|nccl.*({NO_INTERFACE})", Word.CONFIGURATION),
         # The node: its memory for exchange, its GPUs, its driver.
@@ -81,6 +85,75 @@ def is_remote(text: str) -> bool:
     A script could do nothing about that. gloo says the same of a process that only left early: it closed the connection.
     """
     return cause_of(text) == Word.PEER and (is_time_out(text) or _NCCLS.search(text) is not None)
+
+
+class Sign(StrEnum):
+    """What such a text says beyond that, with its pattern and what helps: the first that has advice counts. Without a pattern it
+    is what was seen otherwise. {shared_memory} is what to ask of whatever runs a container."""
+
+    pattern: str | re.Pattern[str]
+    advice: str
+
+    def __new__(cls, value: str, pattern: str | re.Pattern[str] = "", advice: str = "") -> Self:
+        """A sign that is written as this value."""
+        sign = str.__new__(cls, value)
+        sign._value_, sign.pattern, sign.advice = value, pattern, advice
+        return sign
+
+    # fmt: off
+    MEMORY = "memory", "", "give the container more memory, or use a smaller batch or fewer data-loader workers"
+    SHARED_MEMORY = "shared-memory", SMALL_SHM, "give /dev/shm more room: {shared_memory}"
+    PROCESSES = "processes", NO_MORE_PROCESSES, MORE_PROCESSES
+    GPU_MEMORY = (
+        "gpu-memory", "OutOfMemoryError", "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)",
+    )
+    SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line; every start would end there"
+    DENIED = (
+        "denied", rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]",
+        "let this user write to the run directory again (ls -ld), and continue with --resume auto",
+    )
+    DISK_BROKEN = (
+        "disk-broken", rf"\[Errno ({errno.EROFS}|{errno.EIO})\]",
+        "look at this disk (mount, dmesg): it is read-only or broken; the job can continue elsewhere with --resume auto",
+    )
+    DISK_FULL = (
+        "disk-full", rf"\[Errno ({'|'.join(map(str, sorted(DISK_ERRORS)))})\]|No space left on device",
+        "free some space; the newest snapshot is intact",
+    )
+    SAME_GPU = (
+        "same-gpu", "Duplicate GPU", "NCCL wants a GPU for each process: fewer of them (--nproc-per-node), or --backend gloo",
+    )
+    INTERFACE = (
+        "interface", NO_INTERFACE,
+        "name a network interface of this node in NCCL_SOCKET_IFNAME (`ip -brief address` shows them), or none",
+    )
+    OLD_DRIVER = (
+        "old-driver", DRIVER_TOO_OLD,
+        f"update the host's NVIDIA driver: CUDA 12 needs {OLDEST_DRIVER} or newer, and `nvidia-smi` shows which it is",
+    )
+    DEVICE = "device", NO_DEVICE
+    # What may be gone at the next attempt, though the first step was never reached. The last is gloo's, of a network interface
+    # that is down while its cable or container is cut off.
+    PASSING = (
+        "passing",
+        r"(?i)Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
+        r"|Resource temporarily unavailable|busy or unavailable|Connection refused|timed out|Unable to find address for",
+    )
+    ECHO = "echo"  # another process went away or does not answer, and reports why
+    REMOTE = "remote"  # an echo that a script can do nothing about
+    RECORDED = "recorded"  # NCCL's last collectives were asked for
+    # fmt: on
+
+
+CONFIGURED = (Sign.SYNTAX, Sign.DENIED)  # their advice helps only where they were judged to be a wrong configuration
+
+
+def find_signs(text: str) -> tuple[Sign, ...]:
+    """The signs in a text, in the order of Sign."""
+    found = {sign for sign in Sign if sign.pattern and re.search(sign.pattern, text)}
+    found |= {Sign.ECHO} if cause_of(text) == Word.PEER else set()
+    found |= {Sign.REMOTE} if is_remote(text) else set()
+    return tuple(sign for sign in Sign if sign in found)
 
 
 def in_one_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """How much of this machine this process may use, and where the kernel keeps what its cgroups say. Reads /proc and /sys."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,3 +99,18 @@ def read_number(file: Path) -> int | None:
     """Return the number that a file of the kernel's holds; None where there is none."""
     text = read_kernel_file(file)
     return int(text) if text.isdigit() else None
+
+
+def count_ooms(root: Path = Path("/")) -> int:
+    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1).
+
+    Never raises: 0 where the kernel's files cannot be read, or went away.
+    """
+    with suppress(OSError):
+        for folder in cgroup_folders(root, "memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                for line in read_kernel_file(folder / name).splitlines():
+                    key, _, count = line.partition(" ")
+                    if key == "oom_kill" and count.isdigit():
+                        return int(count)
+    return 0

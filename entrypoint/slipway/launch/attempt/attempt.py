@@ -17,6 +17,7 @@ from slipway.launch.resolve.host import make_folders
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run, prepare_run, write_plan
 from slipway.launch.verdict.block import locate
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Try
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import EXITS, LaunchError, code_of
@@ -55,20 +56,8 @@ def attempt(
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
     watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
-    under_way = Attempt(
-        job.plan,
-        run,
-        job.seconds("SLIPWAY_GRACE_SECONDS"),
-        job.patience,
-        say,
-        stops,
-        job.after_failure,
-        compare=watched,
-        report=report,
-        reached=reached,
-        lasting=lasting,
-        start=job.start_patience,
-    )
+    limits = (job.seconds("SLIPWAY_GRACE_SECONDS"), job.patience, say, stops, job.after_failure)
+    under_way = Attempt(job.plan, run, *limits, watched, report, reached, lasting, job.start_patience)
     kept = lasting.memory.variables if lasting.memory else {}
     facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
     try:
@@ -78,7 +67,8 @@ def attempt(
     facts.saved = after if after != before else None
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
-        outcome = snapshots_gone(outcome, run, now=time.time())
+        cause = Cause(CauseKind.RUN_GONE, outcome.evidence, name=str(run.path))  # the next one would begin at step 0
+        outcome = dataclasses.replace(outcome, word=Word.UNHEALTHY, time=time.time(), cause=cause)
     seen, own = under_way.milestones, job.plan.workload.own
     gained = seen.trained if own else seen.ran
     return Try(run.attempt, outcome, before, after, facts.moved, seen.reached, round(gained, 1), job.enough)
@@ -92,16 +82,7 @@ def tell(previous: Outcome | None) -> dict[str, str]:
     return {"SLIPWAY_PREVIOUS_OUTCOME": printable(text).encode(errors="replace").decode()}
 
 
-def snapshots_gone(outcome: Outcome, run: Run, now: float) -> Outcome:
-    """What becomes of an attempt's end where the run directory went away meanwhile: the next one would begin at step 0."""
-    evidence = (
-        f"{run.path} was deleted or renamed while the job ran, and its snapshots with it; then: {outcome.evidence}"
-    )
-    advice = "where it was renamed, go on with --run-dir NEW-NAME --resume auto; else look at its disk"
-    return dataclasses.replace(outcome, word=Word.UNHEALTHY, time=now, evidence=evidence, advice=advice)
-
-
 def not_started(job: Job, run: Run, error: LaunchError, now: float) -> Try:
     """The attempt that could not be made."""
     word, host = EXITS[error.code].word, socket.gethostname()
-    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, now, evidence=str(error)))
+    return Try(run.attempt, Outcome(job.plan.topology.node_rank, host, word, now, cause=Cause(text=str(error))))

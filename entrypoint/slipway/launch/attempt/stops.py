@@ -168,7 +168,7 @@ def raise_flag(node_dir: Path, stop: Stop) -> str:
         try:
             touch_run_file(flag)
         except OSError:
-            return f"the stop flag cannot be written, so no snapshot can be: {error}"
+            return str(error)
     return ""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child
-from slipway.launch.attempt.ending import Facts, count_ooms, is_bad, is_cause_known, read_outcomes
+from slipway.launch.attempt.ending import Facts, is_bad, is_cause_known, read_outcomes
 from slipway.launch.attempt.lasting import ALONE, Lasting, Spare
 from slipway.launch.attempt.stops import (
     AFTER_FAILURE,
@@ -50,6 +50,7 @@ from slipway.process.tree import (
     send_signal,
     state_of,
 )
+from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, LOGS, SNAPSHOTS, newest_step, write_json
 
@@ -107,12 +108,10 @@ class Attempt:
             plan.workload.own,
             self.ranks,
             run=run.path,
-            runtime=topology.runtime,
             device=topology.device,
             store_port=topology.store_port,
+            parent="the process that spawns the workers" if plan.workload.spawned else "torchrun",
         )
-        if plan.workload.spawned:
-            self.facts.parent = "the process that spawns the workers"
         self.selector = selectors.DefaultSelector()
         self._patience = (hang, start)
         self._after_failure, self._next_look, self._looked = after_failure, 0.0, time.monotonic()
@@ -129,16 +128,11 @@ class Attempt:
             gpus = place_gpus(topology.gpus, topology.processes_per_node)
             gpus = gpus[topology.process.local_rank :] if topology.process else gpus
             self._gpu_use = GpuUse(dict(zip(self.ranks, gpus, strict=False)))
-            self._watch = Watch(
-                self.ranks,
-                topology.node_rank,
-                self.node_dir,
-                limit,
-                time.monotonic(),
-                self._last_line,
-                self._gpu_use,
-                topology.process_rank,
+            where, last_line = (
+                (self.ranks, topology.node_rank, self.node_dir),
+                lambda rank: self._output.last_line(rank),
             )
+            self._watch = Watch(*where, limit, time.monotonic(), last_line, self._gpu_use, topology.process_rank)
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
@@ -177,16 +171,9 @@ class Attempt:
         header = f"attempt {self.run.attempt}, {utc(time.time())}"
         alone = topology.world_size == 1
         workload = self.plan.workload
-        output = WorkerOutput(
-            self.ranks,
-            topology.node_rank,
-            alone,
-            logs,
-            self.selector,
-            lambda: bool(self.stops.came),
-            header,
-            workload.own,
-        )
+        stopping = lambda: bool(self.stops.came)  # noqa: E731
+        where = (self.ranks, topology.node_rank, alone, logs)
+        output = WorkerOutput(*where, self.selector, stopping, header, workload.own)
         self.selector.register(self.stops.reader, selectors.EVENT_READ, self.stops.drain)
         told = self._environment(environ, output.console.terminal)
         self.stdin = StandardInput(self.selector, wanted=not (workload.own or workload.early) and 0 in self.ranks)
@@ -278,7 +265,7 @@ class Attempt:
                 behind = self.detector.stragglers(state_of)
                 self.facts.hang, self.facts.behind = self.detector.describe(behind, state_of), behind[0].rank
                 self.deadline.hang(now)
-                self._hears(self.facts.hang)
+                self._hears(f"hang: {self.facts.hang}")
             else:
                 self.detector = self._new_detector(now)  # no wonder that there are no heartbeats
 
@@ -303,7 +290,7 @@ class Attempt:
         everywhere = self._compare(self._watch.stands)
         hang = self._report.judge(everywhere, now) if not self.stops.came else None
         if hang and self._report.end:
-            self.facts.hang, self.facts.behind = f"hang: {hang.text}", next(iter(hang.ranks), None)
+            self.facts.hang, self.facts.behind = hang.text, next(iter(hang.ranks), None)
             self.facts.hung, self.facts.stacks = time.time(), self._report.stacks
             self.deadline.hang(now)
 
@@ -312,9 +299,6 @@ class Attempt:
             self._watch.close()
         self._watch = None
         self.say(f"warning: the workers are not watched, nor is a hang told: {type(error).__name__}: {error}")
-
-    def _last_line(self, rank: int) -> str:
-        return self._output.last_line(rank)
 
     def _can_write(self) -> bool:
         probe = self.node_dir / HEARTBEATS / "probe"

@@ -6,7 +6,6 @@ in and others have not begun names those others; where none is missing, they beg
 What torch's flight recorder does not see (send and recv, monitored_barrier, new_group on gloo) shows in the stacks.
 """
 
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from slipway.launch.hangs.standing import Call, Standing, clock
 from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import STATES
 from slipway.protocol.files import HANG_FILE, own_file, write_passing_json
@@ -189,7 +189,6 @@ def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
 
 
 BUSY = 0.05  # of a core: a rank that works so much may be waited for twice as long
-ADVICE = "read the stacks above, which are also in outcome.json; for all that the rank printed, type"
 
 
 class HangReport:
@@ -241,7 +240,9 @@ class HangReport:
         self._hears(f"hang: {hang.text}")
         for line in self.stacks:
             self._say(line)
-        self._note({"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)})
+        record = {"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)}
+        with suppress(OSError):  # a full disk is reported elsewhere
+            write_passing_json(self._file, record)
         if not self.end:
             self._say(
                 "the job is not stopped; `slipway stop` stops it, and --on-hang end would have. All stacks: slipway stacks"
@@ -249,24 +250,13 @@ class HangReport:
 
     def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
         """How the attempt ends where the hang ends it, though this node's own ranks are through."""
-        rank, evidence = next(iter(hang.ranks), None), f"hang: {hang.text}"
-        advice = f"{ADVICE} `{logs_command(self._file.parent.parent, rank)}`"
-        return Outcome(node_rank, host, Word.PEER, time.time(), rank, evidence, advice=advice, stacks=self.stacks)
+        rank, cause = next(iter(hang.ranks), None), Cause(CauseKind.HANG, hang.text)
+        return Outcome(node_rank, host, Word.PEER, time.time(), rank, cause, stacks=self.stacks)
 
     def forget(self) -> None:
         """The hang is over, or the attempt."""
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
-
-    def _note(self, hang: Mapping[str, object]) -> None:
-        with suppress(OSError):  # a full disk is reported elsewhere
-            write_passing_json(self._file, hang)
-
-
-def logs_command(run: Path | None, rank: int | None) -> str:
-    """What shows all that a rank printed; the newest run needs no name."""
-    named = [shlex.quote(str(run))] if run else []
-    return " ".join(["slipway logs", *named, f"--rank {rank or 0}"])
 
 
 LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
@@ -330,7 +320,7 @@ class HangDetector:
         return odd or tuple(beat for beat in beats if _order(beat) == least)
 
     def describe(self, behind: tuple[Beat, ...], state: Callable[[int], str]) -> str:
-        """The evidence of a hang."""
+        """What shows the hang."""
         lines = []
         for beat in behind[:MOST]:
             how = STATES.get(state(beat.pid), "") if beat.pid else ""
@@ -339,4 +329,4 @@ class HangDetector:
             )
         more = f" and {len(behind) - MOST} more" if len(behind) > MOST else ""
         who = "no rank moves any more, none lags behind" if len(behind) == len(self._beats) > 1 else "behind"
-        return f"hang: {who}: {'; '.join(lines)}{more}"
+        return f"{who}: {'; '.join(lines)}{more}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.verdict.cause import other_store
 from slipway.process.tree import STATES
 
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
@@ -197,14 +198,6 @@ def read_standing(
     known = {group.name for group in told}
     return Standing(
         rank, node_rank, state, frames[:DEPTH], tuple(call for call in kept if call.group in known), told, cores, store
-    )
-
-
-def other_store(address: str, port: str, own: str) -> str:
-    """What to say of a script that connects to a store which is not torchrun's; `own` is where torchrun's is."""
-    return (
-        f"looks for torch's store at {address}, port {port}, and torchrun's is at {own}: take the lines out that set MASTER_ADDR "
-        "and MASTER_PORT, or an init_method of your own"
     )
 
 

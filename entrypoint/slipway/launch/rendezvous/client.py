@@ -24,6 +24,7 @@ from slipway.launch.rendezvous.messages import Card, Go
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
+from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
@@ -249,4 +250,6 @@ class Client:
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """Node 0's end, `silence` seconds ago."""
-        return Outcome(0, host or self._terms.address, Word.LOST, self._terms.clock.time() - silence, evidence=words)
+        return Outcome(
+            0, host or self._terms.address, Word.LOST, self._terms.clock.time() - silence, cause=Cause(text=words)
+        )

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import types
+from enum import StrEnum
 from typing import Any, get_args, get_origin
 
 from slipway.launch.hangs.standing import Standing
@@ -72,6 +73,8 @@ def _decode_value(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, list):
             raise MalformedError(f"{name} is not a list")
         return tuple(_decode_value(get_args(kind)[0], item, name) for item in value)
+    if issubclass(kind, StrEnum):
+        value = next((member for member in kind if member == value), None)
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind:

@@ -28,7 +28,7 @@ STALLED = (
     "packets of full size may be lost on the way, where the MTU of a link is smaller than that of the interfaces (jumbo frames, "
     "VPN, overlay network); `ping -M do -s 1472 HOST` shows it for 1500 bytes"
 )
-# By kind and by what runs us; {service} and {get_service} are what `name_service` makes of MASTER_ADDR.
+# By kind and by what runs us (`host`: all others); {service} and {get_service} are what `name_service` makes of MASTER_ADDR.
 CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "does not resolve": {
@@ -62,18 +62,13 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "timed out": {
             "docker": f"{FIREWALL}, or MASTER_ADDR is an address inside another machine's bridge network",
             "kubernetes": f"a NetworkPolicy drops the packets, or {FIREWALL}",
-            "slurm": FIREWALL,
             "host": FIREWALL,
         },
-        "hung up": dict.fromkeys(
-            ("docker", "kubernetes", "slurm", "host"),
-            "something else listens there, node 0 is just ending, or a proxy stands in between",
-        ),
-        "stalled": dict.fromkeys(("docker", "kubernetes", "slurm", "host"), STALLED),
-        "another job": dict.fromkeys(
-            ("docker", "kubernetes", "slurm", "host"),
-            "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own",
-        ),
+        "hung up": {"host": "something else listens there, node 0 is just ending, or a proxy stands in between"},
+        "stalled": {"host": STALLED},
+        "another job": {
+            "host": "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own"
+        },
     }
 )
 # Kinds of failures while a node 0 that was there is being replaced: Kubernetes removes the name of a pod that is gone.
@@ -130,7 +125,7 @@ def explain_connection(
         "refused": f"nothing listens at {place} (connection refused)",
         "unreachable": f"{place} cannot be reached ({words})",
         "timed out": f"{place} does not answer",
-        "stalled": f"{place} takes connections, and {words.removeprefix('it greets, and ')}",
+        "stalled": f"{place} takes connections, and then no answer comes",
         "another job": f"{place} leads to {words}",
         "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }

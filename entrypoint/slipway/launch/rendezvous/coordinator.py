@@ -23,6 +23,7 @@ from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.ring import PROBE_SECONDS
 from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits
 from slipway.launch.rendezvous.server import Server, State
+from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
@@ -315,10 +316,8 @@ class Coordinator:
         await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
         for rank, seat in self._roster.seats.items():
             if rank not in self._state.outcomes:
-                silence = "its launcher did not say in time how it ended"
-                self._state.outcomes[rank] = Outcome(
-                    rank, seat.card.host, Word.LOST, self._terms.clock.time(), evidence=silence
-                )
+                now, silence = self._terms.clock.time(), Cause(text="its launcher did not report in time how it ended")
+                self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, now, cause=silence)
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())

@@ -14,6 +14,7 @@ from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.roster import Roster, Seat
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
+from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
@@ -313,7 +314,11 @@ class Server:
         del self.state.links[node_rank]
         self.changes += 1
         if self.state.running:
-            self.take(Outcome(node_rank, seat.card.host, Word.LOST, self.terms.clock.time() - silence, evidence=ended))
+            self.take(
+                Outcome(
+                    node_rank, seat.card.host, Word.LOST, self.terms.clock.time() - silence, cause=Cause(text=ended)
+                )
+            )
         elif self.state.roster:
             self.state.roster.vacate(node_rank)
         self.wake()

@@ -3,13 +3,16 @@
 import dataclasses
 import datetime
 import json
-import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from slipway.launch.verdict.cause import Cause, CauseKind, other_store
 from slipway.launch.verdict.ledger import ledger_json
-from slipway.launch.verdict.restarts import FUTILE, Course
+from slipway.launch.verdict.restarts import Course
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
+from slipway.protocol.causes import CONFIGURED, Sign
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.files import OUTCOME_FILE
 from slipway.protocol.outcomes import Word
@@ -25,8 +28,8 @@ ENDINGS: Mapping[str, str] = {
     Word.UNHEALTHY: "a node is unhealthy",
     Word.NO_PROGRESS: "no progress",
 }
+Advise = Callable[[Outcome], str]  # says what helps against the cause of an outcome
 TALLIES = {**{word: word for word in CODES}, Word.PEER: "ended because a peer went away"}
-_COMMAND = re.compile(r"`(slipway [^`]+)`")  # in an advice
 SHOWN = 8  # attempts that people are shown; outcome.json has all
 TERMINATION_BYTES = 4096  # Kubernetes' limit for a termination message
 MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six bytes; the first that fits is kept
@@ -36,33 +39,68 @@ def block(
     verdict: Verdict,
     course: Course = Course(),  # noqa: B008  # frozen
     rank: int | None = None,
-    typed: Callable[[str], str] = str,
+    advise: Advise = lambda outcome: "",
 ) -> tuple[str, ...]:
     """The lines that every node prints at the end; `course`: the attempts that this launcher made; `rank`: the only one that it
-    can speak for, as it was started for that process alone; `typed`: how a command of `slipway` is typed outside of what ran it.
+    can speak for, as it was started for that process alone.
     """
-    nodes = sum(tally.nodes for tally in verdict.tallies)
-    evidence = f": {verdict.first.evidence}" if verdict.first.evidence else ""
+    first, nodes = verdict.first, sum(tally.nodes for tally in verdict.tallies)
+    evidence = f": {first.evidence}" if first.evidence else ""
     if verdict.word == Word.FINISHED:
         after = f" after {course.made} attempts" if course.made > 1 else ""
-        where = _count(nodes) if rank is None else f"rank {rank}"
+        where = f"{nodes} node{'s' * (nodes > 1)}" if rank is None else f"rank {rank}"
         return (f"finished on {where}{after}{evidence}",)
-    lines = [f"{heading(verdict.word, verdict.first.evidence)}: {locate(verdict.first)}{evidence}"]
-    lines += [f"  where       {verdict.first.where}"] if verdict.first.where else []
-    lines += [f"  when        {utc(verdict.first.time)}"]
-    lines += [f"  meanwhile   {verdict.first.meanwhile}"] if verdict.first.meanwhile else []
-    lines += [_beside(other, verdict.first) for other in verdict.others]
-    lines += [f"  nodes       {nodes}: {_summary(verdict)}"] if nodes > 1 else []
+    lines = [f"{heading(verdict.word, first.cause.kind)}: {locate(first)}{evidence}"]
+    lines += [f"  where       {first.where}"] if first.where else []
+    lines += [f"  when        {utc(first.time)}"]
+    lines += [f"  meanwhile   {first.meanwhile}"] if first.meanwhile else []
+    lines += [_beside(other, first) for other in verdict.others]
+    ends = ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
+    lines += [f"  nodes       {nodes}: {ends}"] if nodes > 1 else []
     lines += _attempts(course)
-    lines += stack_lines(verdict.first.stacks)
-    advice = _COMMAND.sub(lambda command: typed(command[1]), verdict.first.advice)
-    lines += [f"  what to do  {advice}"] if advice else []
+    lines += stack_lines(first.stacks)
+    lines += [f"  what to do  {advice}"] if (advice := advise(first)) else []
     return (*lines, f"  exit code   {_codes(verdict, course.why)}")
 
 
-def heading(word: str, evidence: object) -> str:
-    """How an outcome with this word is called in front of its evidence: a hang that is known is no lost peer."""
-    return "workers hung" if word == Word.PEER and str(evidence).startswith("hang: ") else ENDINGS[word]
+def heading(word: str, cause: object) -> str:
+    """How an outcome with this word, and a cause of this kind, is called: a hang that is known is no lost peer."""
+    return "workers hung" if word == Word.PEER and cause == CauseKind.HANG else ENDINGS[word]
+
+
+# What helps, by the kind of the cause. {logs} is the command that shows all that a rank printed.
+ADVICE = {
+    CauseKind.HANG: "read the stacks above, which are also in outcome.json; for all that the rank printed, type {logs}",
+    CauseKind.LATE: "the newest snapshot is intact; more time: --grace-seconds S",
+    CauseKind.RUN_GONE: "where it was renamed, continue with --run-dir NEW-NAME --resume auto; else look at its disk",
+}
+# Where nothing more is known of how a worker ended.
+ADVICE_BY_WORD: Mapping[str, str] = {
+    Word.PEER: "look at what was lost ({logs}); the job can be started again with --resume auto",
+    Word.UNHEALTHY: (
+        "look at this node (`slipway check --local`, nvidia-smi, dmesg); the job can continue elsewhere with --resume auto"
+    ),
+    Word.FAILED: "see all that it printed: {logs}",
+}
+
+
+def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None = None) -> str:
+    """What helps against the cause of an outcome; empty where nobody knows. `lacks` returns what to ask of whatever runs us for
+    what it lacks; `run`: the run directory, which need not be named where it is the newest."""
+    cause, rank = outcome.cause, outcome.rank
+    signs = [sign for sign in cause.signs if outcome.word == Word.CONFIGURATION or sign not in CONFIGURED]
+    advice = ADVICE.get(cause.kind) or next((sign.advice for sign in signs if sign.advice), "")
+    if cause.store:
+        host, port, ours = cause.store
+        advice = f"the script {other_store(host, port, f'port {ours}')}"
+    elif not advice and (rank is not None or cause.kind == CauseKind.NO_FLAG):
+        advice = ADVICE_BY_WORD.get(outcome.word, "")
+    if cause.kind == CauseKind.GAVE_UP:
+        advice = f"fix the cause, or save more often (--save-every); {advice or ADVICE_BY_WORD[Word.FAILED]}"
+    advice += "; NCCL's last collectives are beside its log (nccl-attempt-*)" * (Sign.RECORDED in signs)
+    named = f" {shlex.quote(str(run))}" if run else ""
+    logs = f"`slipway logs{named} --rank {rank or 0}`"
+    return advice.replace("{logs}", logs).replace("{shared_memory}", lacks("shared memory"))
 
 
 def stack_lines(stacks: Sequence[str]) -> list[str]:
@@ -104,32 +142,49 @@ def outcome_json(
     course: Course = Course(),  # noqa: B008  # frozen
     earlier: Sequence[Mapping[str, Any]] = (),
     differences: Sequence[Mapping[str, Any]] = (),
+    advise: Advise = lambda outcome: "",
 ) -> dict[str, Any]:
     """The content of `outcome.json` on one node; `earlier` attempts are those of other starts of the run, as they stood there,
     `differences` those of the model's replicas.
     """
     return {
         "code": verdict.code(node_rank),
-        **dataclasses.asdict(verdict),
+        **verdict_record(verdict, advise),
         "attempt": course.number,
-        "attempts": [*earlier, *(dataclasses.asdict(attempt) for attempt in course.tries)],
-        "no_restart": course.why,
+        "attempts": [*earlier, *(vars(one) | {"outcome": outcome_record(one.outcome, advise)} for one in course.tries)],
+        "no_restart": str(course.why or ""),
         "ledger": ledger_json(course.ledger),
         "replicas": list(differences),
     }
 
 
-def termination_message(code: int, message: str, verdict: Verdict | None = None) -> bytes:
+def outcome_record(outcome: Outcome, advise: Advise) -> dict[str, Any]:
+    """An outcome in JSON: of its cause the kind, for programs, and the sentences, for people."""
+    texts = {"cause": outcome.cause.kind, "evidence": outcome.evidence, "advice": advise(outcome)}
+    return vars(outcome) | texts
+
+
+def verdict_record(verdict: Verdict, advise: Advise) -> dict[str, Any]:
+    """A verdict in JSON."""
+    first, *others = (outcome_record(outcome, advise) for outcome in (verdict.first, *verdict.others))
+    return {**dataclasses.asdict(verdict), "first": first, "others": others}
+
+
+def termination_message(
+    code: int, message: str, verdict: Verdict | None = None, advise: Advise = lambda outcome: ""
+) -> bytes:
     """What a pod says at its end, for `/dev/termination-log`: one JSON object of at most 4096 bytes.
 
-    Whatever ended it, there are `code`, `word` and `message`; behind a job's end comes the verdict.
+    Whatever ended it, there are `code`, `word` and `message`; after a job's end comes the verdict.
     """
     fields: dict[str, Any] = {"code": code, "word": EXITS[code].word, "message": message}
     trims: list[dict[str, Any]] = [{}]
     if verdict:
-        fields |= dataclasses.asdict(verdict)
-        trims += [{"first": dataclasses.asdict(verdict.first) | {"stacks": []}}]  # they are in outcome.json
-        trims += [{"others": [], "unhealthy": []}, {"first": _shortened(verdict.first)}]
+        fields |= verdict_record(verdict, advise)
+        first = fields["first"] | {"stacks": []}  # they are in outcome.json
+        short = {name: (first[name] or "")[:200] for name in ("evidence", "where", "advice", "meanwhile")}
+        trims += [{"first": first}, {"others": [], "unhealthy": []}]
+        trims += [{"first": first | short | {"host": first["host"][:100]}}]
     for less in (*trims, *({"message": message[:length]} for length in MESSAGE_LENGTHS)):
         fields |= less
         text = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
@@ -138,26 +193,13 @@ def termination_message(code: int, message: str, verdict: Verdict | None = None)
     return text
 
 
-def _shortened(outcome: Outcome) -> dict[str, Any]:
-    texts = {name: (getattr(outcome, name) or "")[:200] for name in ("evidence", "where", "advice", "meanwhile")}
-    return dataclasses.asdict(outcome) | {"host": outcome.host[:100], "stacks": []} | texts
-
-
-def _summary(verdict: Verdict) -> str:
-    return ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
-
-
-def _codes(verdict: Verdict, why: str) -> str:
-    if why == FUTILE:
+def _codes(verdict: Verdict, why: Cause | None) -> str:
+    if why and why.kind == CauseKind.FUTILE:
         return f"{CODES[verdict.word]} (no scheduler needs to retry it: the cause is still there)"
     if verdict.word != Word.UNHEALTHY:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
     return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
-
-
-def _count(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 def utc(seconds: float) -> str:

@@ -4,12 +4,14 @@ Only the first cause and the newest snapshots count. Exit codes 1 and 76 may be 
 scheduler's to try again, 2, 78, 79 and 93 nobody's.
 """
 
-import re
+import signal
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.causes import Sign
 from slipway.protocol.outcomes import Word
 
 DEFAULT = 3  # restarts of one of our workloads; a user's script may not know how to go on, so it has none
@@ -20,19 +22,8 @@ SPELL = 5.0
 # Seconds before the next attempt. What passes by itself (a port, a file server) is over in seconds, what is broken longer
 # should not be tried in a hurry; a minute is as long as somebody who watches will wait.
 PAUSES = (1.0, 4.0, 16.0, 60.0)
-# Why there is no further attempt, where one would not help; schedulers are told the same beside the exit code.
-FUTILE = "it failed before its first step, so another attempt would most likely end in the same way"
 STUCK = 3  # attempts in a row without a new snapshot
 RETRYABLE = (Word.FAILED, Word.PEER, Word.LOST)
-# What may be gone at the next attempt, though the first step was never reached; a kill from outside says nothing about
-# the workload. Not out-of-memory: the next attempt needs as much.
-KILLED = r"SIGKILL: somebody killed it|ended by SIGKILL"
-PASSING = (
-    rf"{KILLED}|Address already in use|EADDRINUSE|Temporary failure in name resolution|Stale file handle"
-    r"|Resource temporarily unavailable|busy or unavailable"
-    r"|Connection refused|timed out"
-    r"|Unable to find address for"  # gloo's, of a network interface that is down while its cable or container is cut off
-)
 
 
 @dataclass(frozen=True)
@@ -75,13 +66,13 @@ class Try:
 
 @dataclass(frozen=True)
 class Course:
-    """All attempts of one start of the launcher, and why no further one follows (empty: none was due).
+    """All attempts of one start of the launcher, and why no further one follows (None: none was due).
 
     `missed` attempts of the job were made before this launcher came; `ledger`: what the job's time went into.
     """
 
     tries: tuple[Try, ...] = ()
-    why: str = ""
+    why: Cause | None = None
     missed: int = 0
     ledger: Ledger = NOTHING
 
@@ -97,11 +88,10 @@ class Course:
 
 
 class Decision(NamedTuple):
-    """What follows an attempt: another one after `pause` seconds, or None and the reason; `stuck` ends with 93."""
+    """What follows an attempt: another one after `pause` seconds, or None and the reason."""
 
     pause: float | None
-    why: str = ""
-    stuck: bool = False
+    why: Cause | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,7 @@ class Ending:
 
     verdict: Verdict
     pause: float | None = None
-    why: str = ""
+    why: Cause | None = None
     leaving: tuple[int, ...] = ()
     failures: int = 0
 
@@ -124,13 +114,13 @@ def decide(tries: tuple[Try, ...], failures: int, limit: int) -> Decision:
     if last.outcome.word not in RETRYABLE:
         return Decision(None)
     if is_stuck(tries):
-        return Decision(None, f"{STUCK} attempts in a row left no newer snapshot", stuck=True)
+        return Decision(None, Cause(CauseKind.STUCK, number=STUCK))
     if not limit:
-        return Decision(None, "--max-restarts is 0")
+        return Decision(None, Cause(CauseKind.NO_RESTARTS))
     if failures > limit:
-        return Decision(None, f"--max-restarts {limit}, and {failures} failures in a row were without progress")
+        return Decision(None, Cause(CauseKind.LIMIT, number=failures, name=str(limit)))
     if last.moved is False and not is_passing(last.outcome):
-        return Decision(None, FUTILE)
+        return Decision(None, Cause(CauseKind.FUTILE))
     return Decision(PAUSES[min(failures, len(PAUSES)) - 1] if failures else 0.0)
 
 
@@ -154,13 +144,16 @@ def is_stuck(tries: tuple[Try, ...]) -> bool:
 
 
 def is_passing(outcome: Outcome) -> bool:
-    """Whether a cause is known to be a passing one: a lost peer, a busy port, a kill from outside."""
-    return lost_others(outcome) or re.search(PASSING, outcome.evidence, re.IGNORECASE) is not None
+    """Whether a cause may be gone at the next attempt: a lost peer, a busy port, a kill from outside. Not a lack of memory:
+    the next attempt needs as much."""
+    return came_from_outside(outcome) or Sign.PASSING in outcome.cause.signs
 
 
 def came_from_outside(outcome: Outcome) -> bool:
     """Whether a node was lost, or somebody killed a process: neither is the workload's doing."""
-    return lost_others(outcome) or re.search(KILLED, outcome.evidence) is not None
+    cause = outcome.cause
+    killed = cause.kind == CauseKind.PARENT_SIGNALLED and cause.number == -signal.SIGKILL
+    return lost_others(outcome) or killed or cause.kind == CauseKind.KILLED
 
 
 def lost_others(outcome: Outcome) -> bool:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from slipway.protocol.causes import cause_of, is_remote
+from slipway.launch.verdict.cause import NAME, TEXT, Cause
+from slipway.protocol.causes import Sign
 from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
 from slipway.protocol.outcomes import GOOD, Word
 
 # The words of the exit-code table, and a node that went away without a word.
 CODES = MappingProxyType({word: code for word, code in CODE_OF.items() if word != Word.USAGE} | {Word.LOST: PEER})
 OTHERS = 8  # own-reason outcomes kept beside the first cause
-TEXT = 500  # characters of evidence, place and advice that travel
 STANDING = 250  # and of where others stood
 STACKS = (60, 120)  # lines of stacks that travel, and characters of each
 
@@ -36,9 +36,8 @@ class Outcome:
     word: str
     time: float
     rank: int | None = None
-    evidence: str = ""
+    cause: Cause = Cause()  # noqa: RUF009  # frozen
     where: str | None = None
-    advice: str = ""
     meanwhile: str = ""
     stacks: tuple[str, ...] = ()
 
@@ -46,17 +45,16 @@ class Outcome:
         """Keep what travels bounded."""
         if self.word not in CODES:
             raise ValueError(f"unknown outcome {self.word[:20]!r}, allowed are {', '.join(CODES)}")
-        for name, limit in (
-            ("host", 253),
-            ("evidence", TEXT),
-            ("where", TEXT),
-            ("advice", TEXT),
-            ("meanwhile", STANDING),
-        ):
+        for name, limit in (("host", NAME), ("where", TEXT), ("meanwhile", STANDING)):
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, text[:limit])
         lines, length = STACKS
         object.__setattr__(self, "stacks", tuple(line[:length] for line in self.stacks[:lines]))
+
+    @property
+    def evidence(self) -> str:
+        """The cause as a sentence."""
+        return str(self.cause)[:TEXT]
 
     @property
     def good(self) -> bool:
@@ -71,7 +69,7 @@ class Outcome:
         """
         if self.stacks:
             return True
-        echo = self.word == Word.PEER or (self.word == Word.FAILED and cause_of(self.evidence) == Word.PEER)
+        echo = self.word == Word.PEER or (self.word == Word.FAILED and Sign.ECHO in self.cause.signs)
         return not self.good and not echo
 
 
@@ -114,7 +112,9 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """One verdict from the outcomes of all nodes (at least one), whose times are by one clock."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
     # Of nodes that only lost another those count that a retry may help, whichever was first.
-    bad = sorted((outcome for outcome in ordered if not outcome.good), key=lambda one: not is_remote(one.evidence))
+    bad = sorted(
+        (outcome for outcome in ordered if not outcome.good), key=lambda one: Sign.REMOTE not in one.cause.signs
+    )
     own = [outcome for outcome in ordered if outcome.own]
     # Where all bad outcomes only echo another node's end, a stop explains them.
     asked = [outcome for outcome in ordered if outcome.word in (Word.CANCELLED, Word.STOPPED)]
