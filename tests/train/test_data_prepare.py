@@ -221,6 +221,45 @@ def test_of_a_folder_files_of_one_kind_are_read(tmp_path: Path) -> None:
     assert [source.kind for source in inputs.find_sources([folder / "config.json"])] == [inputs.LINES]
 
 
+def link(place: Path, target: str) -> None:
+    """A link at a place, with the folders above it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("links", "read", "left_out"),
+    [
+        ({"more": "../outside"}, ["a.txt", "more/b.txt", "sub/c.txt"], 0),
+        ({"b.txt": "../outside/b.txt"}, ["a.txt", "b.txt", "sub/c.txt"], 0),
+        ({"one": "../outside", "two": "../outside"}, ["a.txt", "one/b.txt", "sub/c.txt"], 1),
+        ({"again": "sub"}, ["a.txt", "sub/c.txt"], 1),
+        ({"sub/circle": ".."}, ["a.txt", "sub/c.txt"], 1),
+        ({"above": "../.."}, ["a.txt", "sub/c.txt"], 1),
+        ({"self": "self"}, ["a.txt", "sub/c.txt"], 1),
+        ({"gone": "../nothing"}, ["a.txt", "sub/c.txt"], 1),
+        ({"more": "../outside", "../outside/back": "../corpus"}, ["a.txt", "more/b.txt", "sub/c.txt"], 1),
+        ({"more": "../outside", "../outside/further": "../further"}, ["a.txt", "more/b.txt", "more/further/d.txt", "sub/c.txt"], 0),
+        ({".hidden": "../outside"}, ["a.txt", "sub/c.txt"], 1),
+    ],
+)  # fmt: skip
+def test_links_in_a_folder_are_followed_once_and_the_others_are_counted(
+    tmp_path: Path, links: dict[str, str], read: list[str], left_out: int
+) -> None:
+    corpus = tmp_path / "corpus"
+    for name in ("corpus/a.txt", "corpus/sub/c.txt", "outside/b.txt", "further/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("sea\n")
+    for place, target in links.items():
+        link(corpus / place, target)
+    sources = inputs.find_sources([corpus])
+    assert [source.name for source in sources] == [f"corpus/{name}" for name in read]
+    assert inputs.count_files([corpus]) - len(sources) == left_out
+    linked = tmp_path / "linked"
+    linked.symlink_to(corpus)
+    assert len(inputs.find_sources([linked])) == len(read)
+
+
 # With HELD_AFTER in its environment, it makes so many pieces and waits to be killed.
 PROGRAM = """
 import itertools, os, threading

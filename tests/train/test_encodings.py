@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -50,7 +51,7 @@ NO_TEXT: list[tuple[str, bytes, str]] = [
     (
         "utf-16 with a mark",
         PROSE.encode("utf-16"),
-        "is UTF-16 and not UTF-8. Convert it: iconv -f utf-16 -t utf-8 a.txt > NEW",
+        "is UTF-16 and not UTF-8. Convert it: iconv -f utf-16 -t utf-8 .*a.txt > NEW",
     ),
     ("big-endian with a mark", b"\xfe\xff" + PROSE.encode("utf-16-be"), "iconv -f utf-16 -t"),
     ("utf-32 with a mark", PROSE.encode("utf-32"), "is UTF-32 and not UTF-8. Convert it: iconv -f utf-32 -t"),
@@ -59,14 +60,14 @@ NO_TEXT: list[tuple[str, bytes, str]] = [
     ("big-endian", PROSE.encode("utf-16-be"), "iconv -f utf-16be -t"),
     ("utf-32", PROSE.encode("utf-32-le"), "iconv -f utf-32le -t"),
     ("big-endian utf-32", PROSE.encode("utf-32-be"), "iconv -f utf-32be -t"),
-    ("a byte that is 0", b"sea\0wind", "holds bytes that are 0, .* tr -d '\\\\000' < a.txt > NEW"),
+    ("a byte that is 0", b"sea\0wind", "holds bytes that are 0, .* tr -d '\\\\000' < .*a.txt > NEW"),
     ("lfs", POINTER, "is a pointer of Git LFS and not the file itself. Type where it was cloned: git lfs pull"),
     ("annex", ANNEX, "is a pointer of git-annex .* git annex get"),
-    ("arrow", arrow(stream=False), r"is an Arrow file, .*load_from_disk.*to_parquet"),
-    ("arrow stream", arrow(stream=True), r"is an Arrow file, .*load_from_disk.*to_parquet"),
+    ("arrow", arrow(stream=False), r"is an Arrow file, .*open_file"),
+    ("arrow stream", arrow(stream=True), r"is an Arrow file, .*open_stream"),
     ("gzip", gzip.compress(PROSE.encode()), "is packed; unpack it first"),
     ("zip", zipped(), "is a zip archive"),
-    ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext a.txt NEW.txt"),
+    ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext .*a.txt NEW.txt"),
     ("parquet", b"PAR1\x15\x04" + bytes(40), "is a parquet file without its suffix"),
     ("numpy", b"\x93NUMPY\x01\x00" + bytes(100), "is an array of numpy"),
 ]
@@ -86,13 +87,13 @@ def test_what_is_no_text_is_named_with_what_to_type(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("data-00000-of-00001.arrow", b"whatever", "is an Arrow file"),
-        ("a.feather", b"whatever", "is an Arrow file"),
+        ("data-00000-of-00001.arrow", b"whatever", "is called an Arrow file, and is none"),
+        ("a.feather", b"whatever", "is called an Arrow file, and is none"),
         ("train.bin", bytes(range(256)) * 9, "is binary and no text: weights, or another program's tokens"),
         ("a.jsonl", POINTER, "is a pointer of Git LFS"),
         ("a.parquet", POINTER, "is a pointer of Git LFS"),
-        ("a.jsonl", '{"text": "sea"}\n'.encode("utf-16"), "iconv -f utf-16 -t utf-8 a.jsonl"),
-        ("a.csv", b"id,text\n1,sea\n", r"is a table: .* --column .* cp a.csv a.csv.txt"),
+        ("a.jsonl", '{"text": "sea"}\n'.encode("utf-16"), "iconv -f utf-16 -t utf-8 .*a.jsonl"),
+        ("a.csv", b"id,text\n1,sea\n", r"is a table: .* --column .* cp .*a.csv .*a.csv.txt"),
         ("a.TSV", b"id\ttext\n1\tsea\n", "is a table"),
     ],
 )
@@ -124,12 +125,47 @@ def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path
         [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
 
 
+def paste(command: str, folder: Path) -> None:
+    """Run a command as it was told, in another folder than that of the file."""
+    command = command.replace("python ", f"{sys.executable} ", 1)
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True)
+
+
+ODD = 'it\'s a "corpus" of $HOME'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("folder", ["corpus", ODD])
+@pytest.mark.parametrize(("names", "given"), [(["a.txt"], "a.txt"), (["data-0.arrow"], "data-0.arrow"), (["train/data-0.arrow", "train/data-1.arrow", "test/data-0.arrow"], "."), (["a.feather"], ".")])  # fmt: skip
+def test_after_the_command_for_arrow_the_same_input_is_read(
+    tmp_path: Path, stream: bool, folder: str, names: list[str], given: str
+) -> None:
+    for name in names:
+        (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / name).write_bytes(arrow(stream))
+    with pytest.raises(ConfigurationError, match=r"is an Arrow file") as error:
+        find_sources([tmp_path / folder / given])
+    paste(str(error.value).partition("which is: ")[2], tmp_path)
+    sources = find_sources([(tmp_path / folder / given).with_suffix(".parquet" if given != "." else "")])
+    assert len(sources) == len(names)
+    assert parquet.read_table(sources[0].path).to_pydict() == {"text": ["sea", "wind"]}
+
+
+@pytest.mark.parametrize("content", [PROSE.encode("utf-16"), PROSE.encode("utf-16-le"), b"\0" + PROSE.encode()])
+def test_after_the_command_for_a_text_it_is_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ODD).mkdir()
+    (tmp_path / ODD / "a b.txt").write_bytes(content)
+    with pytest.raises(ConfigurationError) as error:
+        find_sources([tmp_path / ODD])
+    paste(re.split("Convert it: |take them out: ", str(error.value))[1].partition("; if it is none")[0], tmp_path)
+    assert (tmp_path / "NEW").read_text() == PROSE
+
+
 @pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t"), ("psv", "|")])
 def test_the_command_for_a_table_makes_parquet_of_it(tmp_path: Path, suffix: str, between: str) -> None:
     (tmp_path / f"a.{suffix}").write_text(f'id{between}text\n1{between}"sea\nand wind"\n')
     command = explain_table(tmp_path / f"a.{suffix}").partition("Write parquet: ")[2].partition(", and type")[0]
-    command = command.replace("python ", f"{sys.executable} ", 1)
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    paste(command, tmp_path)
     assert parquet.read_table(tmp_path / "data.parquet").to_pydict() == {"id": [1], "text": ["sea\nand wind"]}
 
 
@@ -167,8 +203,8 @@ def test_a_document_with_the_character_0_is_refused_where_it_would_end_there(
         return
     with pytest.raises(ConfigurationError, match=r"'text' holds the character 0, .* Take it out: ") as error:
         read_all(path, zero_ends)
-    command = str(error.value).partition("Take it out: ")[2].replace("python ", f"{sys.executable} ", 1)
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    command = str(error.value).partition("Take it out: ")[2]
+    paste(command, tmp_path)
     assert read_all(tmp_path / f"NEW.{suffix}", zero_ends) == ["calm", text.replace("\0", "")]
 
 

@@ -15,16 +15,14 @@ MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-TO_PARQUET = (
-    'Write parquet: python -c \'from datasets import load_from_disk as l; l("{folder}").to_parquet("data.parquet")\''
-)
-ARROW = f"an Arrow file, which is not read. {TO_PARQUET}"
+# Arrow's two forms, and how pyarrow opens each.
+FILE_FORM, STREAM_FORM = "open_file", "open_stream"
+ARROW_FORMS = ((b"ARROW1\0\0", FILE_FORM), (b"\xff\xff\xff\xff", STREAM_FORM))  # datasets' save_to_disk writes streams
+ARROW_SUFFIXES = (".arrow", ".feather")
 UNPACK = "packed; unpack it first."
 WEIGHTS = "a model's weights, not text."
 # With what no text has after the letters: a text about a format may begin with its name.
 FORMATS = (
-    (b"ARROW1\0\0", ARROW),
-    (b"\xff\xff\xff\xff", ARROW),  # a stream, as datasets' save_to_disk writes it
     (b"PAR1\x15", "a parquet file without its suffix. Rename it so that it ends with .parquet."),
     (b"\x1f\x8b", UNPACK), (b"BZh", UNPACK), (b"\xfd7zXZ", UNPACK), (b"\x28\xb5\x2f\xfd", UNPACK), (b"7z\xbc\xaf", UNPACK),
     (b"PK\x03\x04", "a zip archive, or a document of an office program; unpack it, or save it as text."),
@@ -34,12 +32,14 @@ FORMATS = (
     (b"\x93NUMPY", "an array of numpy, not text. Prepare the text itself: slipway data prepare INPUT --out DIR"),
     (b"GGUF\2\0", WEIGHTS), (b"GGUF\3\0", WEIGHTS),
 )  # fmt: skip
-TABLES = {".csv": ",", ".tsv": "\\t", ".psv": "|"}  # what stands between two values, as Python writes it
-SUFFIXES = {".arrow": ARROW, ".feather": ARROW}
+TABLES = {".csv": ",", ".tsv": "\t", ".psv": "|"}  # what stands between two values
 
 
-def require_text(path: Path) -> None:
-    """Raise ConfigurationError where a file is no text in UTF-8, as far as its first bytes tell, with what it is."""
+def require_text(path: Path, given: Path | None = None) -> None:
+    """Raise ConfigurationError where a file is no text in UTF-8, as far as its first bytes tell, with what it is.
+
+    `given`: the folder that the user named, if this is one of its files.
+    """
     if pointer := explain_pointer(path):
         raise ConfigurationError(pointer)
     with path.open("rb") as file:
@@ -49,12 +49,30 @@ def require_text(path: Path) -> None:
             raise ConfigurationError(
                 f"{path} is {encoding.upper()} and not UTF-8. Convert it: {conversion(path, encoding)}"
             )
-    what = SUFFIXES.get(path.suffix.lower()) or next((what for start, what in FORMATS if head.startswith(start)), "")
-    if what:
-        file_name, folder = shlex.quote(path.name), path.parent
-        raise ConfigurationError(f"{path} is {what.format(file=file_name, folder=folder)}")
+    form = next((form for start, form in ARROW_FORMS if head.startswith(start)), "")
+    if form or path.suffix.lower() in ARROW_SUFFIXES:
+        raise ConfigurationError(explain_arrow(path, given or path, form))
+    if what := next((what for start, what in FORMATS if head.startswith(start)), ""):
+        raise ConfigurationError(f"{path} is {what.format(file=shlex.quote(str(path)))}")
     if b"\0" in head:
         raise ConfigurationError(explain_nul(path, head))
+
+
+def explain_arrow(path: Path, given: Path, form: str) -> str:
+    """What to do with an Arrow file of a `form`, and with all others of its suffix in the folder `given`."""
+    if not form:
+        return f"{path} is called an Arrow file, and is none: it is damaged, or in an older form. Download or write it anew."
+    files = f"Path({str(given)!r}).rglob('*{path.suffix}')" if given.is_dir() else f"[Path({str(path)!r})]"
+    command = python_command(
+        "import pyarrow as a, pyarrow.parquet as p; from pathlib import Path; [p.write_table(a.ipc."
+        f"{form}(a.memory_map(str(n))).read_all(), n.with_suffix('.parquet')) for n in {files}]"
+    )
+    return f"{path} is an Arrow file, which is not read. Write parquet beside it, which is: {command}"
+
+
+def python_command(program: str) -> str:
+    """The command that runs a program of one line, as a shell reads it."""
+    return f'python -c "{program}"' if not set(program) & set('"$`\\!') else f"python -c {shlex.quote(program)}"
 
 
 def explain_nul(path: Path, content: bytes) -> str:
@@ -66,7 +84,7 @@ def explain_nul(path: Path, content: bytes) -> str:
             f"{path} is binary and no text: weights, or another program's tokens. Tokens are read from folders that `slipway "
             "data prepare` made; prepare the text itself."
         )
-    name = shlex.quote(path.name)
+    name = shlex.quote(str(path))
     return (
         f"{path} holds bytes that are 0, which texts do not hold; in tokens that are bytes they end a document. If it is text, "
         f"take them out: tr -d '\\000' < {name} > NEW; if it is none, name the files that you mean."
@@ -87,7 +105,7 @@ def guess_wide(content: bytes) -> str:
 
 def conversion(path: Path, encoding: str) -> str:
     """The command that writes a file anew in UTF-8."""
-    return f"iconv -f {encoding} -t utf-8 {shlex.quote(path.name)} > NEW"
+    return f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > NEW"
 
 
 def is_table(path: Path) -> bool:
@@ -97,10 +115,12 @@ def is_table(path: Path) -> bool:
 
 def explain_table(path: Path) -> str:
     """What to do with a table."""
-    name = shlex.quote(path.name)
+    name, between = shlex.quote(str(path)), TABLES[path.suffix.lower()]
+    command = python_command(
+        f"from pyarrow import csv, parquet; parquet.write_table(csv.read_csv({str(path)!r}, parse_options=csv.ParseOptions("
+        f"delimiter={between!r}, newlines_in_values=True)), 'data.parquet')"
+    )
     return (
-        f"{path} is a table: as text its commas, quotes and other columns would be trained on, too. Write parquet: python -c "
-        f'\'from pyarrow import csv, parquet; parquet.write_table(csv.read_csv("{path.name}", parse_options=csv.ParseOptions('
-        f'delimiter="{TABLES[path.suffix.lower()]}", newlines_in_values=True)), "data.parquet")\', and type '
-        f"--column with the column that holds the text; or, to train on all of it: cp {name} {name}.txt"
+        f"{path} is a table: as text its commas, quotes and other columns would be trained on, too. Write parquet: {command}, "
+        f"and type --column with the column that holds the text; or, to train on all of it: cp {name} {name}.txt"
     )

@@ -22,7 +22,14 @@ from slipway.options.dataset import nearest_path, seen_from
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import listed
 from slipway.train.placeholders import is_companion, require_content
-from slipway.train.text.encodings import explain_nul, explain_table, guess_wide, is_table, require_text
+from slipway.train.text.encodings import (
+    explain_nul,
+    explain_table,
+    guess_wide,
+    is_table,
+    python_command,
+    require_text,
+)
 from slipway.train.text.files import is_validation
 
 TRAIN, VALIDATION, NEITHER = "train", "validation", "neither"
@@ -90,7 +97,7 @@ def sources_in(given: Path, several: bool) -> list[TextSource]:
         if kind == PARQUET:
             require_content(path)
         else:
-            require_text(path)
+            require_text(path, given)
         state, name = path.stat(), path.relative_to(given.parent).as_posix()
         sources.append(TextSource(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
     return sources
@@ -109,12 +116,31 @@ def files_below(path: Path) -> list[Path]:
 
     Raises OSError for a folder that cannot be read.
     """
-    if path.is_file():
+    return [file for file in entries_below(path) if file.is_file()]
+
+
+def entries_below(path: Path, companions: bool = False) -> list[Path]:
+    """Return what is below a folder besides folders, sorted, with or without `companions`; of a file, the file.
+
+    Links to folders are followed. One that leads to a folder above it, or to one that was seen before, is returned itself.
+    """
+    if not path.is_dir():
         return [path]
     found: list[Path] = []
-    for folder, inside, names in os.walk(path, onerror=raise_it):
-        inside[:] = [name for name in inside if not is_companion(name)]
-        found += [file for name in names if not is_companion(name) and (file := Path(folder, name)).is_file()]
+    waiting, seen, above = [path], set[Path](), path.resolve().parents
+    while waiting:
+        top = waiting.pop(0)
+        if (real := top.resolve()) in seen or real in above:
+            found.append(top)
+            continue
+        for folder, inside, names in os.walk(top, onerror=raise_it):
+            if (real := Path(folder).resolve()) in seen:
+                inside.clear()
+                continue
+            seen.add(real)
+            inside[:] = [name for name in inside if companions or not is_companion(name)]
+            waiting += sorted(link for name in inside if (link := Path(folder, name)).is_symlink())
+            found += [Path(folder, name) for name in names if companions or not is_companion(name)]
     return sorted(found, key=lambda file: file.relative_to(path).as_posix())
 
 
@@ -124,8 +150,8 @@ def raise_it(error: OSError) -> NoReturn:
 
 
 def count_files(inputs: Sequence[Path]) -> int:
-    """Count the files that `inputs` are or contain, whether they are read or not."""
-    return sum(path.is_file() for given in inputs for path in (given.rglob("*") if given.is_dir() else (given,)))
+    """Count the files that `inputs` are or contain, whether they are read or not; links that lead nowhere, too."""
+    return sum(len(entries_below(given, companions=True)) for given in inputs)
 
 
 def read_parts(sources: Sequence[TextSource]) -> list[TextSource]:
@@ -358,7 +384,7 @@ def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
     """Return the error for bytes that are not text."""
     return ConfigurationError(
         f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
-        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW; if it is none, name the files that you mean."
+        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(str(path))} > NEW; if it is none, name the files that you mean."
     )
 
 
@@ -421,13 +447,11 @@ def explain_zero(source: TextSource, column: str) -> str:
     """Return the message for a document of JSON lines or parquet that contains the character 0, with what to do."""
     path = Path(source.path)
     if source.kind == LINES:
-        command = f"sed 's/\\\\u0000//g' {shlex.quote(path.name)} > NEW{path.suffix}"
+        command = f"sed 's/\\\\u0000//g' {shlex.quote(str(path))} > NEW{path.suffix}"
     else:
-        name = json.dumps(column)
-        command = (
-            "python -c 'import pyarrow.compute as c, pyarrow.parquet as p; "
-            f"d = p.read_table({json.dumps(path.name)}); p.write_table(d.set_column(d.column_names.index({name}), {name}, "
-            f'c.replace_substring(d[{name}], "\\0", "")), "NEW.parquet")\''
+        command = python_command(
+            f"import pyarrow.compute as c, pyarrow.parquet as p; n = {column!r}; d = p.read_table({str(path)!r}); "
+            "p.write_table(d.set_column(d.column_names.index(n), n, c.replace_substring(d[n], chr(0), '')), 'NEW.parquet')"
         )
     return (
         f"{path}: {column!r} holds the character 0, which texts do not hold; in tokens that are bytes it ends a document. Take "

@@ -140,7 +140,7 @@ def described_sources(sources: Sequence[TextSource], others: int = 0) -> str:
     if tables := [source.name for source in sources if source.kind == TEXT and is_table(Path(source.name))]:
         text += f"; {len(tables)} of them tables, which are read as plain text ({listed(tables, SHOWN)})"
     if others:
-        text += f"; {others} left out: hidden, empty, a system's own, or of another kind"
+        text += f"; {others} left out: hidden, empty, a system's own, of another kind, or links to nothing or to what is read"
     return text
 
 
