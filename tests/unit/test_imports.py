@@ -66,7 +66,7 @@ def test_a_start_waits_for_no_command_that_was_not_typed(tmp_path: Path) -> None
     others = {f"slipway.cli.{name}" for name in ("check", "data", "logs", "reports", "results", "runs")} | {
         "slipway.render"
     }
-    assert not {*others, "difflib", "logging", "secrets", "slipway.launch.rendezvous"} & loaded
+    assert not {*others, "difflib", "importlib.metadata", "logging", "secrets", "slipway.launch.rendezvous"} & loaded
 
 
 def test_what_reads_a_run_or_runs_without_a_network_loads_no_asyncio() -> None:

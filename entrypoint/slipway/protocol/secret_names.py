@@ -15,35 +15,45 @@ _ENDINGS = re.compile(
     r"|(?:account|admin|db|ftp|key|ldap|mail|my|mysql|pg|proxy|redis|root|smtp|ssh|store|user)_?pass"
     r"|(?:access|api|auth|bearer|bot|hf|hub|refresh|secret|session)_tokens)$"
 )
-_WHOLE = re.compile("bearer|jwt|mnemonic|psk|totp")  # secrets as words of their own only
-_LAST = re.compile("auth|key|otp|pass|pw|pwd")  # secrets as the name's last word only: not in pass_through
-_AFTER_KEY = re.compile("base|base64|b64|data|id|json|pem")  # AWS_ACCESS_KEY_ID, SECRET_KEY_BASE
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WHOLE = _words("bearer jwt mnemonic psk totp")  # secrets as words of their own only
+_LAST = _words("auth key otp pass pw pwd")  # secrets as the name's last word only: not in pass_through
+_AFTER_KEY = _words("base base64 b64 data id json pem")  # AWS_ACCESS_KEY_ID, SECRET_KEY_BASE
 # A word after it that says that the value is about the secret, and not the secret: TOKEN_COUNT, PASSWORD_FILE.
-_ABOUT = re.compile(
-    "accuracy|attempts|budget|class|column|counts?|dim|dirs?|dropout|embeddings?|enabled|endpoint|expiration|expires|expiry|field"
-    "|file|filename|files|folder|format|host|hours|indices|index|kind|latency|len|length|limits?|loss|mask|max|min|ms|names?|num"
-    "|parallelism|paths?|per|policy|port|position|prob|rate|required|seconds|shape|size|style|sock|strategy|time|timeout|total"
-    "|ttl|types?|uri|url|usage|version|weight"
+_ABOUT = _words(
+    """
+    accuracy attempts budget class column count counts dim dir dirs dropout embedding embeddings enabled endpoint expiration
+    expires expiry field file filename files folder format host hours indices index kind latency len length limit limits loss
+    mask max min ms name names num parallelism path paths per policy port position prob rate required seconds shape size
+    style sock strategy time timeout total ttl type types uri url usage version weight
+    """
 )
 # A word before it that makes it a word of another trade: of language models, tables, caches and compilers.
 _BEFORE = {
-    "token": re.compile(
-        "added|additional|answer|begin|boi|bos|class|cls|completion|cost|count|decoder|dist|draft|end|eod|eoi|eom|eos|eot"
-        "|fim|first|forced|image|initializer|input|last|mask|max|middle|min|modifier|ms|n|new|newline|next|num|output|pad|padding"
-        "|per|placeholder|prefix|prev|prompt|register|reward|sentinel|sep|special|start|stop|suffix|text|think|total"
-        "|train|unk|unknown|video|word"
+    "token": _words(
+        """
+        added additional answer begin boi bos class cls completion cost count decoder dist draft end eod eoi eom eos eot fim
+        first forced image initializer input last mask max middle min modifier ms n new newline next num output pad padding
+        per placeholder prefix prev prompt register reward sentinel sep special start stop suffix text think total train unk
+        unknown video word
+        """
     ),
-    "key": re.compile(
-        "action|answer|attention|audio|best|cache|caption|checkpoint|chosen|ckpt|column|context|conversation|data"
-        "|dataset|dict|dictionary|dropout|duplicate|episode|eval|extra|feature|fn|foreign|group|host|hot|id|image|img|index"
-        "|input|instruction|item|join|json|label|latent|length|lookup|loss|map|mask|messages?|metric|missing|monitor|next|obs"
-        "|observation|optim|output|param|partition|primary|prng|prompt|public|query|question|random|rejected|response|reward|rng|role"
-        "|routing|row|score|shard|sort|split|src|state|stopping|target|text|tgt|time|timestamp|tokens|train|unexpected|val|video"
-        "|weight"
+    "key": _words(
+        """
+        action answer attention audio best cache caption checkpoint chosen ckpt column context conversation data dataset dict
+        dictionary dropout duplicate episode eval extra feature fn foreign group host hot id image img index input
+        instruction item join json label latent length lookup loss map mask message messages metric missing monitor next obs
+        observation optim output param partition primary prng prompt public query question random rejected response reward
+        rng role routing row score shard sort split src state stopping target text tgt time timestamp tokens train unexpected
+        val video weight
+        """
     ),
-    "pass": re.compile(
-        "all|backward|band|by|first|forward|high|last|low|multi|n|next|no|num|one|second|single|test|two"
-    ),
+    "pass": _words("all backward band by first forward high last low multi n next no num one second single test two"),
 }
 _EXACT = {"slipway_notify": True, "pwd": False, "oldpwd": False, "old_pwd": False}  # a webhook; folders
 _BOUNDARY = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -64,12 +74,12 @@ def _is_secret(words: list[str], place: int) -> bool:
     before = words[place - 1] if place else ""
     if "webhook" in word:
         return True
-    if word in _BEFORE and _BEFORE[word].fullmatch(before):
+    if before in _BEFORE.get(word, ()):
         return False
-    if word == "key" and before and after and _AFTER_KEY.fullmatch(after[0]):
+    if word == "key" and before and after and after[0] in _AFTER_KEY:
         return True
-    if any(map(_ABOUT.fullmatch, after)) or (word == "token" and after[:1] in (["id"], ["ids"])):
+    if not _ABOUT.isdisjoint(after) or (word == "token" and after[:1] in (["id"], ["ids"])):
         return False
-    if _LAST.fullmatch(word):
+    if word in _LAST:
         return after in ([], ["config"], ["header"])
-    return bool(_WHOLE.fullmatch(word) or _ENDINGS.search("_".join(words[: place + 1])))
+    return bool(word in _WHOLE or _ENDINGS.search("_".join(words[: place + 1])))

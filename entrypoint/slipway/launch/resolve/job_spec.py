@@ -12,7 +12,6 @@ from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
-from slipway.launch.verdict.restarts import DEFAULT, MINUTE
 from slipway.protocol.errors import LaunchError
 
 
@@ -47,12 +46,16 @@ class Job:
         """How often this job may be started again. A user's script may not know how to go on, so it has to be asked for."""
         limit = self.sources.parsed("SLIPWAY_MAX_RESTARTS")
         if limit == "auto":
+            from slipway.launch.verdict.restarts import DEFAULT  # a plan does without what judges attempts
+
             return DEFAULT if self.plan.workload.own and self.plan.workload.resumes else 0
         return int(str(limit))
 
     @property
     def enough(self) -> float:
         """Seconds of an attempt that are progress by themselves: of training beyond all before, or that a script ran."""
+        from slipway.launch.verdict.restarts import MINUTE
+
         return MINUTE if self.plan.workload.own else self.seconds("SLIPWAY_PROGRESS_SECONDS")
 
     @property

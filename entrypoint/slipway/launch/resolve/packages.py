@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,6 +101,8 @@ def read_versions(host: Host, devices: Devices) -> dict[str, Any]:
 
 def installed(package: str) -> str | None:
     """The version of an installed package, found without importing it."""
+    from importlib.metadata import PackageNotFoundError, version  # takes as long as the rest of a plan
+
     try:
         return version(package)
     except PackageNotFoundError:
