@@ -31,11 +31,12 @@ from slipway.check.finding import (
 from slipway.check.nodes import InterruptedCheckError, assemble, judge_outcome, passing, start
 from slipway.check.products import ProbeEnding, judge_product, last_json
 from slipway.check.quick import quick_check
-from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, decode, encode
+from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
 from slipway.launch.rendezvous.messages import Finding, Peer
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.protocol.decoding import MalformedError
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
 from slipway.train.measure.bandwidth import SlowestRank

@@ -12,13 +12,14 @@ from participants import make_card, make_outcome
 from slipway.check.finding import sick
 from slipway.launch.hangs.standing import Call, Frame, Group, Standing
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, OtherProtocolError, decode, encode
+from slipway.launch.rendezvous.codec import LINE_BYTES, OtherProtocolError, decode, encode
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
 from slipway.protocol.causes import Sign
+from slipway.protocol.decoding import MalformedError
 
 HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))

@@ -27,7 +27,15 @@ from slipway.launch.run_directory.run_lock import RunLock, beside, this_launcher
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
 
-FIRST = {"node_rank": 0, "host": "n0", "rank": 1, "evidence": "ValueError: bad", "time": 1000.0, "advice": "look at it"}
+FIRST = {
+    "word": "failed",
+    "node_rank": 0,
+    "host": "n0",
+    "rank": 1,
+    "evidence": "ValueError: bad",
+    "time": 1000.0,
+    "advice": "look at it",
+}
 FAILED = {"code": 1, "word": "failed", "first": FIRST, "attempt": 2}
 
 

@@ -16,6 +16,7 @@ from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lo
 from slipway.launch.verdict.block import heading, stack_lines, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
+from slipway.protocol.decoding import decode_rows
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import (
     HANG_FILE,
@@ -30,6 +31,7 @@ from slipway.protocol.files import (
     node_folder,
     number_in,
     read_json,
+    whole_number,
 )
 from slipway.protocol.replicas import ReplicaDifference, read_differences
 
@@ -43,11 +45,11 @@ class RankStatus(NamedTuple):
     """
 
     rank: int
-    collectives: int | None
-    per_second: float | None
-    cores: float | None
-    gpu: float | None
-    line: str
+    collectives: int | None = None
+    per_second: float | None = None
+    cores: float | None = None
+    gpu: float | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,19 +148,11 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     )
 
 
-def _read_workers(file: Path) -> Iterator[RankStatus]:
+def _read_workers(file: Path) -> list[RankStatus]:
     """The rows of a node; what makes no sense is passed over."""
     ranks = read_json(file).get("ranks")
-    for name, row in ranks.items() if isinstance(ranks, dict) else ():
-        rank = number_in(f"{RANK}{name}", RANK)
-        if rank is not None and isinstance(row, dict):
-            done = row.get("collectives")
-            rates = [
-                float(value) if isinstance(value, int | float) else None
-                for value in (row.get("per_second"), row.get("cores"), row.get("gpu"))
-            ]
-            done = done if isinstance(done, int) else None
-            yield RankStatus(rank, done, rates[0], rates[1], rates[2], str(row.get("line", "")))
+    rows = ranks.items() if isinstance(ranks, dict) else ()
+    return decode_rows(RankStatus, [{**row, "rank": whole_number(rank)} for rank, row in rows if isinstance(row, dict)])
 
 
 def status_json(status: Status) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from slipway.inspect.trace_events import STEP, Trace, is_in_flight, packed, read_trace
 from slipway.inspect.trace_summary import RankSummary, summarise
+from slipway.protocol.decoding import decode_rows
 from slipway.protocol.durable import write_whole
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import CLOCKS_FILE, MERGED_FILE, held_folder, rank_trace, read_json, why_unreadable
@@ -26,8 +27,8 @@ class Source:
     pid: int
     offset: int
     spread: int
-    size: int
-    error: str
+    bytes: int
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Merged:
 def merge(folder: Path) -> Merged:
     """Make one file of a folder of traces, and sum up what is in it. Raises LaunchError."""
     clocks = read_json(folder / CLOCKS_FILE)
-    sources = list(read_sources(clocks))
+    sources = [source for source in decode_rows(Source, clocks.get("ranks")) if source.rank >= 0]
     if not sources:
         why = why_unreadable(folder / CLOCKS_FILE) or "tells of no rank"
         raise LaunchError(f"{folder / CLOCKS_FILE} {why}: {folder} holds no trace.")
@@ -74,22 +75,6 @@ def merge(folder: Path) -> Merged:
     )  # fmt: skip
 
 
-def read_sources(clocks: Mapping[str, Any]) -> Iterator[Source]:
-    """The ranks in a trace's clocks; what makes no sense is passed over."""
-    rows = clocks.get("ranks")
-    for row in rows if isinstance(rows, list) else []:
-        numbers = (
-            [row.get(name) for name in ("rank", "node", "pid", "offset", "spread", "bytes")]
-            if isinstance(row, dict)
-            else [None]
-        )
-        if all(type(number) is int for number in numbers) and row["rank"] >= 0:
-            yield Source(
-                row["rank"], row["node"], str(row.get("host", "")), row["pid"], row["offset"], row["spread"], row["bytes"],
-                str(row.get("error", "")),
-            )  # fmt: skip
-
-
 @dataclass
 class Merging:
     """A merge under way: rank by rank, since all of them at once may be more than the memory holds."""
@@ -107,7 +92,7 @@ class Merging:
     def events(self) -> Iterator[dict[str, Any]]:
         """The events of all ranks as they stand in the merged file; notes summaries and what is missing."""
         for source in self.sources:
-            if not source.size:
+            if not source.bytes:
                 self.missing.append(f"rank {source.rank}: {source.error or 'it recorded nothing'}")
                 continue
             try:

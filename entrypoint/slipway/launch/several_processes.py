@@ -12,12 +12,13 @@ from pathlib import Path
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node, SingleNode
-from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, decode, encode, stands_line
+from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode, stands_line
 from slipway.launch.rendezvous.messages import Report, Stands
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import Topology
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.decoding import MalformedError
 from slipway.protocol.durable import write_whole
 from slipway.protocol.files import held_folder, node_folder, open_run_file, process_file
 

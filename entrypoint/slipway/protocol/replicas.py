@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from slipway.protocol.decoding import decode_rows
 from slipway.protocol.files import REPLICAS_FILE, read_json, write_json
 
 REMEMBERED = 100  # differences, the newest
@@ -28,19 +29,8 @@ class ReplicaDifference(NamedTuple):
 
 def read_differences(run: Path) -> list[ReplicaDifference]:
     """All that were found in a run, oldest first; what makes no sense is left out."""
-    found = []
-    rows = read_json(run / REPLICAS_FILE).get("differences")
-    for row in rows if isinstance(rows, list) else ():
-        match row:
-            case {
-                "time": int() | float() as at,
-                "step": int() as step,
-                "nodes": list() as nodes,
-                "text": str() as text,
-            }:
-                if 0 <= at < 1e11 and all(isinstance(node, str) for node in nodes):
-                    found.append(ReplicaDifference(float(at), step, tuple(nodes), text))
-    return found
+    found = decode_rows(ReplicaDifference, read_json(run / REPLICAS_FILE).get("differences"))
+    return [each for each in found if 0 <= each.time < 1e11]
 
 
 def write_differences(run: Path, differences: Sequence[ReplicaDifference]) -> None:

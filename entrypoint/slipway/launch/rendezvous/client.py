@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import MalformedError, OtherProtocolError, stands_line
+from slipway.launch.rendezvous.codec import OtherProtocolError, stands_line
 from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -27,6 +27,7 @@ from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.protocol.decoding import MalformedError
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
 from slipway.protocol.outcomes import Word
 

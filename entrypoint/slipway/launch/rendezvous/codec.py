@@ -4,24 +4,17 @@ What arrives is checked field by field against the dataclass of its type; nothin
 imported here: `slipway logs` and launchers without a network use this, too.
 """
 
-import dataclasses
-import functools
 import json
-import math
-import types
-from enum import StrEnum
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous.messages import KINDS, Stands
+from slipway.protocol.decoding import MalformedError
+from slipway.protocol.decoding import decode as decode_object
 from slipway.protocol.printable import one_line
 
 PROTOCOL = 2
 LINE_BYTES = 65_536
-
-
-class MalformedError(Exception):
-    """A line that is not a message of this protocol; the text says why."""
 
 
 class OtherProtocolError(MalformedError):
@@ -60,45 +53,4 @@ def decode(line: bytes) -> Any:
     name = fields.get("type")
     if not isinstance(name, str) or name not in KINDS:
         raise MalformedError("a message of an unknown type")
-    return _decode_value(KINDS[name], fields, name)
-
-
-def _decode_value(kind: Any, value: Any, name: str) -> Any:
-    """A value of the annotated type `kind` from what JSON held; MalformedError names the field."""
-    if dataclasses.is_dataclass(kind):
-        return _decode_fields(kind, value, name)
-    if isinstance(kind, types.UnionType):
-        return None if value is None else _decode_value(get_args(kind)[0], value, name)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise MalformedError(f"{name} is not a list")
-        return tuple(_decode_value(get_args(kind)[0], item, name) for item in value)
-    if issubclass(kind, StrEnum):
-        value = next((member for member in kind if member == value), None)
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        value = float(value)
-    if type(value) is not kind:
-        raise MalformedError(f"{name} is not of type {kind.__name__}")
-    if (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**53):
-        raise MalformedError(f"{name} is out of range")
-    return one_line(value) if kind is str else value
-
-
-@functools.cache
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
-
-
-def _decode_fields(kind: Any, value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise MalformedError(f"{name} is not an object")
-    given = {}
-    for field in _fields(kind):
-        if field.name in value:
-            given[field.name] = _decode_value(field.type, value[field.name], f"{name}.{field.name}")
-        elif field.default is dataclasses.MISSING:
-            raise MalformedError(f"{name}.{field.name} is missing")
-    try:
-        return kind(**given)
-    except ValueError as error:
-        raise MalformedError(f"{name}: {error}") from None
+    return decode_object(KINDS[name], fields, name)

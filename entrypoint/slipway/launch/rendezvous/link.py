@@ -7,8 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from slipway.launch.rendezvous.codec import LINE_BYTES, MalformedError, decode, encode
+from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
 from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.protocol.decoding import MalformedError
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read

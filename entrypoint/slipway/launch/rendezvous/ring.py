@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Self
 
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import MalformedError
 from slipway.launch.rendezvous.connection_errors import STALLED, connection_failure
 from slipway.launch.rendezvous.link import Link, connect
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
+from slipway.protocol.decoding import MalformedError
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
 RETRY_SECONDS = 0.5

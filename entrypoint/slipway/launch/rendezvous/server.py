@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import MalformedError, encode
+from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.roster import Roster, Seat
@@ -17,6 +17,7 @@ from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.protocol.decoding import MalformedError
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.protocol.outcomes import Word
 
