@@ -95,16 +95,47 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(environ: dict
     assert "secret" not in said
 
 
-@pytest.mark.parametrize("address", ["socks5://127.0.0.1:9", "socks4://127.0.0.1:9", "ftp://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    "address",
+    ["socks5://127.0.0.1:9", "socks4://127.0.0.1:9", "ftp://127.0.0.1:9", "http://127.0.0.1:port", "http://[::1"],
+)
 def test_the_library_with_such_a_proxy_ends_in_a_sentence(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from httpx2 import Client
 
     monkeypatch.setenv("ALL_PROXY", address)
-    with pytest.raises((ImportError, ValueError)) as error:
+    with pytest.raises(Exception, match=r".") as error:  # of three classes
         Client()
     explained = explain_failure(error.value, "acme/tiny", None, "model")
     assert isinstance(explained, ConfigurationError)
-    assert str(explained).startswith(f"The proxy in ALL_PROXY ({address.partition(':')[0]}) cannot")
+    kind = "" if address.startswith("http") else f" ({address.partition(':')[0]})"
+    assert str(explained).startswith(f"The proxy in ALL_PROXY{kind} cannot")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the model 'proxy-lm' has no configuration"),
+        ValueError("could not convert string to float: 'proxy'"),
+        TypeError("Proxy.__init__() got an unexpected keyword"),
+        ImportError("cannot import name 'proxy'"),
+    ],
+)
+def test_an_error_that_only_mentions_a_proxy_stays_as_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    assert explain_failure(error, "acme/proxy-lm", None, "model") is error
+
+
+def test_an_endpoint_that_is_no_address_is_not_the_proxys_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    from httpx2 import URL, InvalidURL
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example:port")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    with pytest.raises(InvalidURL) as error:
+        URL(constants.ENDPOINT)
+    assert str(explain_failure(error.value, "acme/tiny", None, "model")).startswith(
+        "HF_ENDPOINT 'http://hub.example:port'"
+    )
 
 
 def test_a_cache_that_is_only_read_is_named_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
             return ConfigurationError(
                 "The token in HF_TOKEN, or in the file at HF_TOKEN_PATH, is none: it holds odd characters."
             )
+        if is_proxy_mistake(cause):
+            return ConfigurationError(explain_proxy(os.environ))
         if isinstance(cause, InvalidURL | UnsupportedProtocol):
             return ConfigurationError(
                 f"HF_ENDPOINT {constants.ENDPOINT!r} is no address such as https://hub.example; unset or correct it."
@@ -61,8 +63,6 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
                 f"{cause.filename or constants.HF_HUB_CACHE} cannot be written ({cause.strerror}); set HF_HOME to a folder that "
                 "can, or HF_HUB_OFFLINE=1 where the cache holds all that is needed."
             )
-        if (isinstance(cause, ImportError) and "socksio" in str(cause)) or is_proxy_mistake(cause):
-            return ConfigurationError(explain_proxy(os.environ))
         if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
             return cause
         if isinstance(cause, HfHubHTTPError):
@@ -78,8 +78,17 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
 
 
 def is_proxy_mistake(cause: BaseException) -> bool:
-    """Whether the library could not use a proxy's address: it raises ValueError for a scheme that it does not know."""
-    return isinstance(cause, ValueError) and "proxy" in str(cause).lower()
+    """Whether the library could not use a proxy's address, by the errors of its `Proxy` and of the URL in it (httpx2 2.16)."""
+    from httpx2 import URL, InvalidURL
+    from huggingface_hub import constants
+
+    if isinstance(cause, InvalidURL):  # it does not say whose
+        with suppress(InvalidURL):
+            return bool(URL(constants.ENDPOINT).host)
+        return False
+    return (isinstance(cause, ImportError) and "socksio" in str(cause)) or (
+        isinstance(cause, ValueError) and str(cause).startswith("Unknown scheme for proxy URL ")
+    )
 
 
 def explain_proxy(environ: Mapping[str, str]) -> str:
@@ -89,7 +98,7 @@ def explain_proxy(environ: Mapping[str, str]) -> str:
     schemes = {environ[name].partition("://")[0] for name in odd if "://" in environ[name]}
     named, kind = " and ".join(sorted(odd or known)) or "the system's settings", ", ".join(sorted(schemes))
     return (
-        f"The proxy in {named}{f' ({kind})' if kind else ''} cannot be used. Name one that begins with http://, or unset the "
+        f"The proxy in {named}{f' ({kind})' if kind else ''} cannot be used. Name one such as http://proxy.example:3128, or unset the "
         "variable. For SOCKS (socks5://) install the package socksio: pip install socksio"
     )
 
