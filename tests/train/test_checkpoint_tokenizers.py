@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from token_files import write_tokenizer
+from tokenizers import Tokenizer as Library
 
 from slipway.options import FinetuneOptions, parse
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import GptConfig
 from slipway.train.text.checkpoints import INCLUDE, read_tokenizer
+from slipway.train.text.tokenizer import open_tokenizer
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.finetune import choose_tokenizer
 
@@ -46,6 +51,33 @@ def test_a_tokenizer_in_another_form_is_named_and_bytes_are_not_used_instead(
         read_tokenizer(tmp_path, model(vocab_size))
     assert all(name in str(error.value) for name in names)
     assert "--tokenizer tokenizer" in str(error.value)
+
+
+def convert(told: str, folder: Path) -> None:
+    """Run the command of a message in a folder, without a network."""
+    command = told.partition("--tokenizer tokenizer: ")[2].replace("python ", f"{sys.executable} ", 1)
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+
+
+@pytest.mark.parametrize(("form", "config"), [("gpt2", False), ("bert", True)])
+def test_after_the_command_for_another_form_the_same_tokens_are_read(form: str, config: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    if config:
+        (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    if form == "gpt2":
+        Library.from_file(str(write_tokenizer(tmp_path / "own.json"))).model.save(str(folder))
+        text, tokens = "sea  wind\n水", open_tokenizer(str(tmp_path / "own.json")).encode("sea  wind\n水")
+    else:
+        (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nsea\n##s\nwind\n")
+        text, tokens = "Seas wind", [5, 6, 7]
+    with pytest.raises(ConfigurationError, match=r"vocab\.") as of_model:
+        read_tokenizer(folder, model(400))
+    with pytest.raises(ConfigurationError) as typed:
+        open_tokenizer(str(folder))
+    assert str(typed.value) == str(of_model.value)
+    convert(str(typed.value), tmp_path)
+    assert open_tokenizer(str(tmp_path / "tokenizer")).encode(text) == tokens
 
 
 def test_a_checkpoint_without_any_tokenizer_is_refused_unless_its_tokens_are_bytes(tmp_path: Path) -> None:

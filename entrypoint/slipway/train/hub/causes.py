@@ -98,8 +98,8 @@ def explain_proxy(environ: Mapping[str, str]) -> str:
     schemes = {environ[name].partition("://")[0] for name in odd if "://" in environ[name]}
     named, kind = " and ".join(sorted(odd or known)) or "the system's settings", ", ".join(sorted(schemes))
     return (
-        f"The proxy in {named}{f' ({kind})' if kind else ''} cannot be used. Name one such as http://proxy.example:3128, or unset the "
-        "variable. For SOCKS (socks5://) install the package socksio: pip install socksio"
+        f"The proxy in {named}{f' ({kind})' if kind else ''} cannot be used. Name one such as "
+        "http://proxy.example:3128, or unset the variable. For SOCKS (socks5://) install the package socksio: pip install socksio"
     )
 
 

@@ -23,7 +23,14 @@ from slipway.train.hub.fetch import fetch_together
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.placeholders import explain_page, explain_pointer, require_content
 from slipway.train.snapshots.tensors import safetensors_chunks
-from slipway.train.text.tokenizer import BYTES, ByteTokenizer, Tokenizer, open_tokenizer
+from slipway.train.text.tokenizer import (
+    BYTES,
+    OTHER_FORMS,
+    ByteTokenizer,
+    Tokenizer,
+    explain_other_form,
+    open_tokenizer,
+)
 from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import agree_here
 
@@ -31,12 +38,7 @@ SHOWN = 6  # tensors in a message
 ADAPTER = "adapter_config.json"  # of the library peft
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-# Tokenizers in formats that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; also settings alone.
-OTHER_TOKENIZERS = (
-    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "*.tiktoken",
-    "tokenizer_config.json",
-)  # fmt: skip
-INCLUDE = (CONFIG, ADAPTER, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_TOKENIZERS)
+INCLUDE = (CONFIG, ADAPTER, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *OTHER_FORMS)
 
 
 def find_checkpoint(name: str, context: Context) -> Path:
@@ -176,13 +178,8 @@ def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
     Raises ConfigurationError if it is unknown which tokens the model learnt, or if they are not the model's.
     """
     if not (folder / TOKENIZER).is_file():
-        others = [path.name for name in OTHER_TOKENIZERS for path in sorted(folder.glob(name))]
-        if others:
-            raise ConfigurationError(
-                f"The tokenizer of {folder} is in a form that is not read ({', '.join(others)}), and there is no "
-                f"{TOKENIZER}. Write one with transformers and type --tokenizer tokenizer: python -c 'from transformers "
-                f'import AutoTokenizer; AutoTokenizer.from_pretrained("{folder}").save_pretrained("tokenizer")\''
-            )
+        if explained := explain_other_form(folder):
+            raise ConfigurationError(explained)
         if config.vocab_size != ByteTokenizer.size:
             raise ConfigurationError(
                 f"{folder} has no {TOKENIZER}, so there is no telling what the {config.vocab_size:,} tokens of its model "

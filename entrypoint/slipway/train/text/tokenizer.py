@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.placeholders import require_content
 from slipway.train.text.coverage import Coverage, CoverageCounter
+from slipway.train.text.encodings import python_command
 from slipway.train.worker.prepared import agree_here
 
 if TYPE_CHECKING:
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
 
 BYTES = "bytes"
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# Tokenizers in forms that are not read: GPT-2's old one, BERT's, SentencePiece's and tiktoken's; also settings alone.
+OTHER_FORMS = (
+    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "*.tiktoken",
+    SETTINGS,
+)  # fmt: skip
+# transformers' classes for those whose settings name none.
+CLASSES = (({"vocab.json", "merges.txt"}, "GPT2TokenizerFast"), ({"vocab.txt"}, "BertTokenizerFast"))
 # How published tokenizers call the token that ends a document, where their settings do not say.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 
@@ -177,15 +186,32 @@ def open_tokenizer(name: str, context: Context | None = None) -> Tokenizer:
         path = fetch_tokenizer(name, context)
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
+        if explained := explain_other_form(path):
+            raise ConfigurationError(explained)
         raise ConfigurationError(
             f"{path} holds no {FILE}. Type the path of one, of a folder with one, a repo of the Hub that has one, or bytes."
         )
     return FileTokenizer(file, path.name if Path(name).exists() else name)
 
 
+def explain_other_form(folder: Path) -> str:
+    """Which files of a folder without tokenizer.json are a tokenizer in another form, and how to convert it; empty for none."""
+    others = [path.name for name in OTHER_FORMS for path in sorted(folder.glob(name))]
+    if not others:
+        return ""
+    form = next((kind for files, kind in CLASSES if files <= {*others}), "AutoTokenizer")
+    with suppress(OSError, ValueError, AttributeError):
+        form = "AutoTokenizer" if json.loads((folder / SETTINGS).read_bytes()).get("tokenizer_class") else form
+    command = f"from transformers import {form} as T; T.from_pretrained({str(folder)!r}).save_pretrained('tokenizer')"
+    return (
+        f"The tokenizer of {folder} is in a form that is not read ({', '.join(others)}), and there is no {FILE}. Convert it with "
+        f"transformers (pip install transformers), and type --tokenizer tokenizer: {python_command(command)}"
+    )
+
+
 def fetch_tokenizer(repo: str, context: Context | None) -> Path:
     """The folder with a Hub repo's tokenizer. Raises what fetching raises."""
     from slipway.train.hub.fetch import fetch, fetch_together
 
-    include = (FILE, SETTINGS)
+    include = (FILE, *OTHER_FORMS)
     return fetch_together(context, repo, include=include) if context else fetch(repo, include=include)
