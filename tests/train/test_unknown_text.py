@@ -46,6 +46,12 @@ def pieces(folder: Path) -> FileTokenizer:
     return save(folder, models.WordPiece(vocab, unk_token="[UNK]"))
 
 
+def whole_and_letters(folder: Path) -> FileTokenizer:
+    """BERT's kind with all that its words are made of."""
+    vocab = ["[UNK]", "sea", "wind", *"aesinwd", *(f"##{letter}" for letter in "aesinwd")]
+    return save(folder, models.WordPiece({word: place for place, word in enumerate(vocab)}, unk_token="[UNK]"))
+
+
 def letters(folder: Path) -> FileTokenizer:
     """BPE without bytes and without a token for what is unknown: it leaves letters out."""
     return save(folder, models.BPE(vocab={letter: place for place, letter in enumerate("aesinwd")}, merges=[]))
@@ -110,24 +116,56 @@ def test_characters_without_a_token_are_counted(
 ) -> None:
     tokenizer = make(tmp_path)
     for texts in ([text], ["sea", text]):
-        counted = tokenizer.count_unknown(texts, tokenizer.encode_all(texts))
+        tokens, counted = tokenizer.encode_all(texts)
+        assert [one.tolist() for one in tokens] == [tokenizer.encode(text) for text in texts]
         assert counted == (coverage if texts == [text] else coverage + Coverage(3, 0))
 
 
-def test_only_texts_in_which_something_is_unknown_are_looked_at_closely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Passes:
+    """A tokenizer of the library's that notes what it reads."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.fast: list[str] = []
+        self.closely: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._library, name)
+
+    def encode_batch_fast(self, texts: list[str], **more: bool) -> object:
+        self.fast += texts
+        return self._library.encode_batch_fast(texts, **more)
+
+    def encode_batch(self, texts: list[str], **more: bool) -> object:
+        self.closely += texts
+        return self._library.encode_batch(texts, **more)
+
+
+@pytest.mark.parametrize(
+    ("make", "texts", "fast", "closely"),
+    [
+        # What holds an unknown letter is read once, with the positions of its tokens.
+        (letters_and_unknown, ["sea", "seat", "seas", "a sea"], ["sea", "seas", "a sea"], ["seat"]),
+        (whole_and_letters, ["sea wind", "wind 🚢", "a"], ["sea wind", "a"], ["wind 🚢"]),
+        # A word that is too long for WordPiece shows only in the tokens.
+        (whole_and_letters, ["sea", 101 * "a"], ["sea", 101 * "a"], [101 * "a"]),
+        (letters, ["sea", "seat"], ["sea", "seat"], []),
+        (in_bytes, ["sea", "水"], ["sea", "水"], []),
+    ],
+)
+def test_a_text_is_read_once_and_only_closely_where_something_may_be_unknown(
+    make: Callable[[Path], FileTokenizer], texts: list[str], fast: list[str], closely: list[str], tmp_path: Path
 ) -> None:
-    tokenizer = letters_and_unknown(tmp_path)
-    texts = ["sea", "seat", "seas", "a sea"]
-    tokens, closely = tokenizer.encode_all(texts), []
-    monkeypatch.setattr(CoverageCounter, "_count_lost", lambda _, given: closely.extend(given) or [])
-    tokenizer.count_unknown(texts, tokens)
-    assert closely == ["seat"]
+    make(tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    passes = Passes(Library.from_buffer(content))
+    CoverageCounter(passes, content).encode(texts)  # type: ignore[arg-type]
+    assert (passes.fast, passes.closely) == (fast, closely)
 
 
 def test_a_tokenizer_that_refuses_unknown_words_is_named(tmp_path: Path) -> None:
     tokenizer = save(tmp_path, models.WordLevel({"sea": 0, "wind": 1}, unk_token="<none>"))
-    assert tokenizer.count_unknown(["sea wind"], tokenizer.encode_all(["sea wind"])) == Coverage(7, 0)
+    assert tokenizer.encode_all(["sea wind"])[1] == Coverage(7, 0)
     with pytest.raises(ConfigurationError, match=r"The tokenizer own cannot read the text: .* --tokenizer; bytes"):
         tokenizer.encode_all([GREEK])
 

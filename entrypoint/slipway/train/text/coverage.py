@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WARNED, REFUSED = 0.01, 0.5  # shares of a text's characters
 ALLOW = "--allow-unknown"
 Codes = npt.NDArray[np.uint32]
+Tokens = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Coverage:
 
 
 class CoverageCounter:
-    """Counts exactly, and looks closely only at texts in which something may be unknown.
+    """Makes tokens and counts exactly, and looks closely only at texts in which something may be unknown.
 
-    The positions of tokens in a text cost as much time as the tokens. They are asked for only where the unknown token
-    appears, or a character that the tokenizer does not know by itself.
+    The positions of tokens in a text cost as much time as the tokens. They are asked for only where a text holds a character
+    that the tokenizer does not know by itself; or once more, where the unknown token appears all the same (a word may be too
+    long, or made of pieces that do not fit).
     """
 
     def __init__(self, library: Library, content: bytes) -> None:
@@ -52,29 +54,31 @@ class CoverageCounter:
         self._blank: dict[int, bool] = {}
         self._known: dict[int, bool] = {}
 
-    def count(self, texts: Sequence[str], tokens: Iterable[npt.NDArray[Any]]) -> Coverage:
-        """The coverage of texts, whose tokens were made before."""
+    def encode(self, texts: Sequence[str]) -> tuple[list[Tokens], Coverage]:
+        """The tokens of each text, with nothing added, and the coverage of all. Raises what the library raises."""
         counts = np.bincount(code_points("".join(texts)))
         codes = counts.nonzero()[0]
         self._learn(codes)
         characters = int(sum(counts[code] for code in codes.tolist() if not self._blank[code]))
         odd = {chr(code) for code in codes.tolist() if not self._known[code]}
-        doubtful = [
-            text
-            for text, one in zip(texts, tokens, strict=True)
-            if (one == self._unknown).any() or not odd.isdisjoint(text)
-        ]
-        return Coverage(characters, sum(self._count_lost(doubtful)))
-
-    def _count_lost(self, texts: Sequence[str]) -> Iterator[int]:
-        """How many characters of each text are unknown, blanks aside."""
         if self._unknown < 0:  # such a tokenizer leaves single characters out, and its positions are wrong after them
-            for text in texts:
-                yield sum(not self._known[ord(letter)] for letter in text)
-            return
+            return self._encode_fast(texts), Coverage(characters, sum(int(counts[ord(letter)]) for letter in odd))
+        closely = [number for number, text in enumerate(texts) if not odd.isdisjoint(text)]
+        others = [number for number, text in enumerate(texts) if odd.isdisjoint(text)]
+        tokens = dict(zip(others, self._encode_fast([texts[number] for number in others]), strict=True))
+        closely += [number for number in others if (tokens[number] == self._unknown).any()]
         blanks = np.array([code for code, blank in self._blank.items() if blank], np.uint32)
-        for text, one in zip(texts, self._library.encode_batch(list(texts), add_special_tokens=False), strict=True):
-            yield int((self._lost(text, one) & ~np.isin(code_points(text), blanks)).sum())
+        unknown = 0
+        looked = self._library.encode_batch([texts[number] for number in closely], add_special_tokens=False)
+        for number, encoded in zip(closely, looked, strict=True):
+            tokens[number] = np.array(encoded.ids, np.uint32)
+            unknown += int((self._lost(texts[number], encoded) & ~np.isin(code_points(texts[number]), blanks)).sum())
+        return [tokens[number] for number in range(len(texts))], Coverage(characters, unknown)
+
+    def _encode_fast(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, without their positions; the library spreads them over threads."""
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
 
     def _lost(self, text: str, encoded: Any) -> npt.NDArray[np.bool_]:
         """For each character of a text, whether no known token covers it."""

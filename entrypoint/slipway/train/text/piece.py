@@ -215,8 +215,8 @@ def tokenise(folder: Path, plan: PiecePlan, number: int, tokenizer: Tokenizer, t
         )
         for batch in batches(chunks):
             texts = [chunk.text for chunk in batch]
-            encoded = tokenizer.encode_all(texts)
-            coverage += tokenizer.count_unknown(texts, encoded)
+            encoded, known = tokenizer.encode_all(texts)
+            coverage += known
             for chunk, tokens in zip(batch, encoded, strict=True):
                 outputs[chunk.part].add(chunk, tokens, tokenizer.end)
             tick()

@@ -58,11 +58,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with nothing added."""
 
-    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The tokens of each text, all at once, as arrays of unsigned integers."""
-
-    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
-        """How much of these texts it knows; `tokens` are those that `encode_all` made of them."""
+    def encode_all(self, texts: Sequence[str]) -> tuple[Sequence[npt.NDArray[Any]], Coverage]:
+        """The tokens of each text, all at once, as arrays of unsigned integers; and how much of the texts it knows."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is no text becomes U+FFFD."""
@@ -82,13 +79,9 @@ class ByteTokenizer:
         """The bytes of a text."""
         return list(text.encode())
 
-    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The bytes of each text."""
-        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
-
-    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
-        """Nothing is unknown, so nothing is counted."""
-        return Coverage()
+    def encode_all(self, texts: Sequence[str]) -> tuple[Sequence[npt.NDArray[Any]], Coverage]:
+        """The bytes of each text. Nothing is unknown, so nothing is counted."""
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts], Coverage()
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; a model with more than 256 tokens can name one that is no byte."""
@@ -127,19 +120,14 @@ class FileTokenizer:
         """The tokens of a text, with nothing added."""
         return self._library.encode(text, add_special_tokens=False).ids
 
-    def encode_all(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The tokens of each text; the library spreads them over threads. Raises ConfigurationError where it cannot."""
+    def encode_all(self, texts: Sequence[str]) -> tuple[Sequence[npt.NDArray[Any]], Coverage]:
+        """The tokens of each text, and how much it knows. Raises ConfigurationError where it cannot read a text."""
         try:
-            encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+            return self._counter.encode(texts)
         except Exception as error:  # the library raises no class of its own
             raise ConfigurationError(
                 f"The tokenizer {self.name} cannot read the text: {error}. Type another --tokenizer; bytes reads every text."
             ) from None
-        return [np.array(one.ids, np.uint32) for one in encoded]
-
-    def count_unknown(self, texts: Sequence[str], tokens: Sequence[npt.NDArray[Any]]) -> Coverage:
-        """How much of these texts it knows."""
-        return self._counter.count(texts, tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; a model may have more tokens than the tokenizer, and those say nothing."""
