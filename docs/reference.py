@@ -27,40 +27,40 @@ WRITTEN = "<!-- docs/reference.py writes this page. -->"
 def exit_codes() -> Iterator[str]:
     """The lines of exit-codes.md."""
     yield from ["# Exit codes", "", WRITTEN, ""]
-    yield "What a launcher ends with: [`EXITS`](../entrypoint/slipway/protocol/errors.py) is the one table, by which manifests,"
-    yield "sbatch files and these pages are tested. `outcome.json` in the run's folder holds the word, and the reason with it."
+    yield "The exit codes of the launcher. Manifests, sbatch files and these pages are tested against this table"
+    yield "([`EXITS`](../entrypoint/slipway/protocol/errors.py)). `outcome.json` in the run directory has word and reason."
     yield from ["", "| code | word | meaning | a scheduler should |", "| --- | --- | --- | --- |"]
     yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
     yield from [
         "",
-        "A script of your own may end with any code: what is not 0 becomes 1, and the code itself stands in the reason. What",
-        "NCCL and CUDA say of the node or of a setting counts there as well ([77 and 78](ddp.md#errors-of-nccl)), and",
-        "so does the time-out of a collective ([76](own-script.md#when-it-fails)).",
+        "Your own script may end with any code: every code except 0 becomes 1, and the reason has the original code. There are",
+        "two exceptions: errors of NCCL and CUDA about the node or a setting ([77 and 78](ddp.md#errors-of-nccl)), and the",
+        "time-out of a collective ([76](own-script.md#when-it-fails)).",
     ]
-    yield "A launcher that is killed cannot choose: 137 (SIGKILL) or 143 (SIGTERM) is then what its container or shell reports."
+    yield "If the launcher itself is killed, its container or shell reports 137 (SIGKILL) or 143 (SIGTERM)."
     yield from [
         "",
-        "Who acts on them: [Slurm](../slurm/README.md), [Kubernetes](../k8s/README.md), and Slipway itself, which tries 1 and 76",
+        "[Slurm](../slurm/README.md) and [Kubernetes](../k8s/README.md) react to these codes. Slipway itself restarts the job",
     ]
-    yield "again before it ends ([fault tolerance](fault-tolerance.md))."
+    yield "after 1 and 76 before it ends ([fault tolerance](fault-tolerance.md))."
 
 
 def settings() -> Iterator[str]:
     """The lines of settings.md."""
     yield from ["# Settings", "", WRITTEN, ""]
-    yield "What the launcher can be told, as an option, in the environment, or in a `.env` file, in that order of strength;"
-    yield "`slipway plan` shows every value, where it came from and what it overrides."
-    yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py); options of a workload are in"
+    yield "You can set these as an option, in the environment, or in a `.env` file, in that order of precedence."
+    yield "`slipway plan` shows every value, its source and what it overrides."
+    yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py). Options of workloads are in"
     yield "[the command line](cli.md)."
     libraries = ", ".join(f"`{name}…`" for name in LIBRARIES)
     yield from [
         "",
-        "Of `.env`, or `--env-file FILE`, those lines count that name a setting, `IMAGE`, `COMPOSE_FILE`, or a variable of",
-        f"torch's libraries ({libraries}), which the workers get.",
-        "They are plain `NAME=value`, without quotes, `$` or `export`; else they are an error (78), as is a name in",
-        "`SLIPWAY_…` that is no setting. All other lines are yours: they may look as they like, and the workers do not get them.",
-        "Names that look like one of these, mistyped (`MASTER_ADRR`), are warned of, and in the environment unknown ones in",
-        "`SLIPWAY_…`.",
+        "From `.env`, or `--env-file FILE`, Slipway reads the lines that set one of these settings, `IMAGE`, `COMPOSE_FILE`,",
+        f"or a variable of torch's libraries ({libraries}),",
+        "which the workers receive. These lines must be plain `NAME=value`, without quotes, `$` or `export`. Any other form",
+        "is an error (78), as is an unknown name that starts with `SLIPWAY_`. All other lines are ignored and not passed to",
+        "the workers. Slipway warns about names that look mistyped (`MASTER_ADRR`), and about unknown names in the",
+        "environment that start with `SLIPWAY_`.",
     ]
     yield from [
         "",
@@ -77,7 +77,7 @@ def settings() -> Iterator[str]:
 def cli() -> Iterator[str]:
     """The lines of cli.md."""
     yield from ["# Command line", "", WRITTEN, ""]
-    yield "What `--help` says, for every command and every workload."
+    yield "The output of `--help` for every command and every workload."
     context = click.Context(slipway, info_name="slipway", **slipway.context_settings)
     yield from helped("slipway", slipway, None)
     for name in slipway.list_commands(context):

@@ -71,7 +71,7 @@ def test_rows_that_fail_hide_no_others_and_what_they_left_is_named(slipway: Slip
     assert set(report["rows"][1]) == {"what", "level", "found", "advice", "code", "seconds"}
     assert {"slipway", "image", "torch", "cuda", "nccl", "driver", "gpus", "kernel", "links"} <= set(report["machine"])
     [folder] = left(tmp_path)
-    assert f"what the jobs left lies in {folder}" in answer.err
+    assert f"the run directories of the jobs are in {folder}" in answer.err
 
 
 def test_what_is_no_nodes_fault_is_the_images(slipway: Slipway) -> None:
@@ -83,4 +83,4 @@ def test_what_is_no_nodes_fault_is_the_images(slipway: Slipway) -> None:
 def test_a_row_that_is_not_there_is_a_mistake(slipway: Slipway) -> None:
     answer = slipway("selftest", "--only", "good,gppu")
     assert answer.code == 2
-    assert "'gppu' is no row; type some of good,bad,breaks,gpu. Did you mean gpu?" in answer.err
+    assert "'gppu' is not a row; type some of good,bad,breaks,gpu. Did you mean gpu?" in answer.err

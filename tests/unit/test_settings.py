@@ -359,7 +359,7 @@ def test_the_command_line_the_environment_and_a_file_are_read(
         ({"SLIPWAY_RUNS": ""}, "--runs: the value is empty. .* (DIR), or leave the option out (default: /here)"),
         ({"SLIPWAY_RUN_DIR": ""}, "--run-dir: the value is empty. .* (default: none)"),
         ({"env_file": "absent.env"}, "--env-file absent.env: there is no such file"),
-        ({"SLIPWAY_ON_HANG": "kill"}, "--on-hang kill: tell, end are allowed"),
+        ({"SLIPWAY_ON_HANG": "kill"}, "--on-hang kill: report, end are allowed"),
     ],
 )
 def test_an_option_without_a_value_and_a_file_that_is_not_there_are_refused(

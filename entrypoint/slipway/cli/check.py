@@ -23,14 +23,14 @@ MEETING_SECONDS = "60"  # that nodes wait for each other, unless the user says; 
 
 
 def run_check(as_json: bool, local: bool, **options: Any) -> None:
-    """Show whether this node is fit for a job, and with several nodes (WORLD_SIZE above 1) whether all are.
+    """Test whether this node is ready for a job, and with several nodes (WORLD_SIZE above 1) whether all are.
 
-    Trains nothing and leaves nothing behind. On several nodes start it as the job itself, on all of them: each prints its
-    own rows, and what is wrong on the others.
+    Trains nothing and leaves no files behind. On several nodes, start it on all of them like the job itself: each prints its
+    own rows, and the problems of the others.
 
-    Exit code 0: nothing is wrong with this node, except perhaps for warnings. 77: this node is unhealthy (GPU, driver,
-    /dev/shm, disk). 78: wrong configuration, or the nodes cannot meet or exchange numbers. Peers of an unhealthy node show
-    its rows and end with 0.
+    Exit code 0: nothing is wrong with this node, except for warnings. 77: this node is unhealthy (GPU, driver, /dev/shm,
+    disk). 78: wrong configuration, or the nodes cannot connect or communicate. Peers of an unhealthy node show its rows and
+    end with 0.
     """
     from slipway.check.examination import examine, look_at_host
     from slipway.check.finding import exit_code, findings_lines
@@ -102,9 +102,7 @@ def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
 
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: a list of nodes with their findings.")
-LOCAL = click.Option(
-    ["--local"], is_flag=True, help="Look at this node alone, whatever the environment says of others."
-)
+LOCAL = click.Option(["--local"], is_flag=True, help="Check only this node, even if the environment describes several.")
 check = click.Command(
     "check",
     callback=run_check,

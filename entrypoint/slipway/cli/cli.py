@@ -97,8 +97,8 @@ class Commands(click.Group):
 def slipway() -> None:
     """Launch PyTorch data-parallel training the same way everywhere.
 
-    `slipway gpt` is short for `slipway run gpt`, `slipway train.py` for `slipway run train.py`, and any other program is
-    started as it is.
+    `slipway gpt` is short for `slipway run gpt`, and `slipway train.py` for `slipway run train.py`. Any other program is
+    started directly.
     """
 
 
@@ -116,7 +116,7 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 
 
 def run(words: tuple[str, ...], **options: Any) -> None:
-    """Train: find this node's place in the job, start torchrun for the workload, own how it ends."""
+    """Train a workload or script: detect this node's rank, start torchrun, and handle shutdown and restarts."""
     job = read_job(words, options)
     require_packages(job.plan.workload.name, job.plan.workload.own)
     if job.sources.parsed("SLIPWAY_CHECK"):
@@ -133,7 +133,7 @@ def run(words: tuple[str, ...], **options: Any) -> None:
 
 
 def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show every value, where it came from and what it overrides, and the torchrun command. Starts nothing."""
+    """Show every value with its source and what it overrides, and the torchrun command. Starts nothing."""
     if words and words[0] in WORKLOADS and "--json" in words:
         as_json, words = True, tuple(word for word in words if word != "--json")
     job = read_job(words, options)

@@ -50,35 +50,39 @@ def data() -> None:
 
 @data.command(
     "prepare",
-    epilog="What was interrupted goes on with the same command.\n\n"
+    epilog="If it is interrupted, run the same command again to continue.\n\n"
     "\b\nExample: slipway data prepare corpus --out tokens && slipway gpt --dataset tokens:tokens",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where the tokens go.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for the tokens.")
 @click.option(
     "--tokenizer", default="bytes", show_default=True, help="bytes, a tokenizer.json, a folder or a Hub repo with one."
 )
-@click.option("--column", default="text", show_default=True, help="What holds the text in JSON lines and parquet.")
+@click.option(
+    "--column", default="text", show_default=True, help="The column (or key) with the text, for JSON lines and parquet."
+)
 @click.option(
     "--validation",
     type=Real(0, 1, max_open=True),
-    help="Share for validation. By default as the files' names say (train…, validation…), else 0.01.",
+    help="Fraction for validation. By default the file names decide (train…, validation…), else 0.01.",
 )
 @click.option(
     "--processes",
     type=Whole(1),
     default=lambda: len(os.sched_getaffinity(0)),
-    help="How many work at once; by default as many as there are CPUs.",
+    help="Number of parallel processes; by default the number of CPUs.",
 )
-@click.option("--shard-tokens", type=Whole(1), default=2**28, show_default=True, help="Most tokens in a file.")
+@click.option(
+    "--shard-tokens", type=Whole(1), default=2**28, show_default=True, help="Maximum number of tokens per file."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "uint16", "uint32"]),
     default="auto",
     show_default=True,
-    help="Of the tokens; auto is the smallest that does.",
+    help="Type of the tokens; auto selects the smallest that is large enough.",
 )
-@click.option("--allow-unknown", is_flag=True, help="Go on where the tokenizer does not know most of the text.")
+@click.option("--allow-unknown", is_flag=True, help="Continue even if the tokenizer does not know most of the text.")
 def prepare_data(
     inputs: tuple[Path, ...],
     out: Path,
@@ -92,7 +96,7 @@ def prepare_data(
 ) -> None:
     """Turn text into tokens that `--dataset tokens:DIR` trains on.
 
-    INPUT is text, JSON lines (.jsonl, .ndjson, .json) or parquet (.parquet), or a folder of such.
+    INPUT is text, JSON lines (.jsonl, .ndjson, .json) or parquet (.parquet), or a folder of such files.
     """
     from slipway.options.dataset import check_tokenizer
     from slipway.train.text.coverage import judge_coverage
@@ -118,17 +122,21 @@ def prepare_data(
     epilog="\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors",
 )
 @click.argument("repo", metavar="REPO[@REVISION]")
-@click.option("--revision", help="A branch, a tag or a commit; by default the main branch as it is now.")
+@click.option("--revision", help="A branch, a tag or a commit; by default the current main branch.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Only files whose names match; can be repeated.")
 @click.option(
-    "--include", multiple=True, metavar="GLOB", help="Only files with such names; may be given several times."
+    "--kind",
+    type=click.Choice(["model", "dataset"]),
+    default="model",
+    show_default=True,
+    help="Type of the repository.",
 )
-@click.option("--kind", type=click.Choice(["model", "dataset"]), default="model", show_default=True, help="What it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: repo with its commit, kind, folder, bytes of files.")
 def fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: str, as_json: bool) -> None:
     """Fetch a model or a data set from the Hub into the cache that all workloads share.
 
     The cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from the file
-    at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then keeps trainings off the network.
+    at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then prevents network access of trainings.
     """
     from slipway.train.hub.fetch import fetch, read_source
 

@@ -65,25 +65,28 @@ def _read_pattern(context: click.Context, option: click.Parameter, value: str | 
 @click.option("--rank", "ranks", callback=_read_ranges, metavar="LIST", help="Only these ranks, as 0,3-5.")
 @click.option("--node", "nodes", callback=_read_ranges, metavar="LIST", help="Only these nodes.")
 @click.option("--attempt", "attempts", callback=_read_ranges, metavar="LIST", help="Only these attempts.")
-@click.option("--grep", "pattern", callback=_read_pattern, metavar="REGEX", help="Only lines in which this is found.")
+@click.option("--grep", "pattern", callback=_read_pattern, metavar="REGEX", help="Only lines that match.")
 @click.option("--errors", "failures", is_flag=True, help="Only tracebacks and lines that look like a failure.")
 @click.option(
     "--since", callback=_read_time, metavar="TIME", help="Only from this time on (UTC), as 2026-01-01T12:00:00."
 )
 @click.option("--until", callback=_read_time, metavar="TIME", help="Only up to this time.")
-@click.option("--tail", type=Whole(1, 100_000), metavar="N", help="Only the last N lines of what is there.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--tail", type=Whole(1, 100_000), metavar="N", help="Only the last N lines.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run ends.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="JSON lines: time, node, rank, attempt, text; nothing is collapsed."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON lines: time, node, rank, attempt, text; identical lines are not merged.",
 )
 @click.option(
     "--bundle", is_flag=False, flag_value="", metavar="[FILE.tar.gz]",
-    help="Instead pack logs, plan, outcome, versions and a check into an archive for a bug report, without secrets.",
+    help="Instead of printing, pack logs, plan, outcome, versions and a check into an archive for a bug report, without secrets.",
 )  # fmt: skip
 def logs(
     run: str, runs: str | None, tail: int | None, follow: bool, as_json: bool, bundle: str | None, **filters: Any
 ) -> None:
-    """Show what the ranks of a RUN printed, merged by time; a line that several printed alike stands there once.
+    """Show the output of all ranks of a RUN, merged by time. A line that several ranks printed is shown once.
 
     RUN is a path or a name in the folder of runs, by default the newest.
     """

@@ -56,10 +56,10 @@ def own_shell() -> str:
 @click.argument("shell", type=click.Choice(SHELLS), default=own_shell, metavar="[bash|zsh|fish]")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script by which the Tab key completes commands, workloads, options, their values, and names of runs.
+    """Print a shell script for the completion of commands, workloads, options, their values, and names of runs.
 
-    By default it is for the shell in SHELL. The line with eval loads it: put it into ~/.bashrc, or for zsh into ~/.zshrc,
-    behind compinit.
+    By default it is for the shell in SHELL. To load it, put the line with eval into ~/.bashrc, or for zsh into ~/.zshrc
+    after compinit.
     """
     from click.shell_completion import get_completion_class
 
@@ -73,12 +73,12 @@ def completion(context: click.Context, shell: str) -> None:
 )
 @click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @RUNS
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The page to write.  [RUN/report.html]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [RUN/report.html]")
 def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
-    """Write one HTML page about RUNs: curves, settings, attempts, throughput. It needs no network to be read.
+    """Write one HTML page about RUNs: curves, settings, attempts, throughput. The page needs no network.
 
-    A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, and their page is
-    report.html here, unless --out says otherwise.
+    A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, in
+    report.html in the current folder unless --out is set.
     """
     from slipway.inspect.report import NotOursError, make_page, write_page
 

@@ -12,15 +12,17 @@ from slipway.cli.runs import RUNS, complete_run, named_folder
 from slipway.options.numbers import Real, Whole
 
 RUN = click.argument("run", shell_complete=complete_run)
-STEP = click.option("--step", type=Whole(0), help="Take the snapshot of this step instead of the newest.")
+STEP = click.option("--step", type=Whole(0), help="Use the snapshot of this step instead of the newest.")
 
 
 @click.command("sample", epilog='\b\nExample: slipway sample gpt-20260101-120000 --prompt "def "')
 @RUN
 @RUNS
-@click.option("--prompt", default="def ", show_default=True, help="The text to go on from.")
-@click.option("--tokens", type=Whole(1, 100_000), default=400, show_default=True, help="How many to add.")
-@click.option("--temperature", type=Real(0), default=0.6, show_default=True, help="0 takes the likeliest.")
+@click.option("--prompt", default="def ", show_default=True, help="The text to continue.")
+@click.option("--tokens", type=Whole(1, 100_000), default=400, show_default=True, help="Number of tokens to add.")
+@click.option(
+    "--temperature", type=Real(0), default=0.6, show_default=True, help="Randomness; 0 selects the most likely token."
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature: float, seed: int) -> None:
     """Continue a text with the newest snapshot of a gpt RUN: a path or a name in the folder of runs."""
@@ -34,9 +36,11 @@ def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature
 @click.command("eval", epilog="\b\nExample: slipway eval gpt-20260101-120000")
 @click.argument("source", metavar="RUN|DIR", shell_complete=complete_run)
 @RUNS
-@click.option("--dataset", help="Judge on the validation part of other data; named as for the training.")
+@click.option("--dataset", help="Evaluate on the validation part of other data, named as for training.")
 @STEP
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: results now and those that the training noted.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: the new results and those that the training recorded."
+)
 def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int | None, as_json: bool) -> None:
     """Re-evaluate a trained model, in one process on this machine's best device.
 
@@ -74,13 +78,13 @@ def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int |
 @RUNS
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @STEP
-@click.option("--push", "repo", metavar="OWNER/NAME", help="Upload it to this repository of the Hub.")
-@click.option("--public", is_flag=True, help="Let everyone see a repository that --push makes.")
+@click.option("--push", "repo", metavar="OWNER/NAME", help="Upload the model to this repository of the Hub.")
+@click.option("--public", is_flag=True, help="Make a repository that --push creates public.")
 def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str | None, public: bool) -> None:
-    """Write the model of a RUN into a new folder DIR, in the form that `from_pretrained` reads, with a model card.
+    """Write the model of a RUN into a new folder DIR, in the format that `from_pretrained` reads, with a model card.
 
-    RUN is a path or a name in the folder of runs. A DIR that holds this very model is uploaded as it is. For --push the token
-    comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
+    RUN is a path or a name in the folder of runs. If DIR already contains this model, it is uploaded unchanged. For --push,
+    the token comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
     """
     if public and not repo:
         raise click.UsageError("--public is said of the repository that --push makes; add --push OWNER/NAME.")

@@ -40,7 +40,7 @@ RUNS = click.option(
     "--runs",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Folder that holds the runs.  [SLIPWAY_RUNS, default runs]",
+    help="Folder that contains the runs.  [SLIPWAY_RUNS, default runs]",
 )
 
 
@@ -88,9 +88,9 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 @click.argument("run", default="", shell_complete=complete_run)
 @RUNS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
-@click.option("--watch", is_flag=True, help="Show it again every two seconds until the run ends.")
+@click.option("--watch", is_flag=True, help="Repeat every two seconds until the run ends.")
 def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
-    """Show where a RUN stands: a path or a name in the folder of runs, by default the newest."""
+    """Show the state of a RUN: a path or a name in the folder of runs, by default the newest."""
     if watch and as_json:
         raise click.UsageError("--watch is for people; for programs type --json as often as you need it.")
     path = named_run(run, runs)
@@ -130,10 +130,10 @@ def shown(found: Status) -> str:
 
 @click.command("runs", epilog="\b\nExample: slipway runs --last 50")
 @RUNS
-@click.option("--last", type=Whole(1), default=20, show_default=True, help="How many, of those started last.")
+@click.option("--last", type=Whole(1), default=20, show_default=True, help="Number of runs to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, workload, started, step, alive, state of each.")
 def list_all(runs: str | None, last: int, as_json: bool) -> None:
-    """List the runs in the folder of runs, the newest first: when each was started, its newest step, how it stands or ended."""
+    """List the runs in the folder of runs, newest first: start time, newest step, state or outcome."""
     folder = chosen_runs_folder(runs)
     mention(odd_records(folder))
     rows, known = list_runs(folder, last)
@@ -153,12 +153,14 @@ def list_all(runs: str | None, last: int, as_json: bool) -> None:
 @click.argument("run", shell_complete=complete_run)
 @RUNS
 @click.option(
-    "--wait", is_flag=True, help="Return when the run has ended, with 0 if it was stopped, else with its code."
+    "--wait",
+    is_flag=True,
+    help="Wait until the run has ended; exit with 0 if it was stopped, otherwise with its exit code.",
 )
 def stop_run(run: str, runs: str | None, wait: bool) -> None:
     """Stop a RUN for good, with a snapshot, like Ctrl-C: its launcher ends with 79.
 
-    RUN is a path or a name in the folder of runs. Asked again after 5 seconds, it ends at once.
+    RUN is a path or a name in the folder of runs. If you repeat the command after 5 seconds, the run ends at once.
     """
     if not run:  # elsewhere that is the newest
         raise LaunchError("RUN is empty. Name the run to stop; `slipway runs` lists them.")

@@ -37,14 +37,14 @@ class StoppedError(BaseException):
 
 
 def run_selftest(as_json: bool, only: str | None) -> None:
-    """Prove this image, or this checkout, on the devices of this node.
+    """Test this image, or this checkout, on the devices of this node.
 
-    Real jobs, one after the other, from a product of matrices to a hang on purpose. Takes minutes, needs no network, and
-    leaves nothing behind but what belongs to rows that failed. On several nodes start it on each: it looks at its own alone.
-    What it prints belongs into a report of a mistake.
+    Runs real jobs one after the other, from a matrix product to a deliberate hang. Takes minutes, needs no network, and
+    keeps only the run directories of rows that failed. On several nodes, start it on each: it tests only its own node.
+    Include its output in a bug report.
 
-    Exit code 0: all rows are ok or were skipped. 77: this node is unhealthy. 1: the image, or the checkout, is at fault. 78:
-    something is configured wrongly.
+    Exit code 0: all rows are ok or were skipped. 77: this node is unhealthy. 1: the image or the checkout is broken. 78: the
+    configuration is wrong.
     """
     from slipway.check.devices import describe_links
     from slipway.check.finding import terminal_width
@@ -66,12 +66,12 @@ def run_selftest(as_json: bool, only: str | None) -> None:
             if not any(result.code for result, _ in timed):
                 shutil.rmtree(folder)
     except StoppedError as stopped:
-        click.echo(f"slipway: selftest: {stopped}: stopped, and nothing is left behind", err=True)
+        click.echo(f"slipway: selftest: {stopped}: stopped; no files or processes were left", err=True)
         sys.exit(stopped.code)
     report = report_json(timed, read_versions(host, devices), describe_links(devices))
     click.echo(json.dumps(report, indent=1) if as_json else "\n".join(report_lines(report, True, terminal_width())))
     if report["code"]:
-        click.echo(f"slipway: selftest: what the jobs left lies in {folder}", err=True)
+        click.echo(f"slipway: selftest: the run directories of the jobs are in {folder}", err=True)
     sys.exit(report["code"])
 
 
@@ -81,7 +81,7 @@ def choose_rows(rows: tuple["SelftestRow", ...], only: str | None) -> tuple["Sel
     known = [row.name for row in rows]
     if unknown := [name for name in names if name not in known]:
         raise click.BadParameter(
-            f"{unknown[0]!r} is no row; type some of {','.join(known)}.{did_you_mean(unknown[0], known)}",
+            f"{unknown[0]!r} is not a row; type some of {','.join(known)}.{did_you_mean(unknown[0], known)}",
             param_hint="--only",
         )
     return tuple(row for row in rows if row.name in names)
@@ -140,7 +140,7 @@ def private_folder(own: "OwnProcesses") -> Iterator[Path]:
 
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: exit code, machine, and the rows.")
-ONLY = click.Option(["--only"], metavar="ROW,…", help="Try these rows alone, with commas between the names.")
+ONLY = click.Option(["--only"], metavar="ROW,…", help="Run only these rows; separate names with commas.")
 selftest = click.Command(
     "selftest",
     callback=run_selftest,

@@ -28,7 +28,7 @@ GLANCE = 0.1  # s between two looks
 @click.option("--rank", "rank", type=Whole(min=0), metavar="N", help="Only this rank, with all its threads.")
 @RUNS
 def stacks(run: str, rank: int | None, runs: str | None) -> None:
-    """Show where each rank of a running RUN stands: its Python stack, and the collectives that it waits in.
+    """Show the Python stack of each rank of a running RUN, and the collectives in which it waits.
 
     RUN is a path or a name in the folder of runs, by default the newest.
     """

@@ -46,14 +46,16 @@ SAID = {
 
 @click.command(epilog="\b\nExample: slipway trace gpt-20260101-120000 --steps 5")
 @click.argument("run", default="", shell_complete=complete_run)
-@click.option("--steps", type=Whole(1, 100), default=3, show_default=True, metavar="N", help="So many steps.")
+@click.option(
+    "--steps", type=Whole(1, 100), default=3, show_default=True, metavar="N", help="Number of steps to record."
+)
 @RUNS
 def trace(run: str, steps: int, runs: str | None) -> None:
     """Record steps of a running RUN with torch's profiler on all ranks, without a restart.
 
-    Makes one file for https://ui.perfetto.dev of it, and shows which operators took most time, and for how much of the
-    communication training waited. RUN is a path or a name in the folder of runs, by default the newest; or a folder of traces,
-    which is put together again.
+    Writes one file for https://ui.perfetto.dev, and shows which operators took most time and how long training waited for
+    communication. RUN is a path or a name in the folder of runs, by default the newest, or a folder of traces to merge
+    again.
     """
     with told_if_unreadable("Type this as its owner."):
         is_trace = run != "" and (Path(run) / CLOCKS_FILE).is_file()

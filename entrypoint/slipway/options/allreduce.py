@@ -44,7 +44,7 @@ class Collectives(click.ParamType[str]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllreduceOptions(Options):
-    """Measure collectives over message sizes: latency, bandwidth, whether they are right, and who is slow."""
+    """Measure collectives over message sizes: latency, bandwidth, correctness, and the slowest rank."""
 
     workload: ClassVar[str] = "allreduce"
     example: ClassVar[str] = "--nproc-per-node 2 --max-bytes 1M"
@@ -52,9 +52,9 @@ class AllreduceOptions(Options):
     collectives: str = option(",".join(COLLECTIVES), Collectives(), "What to measure, with commas between the names.")
     min_bytes: int = option(1024, Size(), "The smallest message: 8, 64K, 16M.")
     max_bytes: int | None = option(None, Size(), "The largest message; by default 1G on GPUs, 16M on CPUs.")
-    factor: int = option(4, Whole(min=2), "Each size is this many times the one before.")
-    iterations: int = option(20, COUNT, "Calls over which the time is taken.")
-    warmup_iterations: int = option(5, COUNT_OR_ZERO, "Calls before that.")
+    factor: int = option(4, Whole(min=2), "Factor from each size to the next.")
+    iterations: int = option(20, COUNT, "Number of timed calls.")
+    warmup_iterations: int = option(5, COUNT_OR_ZERO, "Number of untimed calls before them.")
     dtype: str = option("fp32", click.Choice(["fp32", "bf16", "fp16", "fp64"]), "Type of the numbers.")
 
     @property

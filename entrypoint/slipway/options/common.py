@@ -86,7 +86,9 @@ class Options:
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    config: str | None = option(None, FILE, "A YAML file of these options by name; the command line wins.")
+    config: str | None = option(
+        None, FILE, "A YAML file with these options by name; the command line takes precedence."
+    )
 
     @property
     def given(self) -> frozenset[str]:
@@ -114,24 +116,28 @@ class Common(Options):
         ("batch_size", "batch_size_per_process"),
     )
 
-    steps: int | None = option(None, COUNT, "Optimizer steps in all; excludes --epochs.")
+    steps: int | None = option(None, COUNT, "Total number of optimizer steps; excludes --epochs.")
     epochs: int | None = option(None, COUNT, "Passes over the training data; excludes --steps.")
     batch_size: int | None = option(32, COUNT, "Samples per optimizer step, all processes together.")
     batch_size_per_process: int | None = option(
-        None, COUNT, "The same for one process, so that more processes make the batch larger; excludes --batch-size."
+        None,
+        COUNT,
+        "Samples per optimizer step of one process; more processes make the batch larger. Excludes --batch-size.",
     )
     accumulate: int = option(
-        1, COUNT, "Gradient accumulation: micro-batches into which each process splits its share of a batch."
+        1, COUNT, "Gradient accumulation: number of micro-batches in which each process computes its part of a batch."
     )
     lr: float = option(0.1, POSITIVE, "Highest learning rate.")
     warmup: int = option(0, COUNT_OR_ZERO, "Steps over which the learning rate rises from zero.")
     schedule: str = option(
         "constant", click.Choice(["cosine", "linear", "constant"]), "Learning rate after the warm-up."
     )
-    clip: float = option(0.0, NOT_NEGATIVE, "Largest gradient norm; 0 does not clip.")
+    clip: float = option(0.0, NOT_NEGATIVE, "Largest gradient norm; 0 turns clipping off.")
     weight_decay: float = option(0.0, NOT_NEGATIVE, "Weight decay of matrices.")
     precision: str = option(
-        "auto", click.Choice(["auto", "fp32", "bf16", "fp16"]), "Arithmetic; auto takes what this hardware is fast at."
+        "auto",
+        click.Choice(["auto", "fp32", "bf16", "fp16"]),
+        "Arithmetic; auto selects the precision that is fast on this hardware.",
     )
     compile: bool | None = option(False, None, "Compile the model with torch.compile.")
     bucket_mb: float = option(25.0, POSITIVE, "DDP: gradients are averaged in buckets of this many MB.")
@@ -140,16 +146,16 @@ class Common(Options):
     comm: str = option(
         "full",
         click.Choice(["full", "bf16", "fp16"]),
-        "DDP: the form in which gradients travel; full sends them as they are.",
+        "DDP: the format in which gradients are exchanged; full leaves them unchanged.",
     )
     seed: int = option(0, Whole(0, 2**32 - 1), "Seed of weights, data order and dropout.")
-    save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves at the end only.")
+    save_every: int = option(0, COUNT_OR_ZERO, "Steps between snapshots; 0 saves only at the end.")
     keep: int = option(2, COUNT, "Snapshots to keep.")
     memory_every: str | int = option(
         AUTO,
         AUTO_OR_COUNT,
-        "Steps between snapshots in memory, from which a job goes on after a failure; auto: as many as make them cost 1 % "
-        "of the time, 0: none.",
+        "Steps between snapshots in memory, from which a job resumes after a failure; auto: so that they cost 1 % of the "
+        "time; 0: none.",
     )
     nonfinite_budget: int = option(
         10, COUNT_OR_ZERO, "Steps in a row that may be skipped because their loss or gradient is not finite."
@@ -157,10 +163,12 @@ class Common(Options):
     verify_every: int | str = option(
         AUTO,
         AUTO_OR_COUNT,
-        "Steps between comparisons of the replicas, bit for bit; auto: as often as costs 0.5 %; 0: never.",
+        "Steps between comparisons of the replicas, bit for bit; auto: so that they cost 0.5 % of the time; 0: never.",
     )
-    workers: int = option(0, COUNT_OR_ZERO, "Threads that prepare batches ahead; 0 prepares each when it is needed.")
-    eval_every: int = option(0, COUNT_OR_ZERO, "Steps between evaluations; 0 evaluates at the end only.")
+    workers: int = option(
+        0, COUNT_OR_ZERO, "Threads that prepare batches in advance; 0 prepares each batch when it is needed."
+    )
+    eval_every: int = option(0, COUNT_OR_ZERO, "Steps between evaluations; 0 evaluates only at the end.")
     log_every: int = option(50, COUNT, "Steps between lines of progress.")
     log_to: str = option(
         "",
@@ -218,7 +226,7 @@ class Exportable(Common):
     export: str | None = option(
         None,
         click.Path(file_okay=False),
-        "Write the trained model into this folder, in the form that from_pretrained reads.",
+        "Write the trained model to this folder, in the format that from_pretrained reads.",
     )
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ from slipway.protocol.mistake import ConfigurationError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(TextOptions):
-    """Train a pretrained GPT-2 checkpoint on, and compare its perplexity before and after."""
+    """Fine-tune a pretrained GPT-2 checkpoint, and compare its perplexity before and after."""
 
     workload: ClassVar[str] = "finetune"
     example: ClassVar[str] = "--steps 50 --export my-model"
@@ -30,16 +30,18 @@ class FinetuneOptions(TextOptions):
     }  # fmt: skip
 
     model: str | None = option(
-        None, click.STRING, "A folder or a Hub repo (REPO or REPO@REVISION) with a GPT-2; without, a tiny one is made."
+        None,
+        click.STRING,
+        "A folder or a Hub repo (REPO or REPO@REVISION) with a GPT-2; by default a tiny one is created.",
     )
     tokenizer: str | None = option(
         None,
         click.STRING,
         "bytes, a tokenizer.json, a folder with one, or a repo of the Hub; by default the checkpoint's own.",
     )
-    context: int | None = option(None, COUNT, "Tokens in a sample; by default as many as the model sees at once.")
+    context: int | None = option(None, COUNT, "Tokens per sample; by default the context length of the model.")
     train_blocks: int | None = option(
-        None, COUNT, "Train the last so many blocks and what follows them; embeddings and earlier blocks are frozen."
+        None, COUNT, "Train only the last N blocks and the layers after them; embeddings and earlier blocks are frozen."
     )
 
     def check(self) -> None:

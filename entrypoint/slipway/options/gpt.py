@@ -21,17 +21,20 @@ class TextOptions(Exportable):
         STDLIB,
         Dataset(),
         "Text: stdlib is the Python standard library's source; file is text, JSON lines or parquet, or a folder of "
-        "such; tokens is what `slipway data prepare` made; hub is a data set on the Hub, OWNER/NAME[/FOLDER][@REVISION].",
+        "such files; tokens is a folder written by `slipway data prepare`; hub is a data set on the Hub, "
+        "OWNER/NAME[/FOLDER][@REVISION].",
     )
-    column: str = option("text", click.STRING, "The column, or key, that holds the text; for JSON lines and parquet.")
+    column: str = option("text", click.STRING, "The column (or key) with the text, for JSON lines and parquet.")
     allow_unknown: bool = option(
-        False, None, "Train even where the tokenizer does not know most of the text, which is an error otherwise."
+        False, None, "Train even if the tokenizer does not know most of the text, which is otherwise an error."
     )
-    dropout: float = option(0.0, SHARE, "Share of activations dropped.")
+    dropout: float = option(0.0, SHARE, "Fraction of activations that are dropped.")
     eval_samples: int = option(1024, COUNT, "Validation samples used by each evaluation.")
-    sample_tokens: int = option(300, COUNT_OR_ZERO, "Length of the text written at the end; 0 writes none.")
-    sample_prompt: str = option("def ", click.STRING, "How that text begins.")
-    temperature: float = option(0.6, NOT_NEGATIVE, "Randomness of that text; 0 takes the likeliest token.")
+    sample_tokens: int = option(
+        300, COUNT_OR_ZERO, "Tokens of the text that is generated at the end; 0 generates none."
+    )
+    sample_prompt: str = option("def ", click.STRING, "The beginning of that text.")
+    temperature: float = option(0.6, NOT_NEGATIVE, "Randomness of that text; 0 selects the most likely token.")
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other, ConfigurationError for data that are not there."""
@@ -80,20 +83,20 @@ class GptOptions(TextOptions):
         click.STRING,
         "bytes, a tokenizer.json, a folder with one, or a repo of the Hub; by default the data's own, else bytes.",
     )
-    preset: str = option("tiny", click.Choice(list(presets)), "Size of the model and a schedule to match.")
+    preset: str = option("tiny", click.Choice(list(presets)), "Size of the model, and a schedule for it.")
     layers: int = option(4, COUNT, "Transformer blocks.")
     heads: int = option(4, COUNT, "Attention heads per block.")
     embed: int = option(128, COUNT, "Width of the model.")
-    context: int = option(128, COUNT, "Tokens that the model sees at once; the length of a sample.")
+    context: int = option(128, COUNT, "Context length of the model: the number of tokens per sample.")
     vocab_size: int = option(
         256,
         COUNT,
-        "Different tokens, at least the tokenizer's, which is the default but for bytes. 50304 rounds GPT-2's up.",
+        "Size of the vocabulary; at least the tokenizer's, which is the default except for bytes. 50304 rounds GPT-2's up.",
     )
     checkpoint_activations: bool = option(
         False,
         None,
-        "Keep only what goes into each block and compute the rest again: less memory, a quarter less speed.",
+        "Keep only the inputs of each block and recompute the rest: less memory, a quarter less speed.",
     )
 
     def check(self) -> None:

@@ -24,14 +24,16 @@ class LinearOptions(Common):
         "": {"epochs": 10, "batch_size": 32, "lr": 0.1, "precision": "fp32"}
     }
 
-    input_size: int = option(20, COUNT, "Numbers per sample.")
+    input_size: int = option(20, COUNT, "Number of inputs per sample.")
     dataset_size: int = option(4096, COUNT, "Training samples; a quarter as many are drawn for the evaluation.")
-    compare: bool = option(False, None, "Train without DDP as well, and show the weights of both side by side.")
+    compare: bool = option(False, None, "Also train without DDP, and show the weights of both side by side.")
     launcher: str = option(
-        "torchrun", click.Choice(["torchrun", "spawn"]), "What starts the processes; spawn is torch.multiprocessing."
+        "torchrun",
+        click.Choice(["torchrun", "spawn"]),
+        "The program that starts the processes; spawn is torch.multiprocessing.",
     )
     world_size: int | None = option(
-        None, Whole(1, 1024), "Processes in all, with --launcher spawn alone; by default one per GPU, or two."
+        None, Whole(1, 1024), "Total number of processes, only with --launcher spawn; by default one per GPU, or two."
     )
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ DDP = ("bucket_mb", "static_graph", "find_unused_parameters")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineOptions(GptOptions):
-    """Train the transformer of `gpt`, split into stages over several processes, as often as these allow."""
+    """Train the transformer of `gpt`, split into pipeline stages and replicated over the remaining processes."""
 
     workload: ClassVar[str] = "pipeline"
     example: ClassVar[str] = "--stages 2 --nproc-per-node 2 --steps 50"
@@ -26,16 +26,16 @@ class PipelineOptions(GptOptions):
         name: {**preset, "accumulate": max(PARTS, preset["accumulate"])} for name, preset in PRESETS.items()
     }
 
-    stages: int = option(2, COUNT, "Processes over which the model is split; must divide their number.")
+    stages: int = option(2, COUNT, "Number of stages, one per process; must divide the number of processes.")
     pipeline_schedule: str = option(
         "1f1b",
         click.Choice(["1f1b", "gpipe"]),
-        "Order of the micro-batches: gpipe takes all forward, then all backward; 1f1b takes turns, which needs less memory.",
+        "Order of the micro-batches: gpipe runs all forward passes, then all backward passes; 1f1b alternates, with less memory.",
     )
     accumulate: int = option(
         PARTS,
         COUNT,
-        "Micro-batches per step; at least --stages, better twice as many or more.",
+        "Micro-batches per step; at least --stages, preferably twice as many or more.",
     )
 
     def possible_stages(self, processes: int) -> list[int]:

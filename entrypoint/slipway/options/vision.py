@@ -69,30 +69,30 @@ class VisionOptions(Exportable):
     preset: str = option(
         GLYPHS,
         click.Choice(list(presets)),
-        "Model, data and a schedule to match; imagenet needs --dataset folder:PATH.",
+        "Model, data and a schedule for them; imagenet needs --dataset folder:PATH.",
     )
     model: str = option(
         "small",
         click.Choice(["small", "resnet9", "resnet18", "resnet50"]),
-        "Network; the last two are torchvision's, for pictures of up to 64 pixels with a 3×3 first convolution and "
-        "without the first pooling.",
+        "Network; the last two are torchvision's. For pictures of up to 64 pixels, they have a 3×3 first convolution and "
+        "no first pooling.",
     )
     dataset: str = option(
         GLYPHS,
         PictureData(),
         "Pictures: glyphs are drawn here, cifar10 is downloaded, a folder has PATH/train/CLASS/FILE and PATH/val/CLASS/FILE, "
-        "or PATH/CLASS/FILE, of which a tenth is then held out.",
+        "or PATH/CLASS/FILE, of which a tenth is held out.",
     )
     image_size: int = option(64, Whole(min=8), "Pixels to which pictures in folders are scaled.")
-    train_pictures: int | None = option(None, COUNT, "Train on so many of the pictures only.")
-    eval_pictures: int | None = option(None, COUNT, "Evaluate on so many of the pictures only.")
-    label_smoothing: float = option(0.1, SHARE, "Share of the target that is spread over all classes.")
-    momentum: float = option(0.9, SHARE, "Nesterov's momentum of SGD.")
+    train_pictures: int | None = option(None, COUNT, "Train on only this many pictures.")
+    eval_pictures: int | None = option(None, COUNT, "Evaluate on only this many pictures.")
+    label_smoothing: float = option(0.1, SHARE, "Fraction of the target that is distributed over all classes.")
+    momentum: float = option(0.9, SHARE, "Nesterov momentum of SGD.")
     shift: int = option(
-        2, COUNT_OR_ZERO, "Pixels up to which training pictures are moved; those of a folder are cropped."
+        2, COUNT_OR_ZERO, "Largest shift of training pictures in pixels; pictures of a folder are cropped instead."
     )
-    flip: bool | None = option(None, None, "Mirror half of the training pictures; by default all but glyphs.")
-    cutout: int = option(0, COUNT_OR_ZERO, "Side of a square painted over in each training picture; 0 paints none.")
+    flip: bool | None = option(None, None, "Mirror half of the training pictures; on by default except for glyphs.")
+    cutout: int = option(0, COUNT_OR_ZERO, "Side of a square that is masked in each training picture; 0 masks none.")
 
     @property
     def folder(self) -> Path | None:

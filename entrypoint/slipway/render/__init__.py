@@ -9,7 +9,7 @@ from slipway.render.slurm import slurm
 
 @click.group(epilog="\b\nExample: slipway render slurm --nodes 2 gpt --preset small > job.sbatch && sbatch job.sbatch")
 def render() -> None:
-    """Print the file that a scheduler is given for a job, with the words and options of `slipway run`."""
+    """Print the file with which to submit a job to a scheduler, with the arguments and options of `slipway run`."""
 
 
 for command in (compose, *COMMANDS, slurm):

@@ -31,9 +31,9 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
             given, words = given | late | several, (words[0], *rest)
         refuse_rendezvous(given)
         if given["standalone"]:
-            raise LaunchError("--standalone means one node, whatever a scheduler says. Type --nodes 1.")
+            raise LaunchError("--standalone means one node and applies to no scheduler. Type --nodes 1.")
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):
-            raise click.UsageError("--cpus-per-gpu and --mem-per-gpu say what comes with each GPU; add --gpus N.")
+            raise click.UsageError("--cpus-per-gpu and --mem-per-gpu apply to each GPU; add --gpus N.")
         sources = read_sources(given, {})
         given["nodes"] = read_nodes(sources, given["nodes"])
         click.echo(make(words, given, sources), nl=False)
@@ -55,7 +55,7 @@ def _shared_options() -> list[click.Parameter]:
     for option in options:
         if isinstance(option, click.Option) and option.name in (*PLACES, "WORLD_SIZE", "standalone"):
             option.hidden = True
-    nodes = click.Option(["--nodes"], metavar="N", help="How many nodes; --nnodes and WORLD_SIZE say the same.")
+    nodes = click.Option(["--nodes"], metavar="N", help="Number of nodes; the same as --nnodes and WORLD_SIZE.")
     return [nodes, *options]
 
 

@@ -22,7 +22,7 @@ OPTIONS = (
     make_option(
         "--name",
         "NAME",
-        "What the project is called, so its volumes NAME_checkpoints and NAME_data, too.  [default slipway]",
+        "Name of the project and its volumes NAME_checkpoints and NAME_data.  [default slipway]",
         callback=PROJECT,
     ),
 )

@@ -32,13 +32,13 @@ QUANTITY = matching(
     r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
 )
 OPTIONS = (
-    make_option("--name", "NAME", "What the job is called, and its run.  [default slipway]"),
+    make_option("--name", "NAME", "Name of the job and its run.  [default slipway]"),
     make_option("--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=Whole(0, 64)),
-    make_option("--cpus-per-gpu", "N", f"With --gpus: cores for each.  [default {CPUS_PER_GPU}]", type=Whole(1, 256)),
+    make_option("--cpus-per-gpu", "N", f"With --gpus: cores per GPU.  [default {CPUS_PER_GPU}]", type=Whole(1, 256)),
     make_option(
         "--mem-per-gpu",
         "SIZE",
-        f"With --gpus: main memory for each, such as 64Gi.  [default {MEM_PER_GPU}]",
+        f"With --gpus: main memory per GPU, such as 64Gi.  [default {MEM_PER_GPU}]",
         callback=QUANTITY,
     ),
     make_option("--image", "IMAGE", "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
@@ -55,7 +55,7 @@ OPTIONS = (
     make_option(
         "--time",
         "TIME",
-        f"Time limit, from when its pods are created: {TIME_FORMS}.  [default none]",
+        f"Time limit, from the creation of its pods: {TIME_FORMS}.  [default none]",
         callback=checked(read_time),
     ),
 )
@@ -128,8 +128,8 @@ COMMANDS = (
         OPTIONS,
         partial(_make_file, "k8s", make_manifests),
         "Print manifests that train this as a plain Kubernetes Job, which needs no operator.\n\nWithout options they are "
-        "k8s/job.yaml, which k8s/README.md explains. Settings that are given, on the command line, in the environment or in "
-        ".env, become part of them; secrets do not.",
+        "k8s/job.yaml, which k8s/README.md explains. Settings from the command line, the environment or .env become part of "
+        "them; secrets do not.",
         "--nodes 4 --image registry.example/slipway:0.2.1 gpt | kubectl apply -f -",
     ),
     make_command(

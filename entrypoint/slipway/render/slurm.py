@@ -27,19 +27,19 @@ OPTIONS = (
     make_option(
         "--gpus",
         "N",
-        "GPUs on each node, of nodes that other jobs may share. By default whole nodes are taken, with all their GPUs.",
+        "GPUs on each node, which other jobs may share. By default the job requests whole nodes with all their GPUs.",
         type=Whole(1, 1024),
     ),
     make_option(
         "--cpus-per-gpu",
         "N",
-        f"With --gpus: CPUs for each, as Slurm counts them.  [default {CPUS_PER_GPU}]",
+        f"With --gpus: CPUs per GPU, as Slurm counts them.  [default {CPUS_PER_GPU}]",
         type=Whole(1, 4096),
     ),
     make_option(
         "--mem-per-gpu",
         "SIZE",
-        f"With --gpus: main memory for each, such as 64G.  [default {MEM_PER_GPU}]",
+        f"With --gpus: main memory per GPU, such as 64G.  [default {MEM_PER_GPU}]",
         callback=SIZE,
     ),
     make_option(
@@ -51,12 +51,10 @@ OPTIONS = (
     make_option("--venv", "DIR", "Train in this virtual environment, without a container.", callback=FOLDER),
     make_option("--time", "TIME", f"Time limit: {TIME_FORMS}.  [default 04:00:00]", callback=checked(read_time)),
     make_option(
-        "--partition", "NAME", "The partition, or several with commas.  [default the cluster's]", callback=NAMES
+        "--partition", "NAME", "Partition, or several separated by commas.  [default the cluster's]", callback=NAMES
     ),
-    make_option("--account", "NAME", "Whom the job is charged to.  [default the user's]", callback=NAME),
-    make_option(
-        "--name --job-name name", "NAME", "What the job and its output are called.  [default slipway]", callback=NAME
-    ),
+    make_option("--account", "NAME", "Account to charge.  [default the user's]", callback=NAME),
+    make_option("--name --job-name name", "NAME", "Name of the job and its output.  [default slipway]", callback=NAME),
 )
 
 
@@ -111,7 +109,7 @@ slurm = make_command(
     _make_file,
     "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it "
     "is slurm/train.sbatch, which slurm/README.md explains. Arguments after its name, as in `sbatch job.sbatch --steps 500`, "
-    "are added to those within. The settings that are given, on the command line, in the environment or in .env, become part of "
-    "the file; secrets do not.",
+    "are added to those in the file. Settings from the command line, the environment or .env become part of the file; secrets "
+    "do not.",
     "--nodes 4 --gpus 8 --time 1-00 gpt > job.sbatch && sbatch job.sbatch",
 )

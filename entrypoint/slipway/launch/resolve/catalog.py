@@ -70,7 +70,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             ),
             _ours(
                 "finetune",
-                "a pretrained GPT-2 checkpoint, trained on, with its perplexity before and after",
+                "fine-tuning of a pretrained GPT-2 checkpoint, with its perplexity before and after",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
                 next=(
                     "slipway report {run}",
@@ -107,7 +107,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             ),
             _ours(
                 "allreduce",
-                "how fast the processes exchange data, whether it arrives right, and which one is slow",
+                "speed and correctness of the communication between processes, and which one is slow",
                 next=("slipway report {run}", "slipway allreduce --help"),
                 resumes=False,
             ),

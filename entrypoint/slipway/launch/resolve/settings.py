@@ -109,7 +109,8 @@ SETTINGS = (
         "--master-port",
         "29500",
         _number(0, 65_534),
-        "Port on node 0 where the nodes meet; torchrun's store takes the next. A single node takes a free one.",
+        "Port on node 0 for the rendezvous of the launchers; torchrun's store uses the next port. A single node uses a free "
+        "port.",
         "PORT",
     ),
     Setting(
@@ -135,8 +136,15 @@ SETTINGS = (
         "Communication: auto is nccl with GPUs and gloo without.",
         "auto|nccl|gloo|mpi",
     ),
-    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that holds the runs; in the image /checkpoints.", "DIR"),
-    Setting("SLIPWAY_RUN_DIR", "--run-dir", "", str, "This run's folder, instead of a new one in the runs.", "DIR"),
+    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that contains the runs; in the image /checkpoints.", "DIR"),
+    Setting(
+        "SLIPWAY_RUN_DIR",
+        "--run-dir",
+        "",
+        str,
+        "Run directory to use instead of a new one in the folder of runs.",
+        "DIR",
+    ),
     Setting(
         "SLIPWAY_RESUME",
         "--resume",
@@ -151,7 +159,7 @@ SETTINGS = (
         "--grace-seconds",
         "110",
         _number(1, 86_400),
-        "Seconds that a stopped job has for its snapshot before it is killed.",
+        "Seconds that a stopped job has to save its snapshot before it is killed.",
         "S",
     ),
     Setting(
@@ -159,8 +167,8 @@ SETTINGS = (
         "--after-failure-seconds",
         "auto",
         _number_or(1, 86_400, "auto"),
-        "Seconds that the other ranks have to end once one failed: auto is 30 for your own script, and at most 5 where Slipway "
-        "saves.",
+        "Seconds that the other ranks have to end after one failed: auto is 30 for your own script, and at most 5 for Slipway's"
+        " workloads.",
         "S|auto",
     ),
     Setting(
@@ -168,8 +176,8 @@ SETTINGS = (
         "--max-restarts",
         "auto",
         _number_or(0, 1000, "auto"),
-        "How often in a row, without progress, a job that failed is started again: auto is 3 for Slipway's workloads and 0 for "
-        "your own script.",
+        "How often in a row, without progress, a failed job is restarted: auto is 3 for Slipway's workloads and 0 for your own "
+        "script.",
         "N|auto",
     ),
     Setting(
@@ -177,7 +185,7 @@ SETTINGS = (
         "--progress-seconds",
         "600",
         _number(1, 999_999),
-        "Seconds that your own script has to run for its restarts to be counted anew.",
+        "Seconds after which an attempt of your own script counts as progress, which resets the count of restarts.",
         "S",
     ),
     Setting(
@@ -185,7 +193,7 @@ SETTINGS = (
         "",
         "1",
         _switch,
-        "Keep a process with torch imported, from which a job that failed is started again in a second or two; 0 starts it anew.",
+        "Keep a process with torch imported, from which a failed job restarts in a second or two; 0 turns this off.",
         "1|0",
     ),
     Setting(
@@ -193,8 +201,9 @@ SETTINGS = (
         "--hang-seconds",
         "auto",
         _number_or(0, 86_400, "auto"),
-        "Seconds that a job may stand still before that counts as a hang; saving and evaluation may take a multiple, and "
-        "starting has a limit of its own; 0 for any time. auto is 300 for Slipway's workloads and 600 for your own script.",
+        "Seconds without progress after which a job counts as hanging; 0 means never. Saving and evaluation may take a "
+        "multiple, and starting has its own limit (--start-seconds). auto is 300 for Slipway's workloads and 600 for your own "
+        "script.",
         "S|auto",
     ),
     Setting(
@@ -202,24 +211,24 @@ SETTINGS = (
         "--start-seconds",
         "auto",
         _number_or(0, 86_400, "auto"),
-        "The same for a workload of Slipway's that starts: times 3 for imports and first connections, 4 for a snapshot, 6 for "
-        "the first step, 12 for preparing data; 0 for any time. auto is 300, or --hang-seconds where that is longer.",
+        "The same limit while one of Slipway's workloads starts: times 3 for imports and first connections, 4 for a snapshot, 6"
+        " for the first step, 12 for preparing data; 0 means never. auto is 300, or --hang-seconds if that is longer.",
         "S|auto",
     ),
     Setting(
         "SLIPWAY_ON_HANG",
         "--on-hang",
-        "tell",
-        _choice("tell", "end"),
-        "What becomes of your own script when it hangs: tell names the rank and the line, end also ends it (exit code 76).",
-        "tell|end",
+        "report",
+        _choice("report", "end"),
+        "What to do if your own script hangs: report names the rank and the line, end also ends the script (exit code 76).",
+        "report|end",
     ),
     Setting(
         "SLIPWAY_WATCH",
         "",
         "1",
         _switch,
-        "Ask each worker where it stands, for hangs and `slipway stacks`; 0 leaves the workers alone.",
+        "Run a watcher in each worker, which reports its stack for hangs and `slipway stacks`; 0 turns it off.",
         "1|0",
     ),
     Setting(
@@ -235,7 +244,7 @@ SETTINGS = (
         "--heartbeat-timeout",
         "30",
         _number(2, 3600),
-        "Seconds without a sign of life after which a node counts as lost; what node 0 says counts for all.",
+        "Seconds without a heartbeat after which a node counts as lost; node 0's value applies to all nodes.",
         "S",
     ),
     Setting(
@@ -243,7 +252,7 @@ SETTINGS = (
         "--elastic-window",
         "30",
         _number(0, 86_400),
-        "With WORLD_SIZE=MIN:MAX: seconds that more nodes are waited for once the smallest number is there.",
+        "With WORLD_SIZE=MIN:MAX: seconds to wait for more nodes after the smallest number is present.",
         "S",
     ),
     Setting(
@@ -251,7 +260,7 @@ SETTINGS = (
         "",
         "",
         str,
-        "A secret that all nodes of a job share; launchers without it are turned away.",
+        "A secret that all nodes of a job share; launchers without it are refused.",
     ),
     Setting(
         "SLIPWAY_METRICS_PORT",
@@ -266,7 +275,8 @@ SETTINGS = (
         "--metrics-addr",
         "127.0.0.1",
         str,
-        "The address on which it is answered: this machine only, or 0.0.0.0 for everybody who can reach it.",
+        "Address on which the metrics are served: by default only this machine can read them; 0.0.0.0 serves everyone who can "
+        "reach the port.",
         "ADDRESS",
     ),
     Setting(
@@ -274,7 +284,7 @@ SETTINGS = (
         "",
         "",
         _web_address,
-        "Where messages are posted as JSON: at the end, a restart, a hang, a lost node. The address is a secret.",
+        "URL to which messages are posted as JSON: at the end, a restart, a hang, a lost node. The URL is a secret.",
         "URL",
     ),
     Setting(
@@ -282,7 +292,7 @@ SETTINGS = (
         "--allow-uneven",
         "0",
         _switch,
-        "Nodes with different numbers of processes all run the smallest.",
+        "If nodes have different numbers of processes, use the smallest number on all nodes.",
         flag=True,
     ),
     Setting(
@@ -290,7 +300,7 @@ SETTINGS = (
         "--check",
         "0",
         _switch,
-        "Look at this node's health first, in a few seconds, and start nothing on an unhealthy one (see `slipway check`).",
+        "First check this node's health, in a few seconds, and do not start on an unhealthy node (see `slipway check`).",
         flag=True,
     ),
     Setting(
@@ -306,7 +316,7 @@ SETTINGS = (
         "--cpu-binding",
         "auto",
         _choice("auto", "none"),
-        "auto: each process runs on the cores of its GPU's NUMA node, where no GPU is left over; none: where the system puts it.",
+        "auto: each process runs on the cores of its GPU's NUMA node, if every GPU has a process; none: the system decides.",
         "auto|none",
     ),
     Setting(
@@ -314,8 +324,8 @@ SETTINGS = (
         "--debug",
         "0",
         _switch,
-        "Let torch.distributed and NCCL say what they do, by TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, "
-        "unless you set them.",
+        "Enable the debug output of torch.distributed and NCCL: sets TORCH_LOGS, TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG, unless"
+        " you set them.",
         flag=True,
     ),
 )
