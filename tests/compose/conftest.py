@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from compose_projects import CPU, GPT, SHORT, Project
+from person import person  # noqa: F401  # a fixture
 from ports import take_port
 
 

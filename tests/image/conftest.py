@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from containers import Containers, docker, fresh_name
+from person import person  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,61 +1,26 @@
 """What the documentation, a run's `next:` lines and the launcher's advice say to type works for an ordinary user on first use.
 
-"First use": an empty folder of a user who is neither root nor 1000, the image's own, and may talk to the engine.
+"First use": an empty folder of a user who is neither root nor 1000, the image's own, and may talk to the engine (person.py).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from containers import IMAGE, PATIENCE, docker, fresh_name
+from containers import IMAGE, docker, fresh_name
 from next_lines import next_commands
+from person import Person
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 from blocks import PAGES, ROOT, join_lines, read_blocks
 
-ORDINARY = 4711
 QUICK = "linear --steps 2"
-SOCKET = Path("/var/run/docker.sock")
-
-
-class Person:
-    """An ordinary user in an empty folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.prefix: list[str] = []
-        if os.getuid() == 0:
-            os.chown(folder, ORDINARY, ORDINARY)
-            self.prefix = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={SOCKET.stat().st_gid}"]
-
-    def types(self, command: str, code: int = 0) -> str:
-        """What is printed for a pasted command, which must end with this code."""
-        command = re.sub(r"(?<!\S)slipway:dev(?!\S)", IMAGE, command)
-        done = subprocess.run(
-            [*self.prefix, "bash", "-euo", "pipefail", "-c", command], cwd=self.folder, text=True, timeout=PATIENCE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "HOME": str(self.folder), "DOCKER_CONFIG": str(self.folder)},
-        )  # fmt: skip
-        assert done.returncode == code, f"{command}\nended with {done.returncode}\n{done.stdout}"
-        return done.stdout
-
-
-@pytest.fixture
-def person(tmp_path: Path) -> Person:
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() != "root" or folder == Path("/tmp"):
-            break
-        folder.chmod(folder.stat().st_mode | 0o011)
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    return Person(folder)
 
 
 def shortened(command: str) -> str:
