@@ -15,9 +15,10 @@ from torch import nn
 
 from slipway.options import WORKLOADS, Common, parse
 from slipway.train.loop.fit import enforce_budget, next_word, report_step
-from slipway.train.loop.metrics import MetricsFile, Progress
+from slipway.train.loop.metrics import Progress
 from slipway.train.loop.step import learning_rate, take_step
 from slipway.train.loop.training import Training, begin_training
+from slipway.train.observe.sinks import Sinks
 from slipway.train.parallel.data_parallel import DataParallel, average_gradients
 from slipway.train.task import Task
 from slipway.train.worker.context import Context
@@ -80,12 +81,12 @@ def group_of_one(device: torch.device, folder: Path) -> Iterator[None]:
         leave_group()
 
 
-class LastLine(MetricsFile):
+class LastLine(Sinks):
     """Keeps what would be the last line of metrics.jsonl."""
 
     def __init__(self) -> None:
         """Nothing is written to a file."""
-        super().__init__(None, None)
+        super().__init__(None, (), print)
         self.values: dict[str, float] = {}
 
     def write(self, step: int, **values: float) -> None:

@@ -9,7 +9,7 @@ from slipway.options import AllreduceOptions, parse
 from slipway.train.measure.bandwidth import (
     bandwidth_summary,
     count_elements,
-    find_straggler,
+    find_slowest,
     measure,
     message_sizes,
     rate_text,
@@ -132,7 +132,7 @@ FAST = {(0, 1): 0.01, (1, 2): 0.011, (2, 3): 0.012, (3, 0): 0.01}
 def test_the_slowest_rank_is_the_one_that_others_wait_for(
     own: list[float], links: dict[tuple[int, int], float], rank: int, what: str, certain: bool
 ) -> None:
-    straggler = find_straggler(own, links)
+    straggler = find_slowest(own, links)
     assert (straggler.rank, straggler.what, straggler.certain) == (rank, what, certain)
     assert ("no rank stands out" in straggler.text) is not certain
 

@@ -164,7 +164,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], str(ask), str(hear)
 LAUNCH = """
 import json, os, signal, subprocess, sys
 from slipway.process.tree import OwnProcesses
-from slipway.process.tree import adopt_orphans, descendants, lives
+from slipway.process.tree import adopt_orphans, lives, trees
 ask, hear = open(int(sys.argv[1]), "w"), open(int(sys.argv[2]))
 
 def start(word):
@@ -174,7 +174,7 @@ def start(word):
 early = start("child")  # so the server is there
 own = OwnProcesses()
 adopt_orphans()
-before = descendants(os.getpid())
+before = trees([os.getpid()])[os.getpid()]
 assert len(before) == 3 and early in before, before
 later = [start("child"), start("daemon")]
 environ = {**os.environ, "SLIPWAY_NODE_DIR": "/runs/x/node-0"}

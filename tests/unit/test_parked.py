@@ -10,7 +10,7 @@ LAUNCHER = """
 import json, os, signal, sys, time
 from slipway.launch.attempt.lasting import Spare
 from slipway.process.tree import OwnProcesses
-from slipway.process.tree import adopt_orphans, descendants, lives, send_signal
+from slipway.process.tree import adopt_orphans, lives, send_signal, trees
 from slipway.process.standby import leave_behind
 
 def begin(words):
@@ -41,13 +41,13 @@ with Spare(OwnProcesses(), wanted=True) as spare:
         with open(os.devnull) as nothing:
             files = {0: nothing.fileno(), 1: out, 2: out, 40: out}
             forked = spare.fork(("python", "-m", "slipway.process.agent", attempt), {"SLIPWAY_A": attempt}, files)
-        say(code=forked.wait(10), below=len(descendants(launcher)))
+        say(code=forked.wait(10), below=len(trees([launcher])[launcher]))
     if "kill" in sys.argv:
         send_signal([spare.pid], signal.SIGKILL)
         while spare.pid is not None:
             spare.look()
         say(forked=spare.fork(("python",), {}, {}) is not None)
-say(below=sum(map(lives, descendants(launcher))))
+say(below=sum(map(lives, trees([launcher])[launcher])))
 """
 
 

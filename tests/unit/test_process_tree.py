@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import write_files
 
-from slipway.process.tree import catches, descendants, has_open, ignores, send_signal, start_ticks, state_of
+from slipway.process.tree import catches, has_open, ignores, send_signal, start_ticks, state_of, trees
 
 STAT = {
     "1/stat": "1 (tini) S 0 1 1",
@@ -31,7 +31,7 @@ STAT = {
     ("of", "found"), [(1, {10, 20, 21, 22, 30}), (10, {20, 21, 22}), (20, {21, 22}), (22, set()), (99, set())]
 )
 def test_everything_below_a_process_is_found(tmp_path: Path, of: int, found: set[int]) -> None:
-    below = descendants(of, write_files(tmp_path, STAT))
+    below = trees([of], write_files(tmp_path, STAT))[of]
     assert set(below) == found
     assert len(below) == len(found)
 
@@ -47,7 +47,7 @@ def test_signalling_those_that_have_ended_is_no_error() -> None:
 FAMILY = """
 import json, os, signal, subprocess, sys, time
 from slipway.process.tree import OwnProcesses
-from slipway.process.tree import adopt_orphans, descendants, send_signal
+from slipway.process.tree import adopt_orphans, send_signal, trees
 own = OwnProcesses()
 if "adopt" in sys.argv:
     adopt_orphans()
@@ -55,11 +55,11 @@ inner = "trap '' TERM INT HUP; sleep 60 & echo ready; wait; sleep 60"
 middle = f'''setsid sh -c "{inner}" & echo $!; wait'''
 child = subprocess.Popen(["sh", "-c", middle], stdout=subprocess.PIPE, text=True, start_new_session=True)
 lines = {child.stdout.readline().strip() for _ in range(2)}
-before = descendants(os.getpid())
+before = trees([os.getpid()])[os.getpid()]
 child.kill()
 child.wait()
 time.sleep(0.05)
-orphans = descendants(os.getpid())
+orphans = trees([os.getpid()])[os.getpid()]
 own.end()
 time.sleep(0.05)
 alive = []
@@ -70,7 +70,7 @@ for pid in before:
         continue
     if state != "Z":
         alive.append(pid)
-left = descendants(os.getpid())
+left = trees([os.getpid()])[os.getpid()]
 if "adopt" not in sys.argv:
     send_signal(alive, signal.SIGKILL)
 print(json.dumps([len(before), len(orphans), len(alive), len(left)]))
@@ -99,7 +99,7 @@ def test_without_adoption_they_would_have_been_lost() -> None:
 
 def test_our_own_children_are_seen_in_the_real_proc() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in descendants(os.getpid())
+        assert child.pid in trees([os.getpid()])[os.getpid()]
         child.kill()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -151,7 +152,8 @@ def read_charts(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         pictures = {name: images[-1].encoded_image_string for name, images in left.items() if images}
     except Exception:  # event files may be damaged in any way, and a page without a sample is still a page
         return {}, {}
-    return {name: unindented(text) for name, text in texts.items()}, pictures
+    # The text was set as code in Markdown, with four spaces in front of each line.
+    return {name: re.sub(r"(?m)^ {4}", "", text) for name, text in texts.items()}, pictures
 
 
 @contextmanager
@@ -167,8 +169,3 @@ def restarts_expected() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_news)
-
-
-def unindented(text: str) -> str:
-    """A text as it was before it was set as code in Markdown, with four spaces in front of each line."""
-    return "\n".join(line.removeprefix("    ") for line in text.split("\n"))

@@ -251,81 +251,72 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Everything, as of now."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
 
         topology, workload = self._job.plan.topology, self._job.plan.workload
         about = {"workload": workload.name, "version": __version__, "node": str(topology.node_rank)}
         about |= {"run": self._run.path.name} if self._run else {}
         yield InfoMetricFamily("slipway_job", "What runs here.", value=about)
-        yield GaugeMetricFamily("slipway_processes", "Processes of the job.", value=topology.world_size)
+        yield gauge("slipway_processes", "Processes of the job.", {(): topology.world_size})
         yield CounterMetricFamily("slipway_restarts", "Attempts that another one followed.", value=self._restarts)
         yield CounterMetricFamily("slipway_hangs", "Hangs that were noticed.", value=self._hangs)
         if self._run is None:
             return
-        yield GaugeMetricFamily("slipway_attempt", "The number of this attempt.", value=self._run.attempt)
+        yield gauge("slipway_attempt", "The number of this attempt.", {(): self._run.attempt})
         yield from self._ranks(self._run.node(topology.node_rank))
         with suppress(OSError):  # a disk that is away
             if (saved := newest_step(self._run.path)) is not None:
-                yield GaugeMetricFamily("slipway_snapshot_step", "The step of the newest snapshot.", value=saved)
+                yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
         if 0 in topology.ranks:
             yield from self._numbers(self._run.path)
             yield from self._time(self._run.path, topology.node_rank)
 
     def _ranks(self, node_dir: Path) -> Iterator[Metric]:
         """The step, the phase and the speed of each rank of this node, by its heartbeat."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        step = GaugeMetricFamily("slipway_step", "The step at which a rank is.", labels=["rank"])
-        steps = GaugeMetricFamily("slipway_steps", "How many there will be.", labels=["rank"])
-        phase = GaugeMetricFamily("slipway_phase", "1 for the phase in which a rank is.", labels=["rank", "phase"])
-        own = GaugeMetricFamily(
-            "slipway_own_seconds", "Seconds that a rank works on a step by itself.", labels=["rank"]
-        )
-        slower = GaugeMetricFamily(
-            "slipway_slower", "By which share the rank that all wait for is slower.", labels=["rank"]
-        )
-        for rank, beat in read_beats(node_dir, self._job.plan.topology.ranks).items():
-            step.add_metric([str(rank)], beat.step)
-            phase.add_metric([str(rank), str(beat.phase)], 1)
-            if beat.steps is not None:
-                steps.add_metric([str(rank)], beat.steps)
-            if beat.own is not None:
-                own.add_metric([str(rank)], beat.own)
-            if beat.slow and not slower.samples:
-                slower.add_metric([str(beat.slow[0])], beat.slow[1])
-        yield from (step, steps, phase, own, slower)
+        beats = read_beats(node_dir, self._job.plan.topology.ranks)
+        steps = {(rank,): beat.steps for rank, beat in beats.items() if beat.steps is not None}
+        phases = {(rank, beat.phase): 1 for rank, beat in beats.items()}
+        own = {(rank,): beat.own for rank, beat in beats.items() if beat.own is not None}
+        slow = [beat.slow for beat in beats.values() if beat.slow][:1]
+        at = {(rank,): beat.step for rank, beat in beats.items()}
+        yield gauge("slipway_step", "The step at which a rank is.", at, "rank")
+        yield gauge("slipway_steps", "How many there will be.", steps, "rank")
+        yield gauge("slipway_phase", "1 for the phase in which a rank is.", phases, "rank", "phase")
+        yield gauge("slipway_own_seconds", "Seconds that a rank works on a step by itself.", own, "rank")
+        slower = {(rank,): share for rank, share in slow}
+        yield gauge("slipway_slower", "By which share the rank that all wait for is slower.", slower, "rank")
 
     def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and the share of it that was training."""
-        from prometheus_client.core import GaugeMetricFamily
-
         found = len(read_differences(run))
-        yield GaugeMetricFamily("slipway_replica_differences", "Times that the replicas differed.", value=found)
+        yield gauge("slipway_replica_differences", "Times that the replicas differed.", {(): found})
         ledger = last_ledger(run, node_rank)
         if ledger is None or not ledger.wall:
             return
-        seconds = GaugeMetricFamily("slipway_seconds", "What the time of the job went into, by kind.", labels=["kind"])
-        for kind in KINDS:
-            seconds.add_metric([kind.value], ledger[kind])
-        yield seconds
+        seconds = {(kind,): ledger[kind] for kind in KINDS}
+        yield gauge("slipway_seconds", "What the time of the job went into, by kind.", seconds, "kind")
         share = sum(ledger[kind] for kind in WORK) / ledger.wall
-        yield GaugeMetricFamily("slipway_goodput", "Share of the job's time that was training.", value=share)
+        yield gauge("slipway_goodput", "Share of the job's time that was training.", {(): share})
 
     def _numbers(self, run: Path) -> Iterator[Metric]:
         """The newest numbers of the training."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        others = GaugeMetricFamily(
-            "slipway_metric", "The newest number of metrics.jsonl, by its name.", labels=["name"]
-        )
+        others = {}
         for name, value in newest_numbers(run).items():
-            if name in NAMED:
-                yield GaugeMetricFamily(f"slipway_{name}", NAMED[name], value=value)
-            elif name.endswith("_per_second"):
-                yield GaugeMetricFamily(f"slipway_{name}", "Rate of all processes.", value=value)
+            if name in NAMED or name.endswith("_per_second"):
+                yield gauge(f"slipway_{name}", NAMED.get(name, "Rate of all processes."), {(): value})
             elif name not in LEFT_OUT:
-                others.add_metric([name], value)
-        yield others
+                others[name,] = value
+        yield gauge("slipway_metric", "The newest number of metrics.jsonl, by its name.", others, "name")
+
+
+def gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
+    """Return a gauge; each of the `values` has as key a tuple of what it has as `labels`."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for row, value in values.items():
+        family.add_metric([str(part) for part in row], value)
+    return family
 
 
 def open_metrics(job: Job, say: Callable[[str], None]) -> Metrics:

@@ -111,10 +111,7 @@ class Options:
 class Common(Options):
     """Options of every training."""
 
-    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("steps", "epochs"),
-        ("batch_size", "batch_size_per_process"),
-    )
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("steps", "epochs"), ("batch_size", "batch_size_per_process"))
 
     steps: int | None = option(None, COUNT, "Total number of optimizer steps; excludes --epochs.")
     epochs: int | None = option(None, COUNT, "Passes over the training data; excludes --steps.")

@@ -18,11 +18,6 @@ from typing import IO
 STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a driver"}
 
 
-def descendants(of: int, proc: Path = Path("/proc")) -> list[int]:
-    """Return the process ids below a process; those that ended while we looked may be missing."""
-    return trees([of], proc)[of]
-
-
 def read_children(proc: Path = Path("/proc")) -> dict[int, list[int]]:
     """Return the process ids of every process's children."""
     children: dict[int, list[int]] = {}
@@ -35,7 +30,7 @@ def read_children(proc: Path = Path("/proc")) -> dict[int, list[int]]:
 
 
 def trees(of: Iterable[int], proc: Path = Path("/proc")) -> dict[int, list[int]]:
-    """The same as `descendants` for several processes, by process: all that run here are looked at once."""
+    """Return the ids of all processes below each of some; those that ended while we looked may be missing."""
     children = read_children(proc)
     found: dict[int, list[int]] = {}
     for root in of:

@@ -97,7 +97,9 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
             "a new run takes another --name."
         )
     require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
-    given = {**_other_variables(sources), **given_settings(sources), **read_runs(sources)}
+    # What else .env gives to training, as it does everywhere: NCCL_DEBUG and the like.
+    others = {name: value for name, value in sources.env_file.items() if name.startswith(LIBRARIES)}
+    given = {**others, **given_settings(sources), **read_runs(sources)}
     return read_request(
         ManifestRequest,
         read_words(words, sources, here=False),
@@ -107,11 +109,6 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
         image=read_image(options["image"], sources),
         components=_choose_components(options["components"], options["gpus"]),
     )
-
-
-def _other_variables(sources: Sources) -> dict[str, str]:
-    """What else .env gives to training, as it does everywhere: NCCL_DEBUG and the like."""
-    return {name: value for name, value in sources.env_file.items() if name.startswith(LIBRARIES)}
 
 
 def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:

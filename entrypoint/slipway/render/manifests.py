@@ -22,13 +22,8 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 GPU = "nvidia.com/gpu"
 NAME_LENGTH = 63  # characters of a label, so of a host name (RFC 1123)
 CPUS_PER_GPU, MEM_PER_GPU = 4, "16Gi"
-COMPONENTS = (
-    "gpu",
-    "rdma",
-    "pvc",
-    "metrics",
-    "tensorboard",
-)  # of k8s/components; cpu and kueue follow from other options
+# Of k8s/components; cpu and kueue follow from other options.
+COMPONENTS = ("gpu", "rdma", "pvc", "metrics", "tensorboard")
 _LISTS = ("mountPath", "name")  # what tells the items of such lists apart, as Kubernetes merges them
 
 

@@ -15,18 +15,8 @@ POINTERS = (
 PAGES = (b"<!doctype html", b"<html", b"<?xml")
 # Folders and files that macOS, Windows, network storage and version control put beside a user's own.
 COMPANIONS = frozenset(
-    {
-        "__macosx",
-        "__pycache__",
-        "thumbs.db",
-        "ehthumbs.db",
-        "desktop.ini",
-        "icon\r",
-        "@eadir",
-        "#recycle",
-        "$recycle.bin",
-    }
-    | {"system volume information", "lost+found", "cvs"}
+    {"__macosx", "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "@eadir", "#recycle"}
+    | {"$recycle.bin", "system volume information", "lost+found", "cvs"}
 )
 
 

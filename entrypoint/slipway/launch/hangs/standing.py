@@ -16,10 +16,8 @@ from slipway.process.tree import STATES
 TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
 UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}"}
 LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
-GROUPS, RUNS = (
-    16,
-    64,
-)  # of which is told, and of how many runs their ranks may be: it goes into a message of the rendezvous
+# Of which is told, and of how many runs their ranks may be: it goes into a message of the rendezvous.
+GROUPS, RUNS = 16, 64
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
 # Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself.

@@ -72,11 +72,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "finetune",
                 "fine-tuning of a pretrained GPT-2 checkpoint, with its perplexity before and after",
                 data="stdlib (embedded), file:PATH, tokens:DIR, hub:REPO",
-                next=(
-                    "slipway report {run}",
-                    'slipway sample {run} --prompt "def "',
-                    "slipway data fetch --help",
-                ),
+                next=("slipway report {run}", 'slipway sample {run} --prompt "def "', "slipway data fetch --help"),
             ),
             _ours(
                 "pipeline",

@@ -86,10 +86,6 @@ def as_typed(command: str, here: Invocation) -> str:
     return FORMS[here.runtime](words, words.split()[0] in WORKLOADS, here)
 
 
-def _on_host(words: str, trains: bool, here: Invocation) -> str:
-    return f"{here.program} {words}"
-
-
 def _in_docker(words: str, trains: bool, here: Invocation) -> str:
     """Where the last container took its results along, a training gets a folder; Docker would make that as root."""
     gpus = " --gpus all" if here.gpus and trains else ""
@@ -147,7 +143,7 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
 
 FORMS: Mapping[str, Callable[[str, bool, Invocation], str]] = MappingProxyType(
     {
-        "host": _on_host,
+        "host": lambda words, trains, here: f"{here.program} {words}",
         "docker": _in_docker,
         "compose": _in_compose,
         "slurm": _in_slurm,

@@ -32,9 +32,8 @@ class Scheduler:
     full_name: bool = False  # `derive` needs the full host name, which costs a question to the name server
     replaces_nodes: bool = False  # it starts a lost node again, elsewhere and with an empty disk
     restarts_tasks: bool = True  # False: it cannot start one node of a running job again, only requeue the job
-    hook: Mapping[str, str] = field(
-        default_factory=dict
-    )  # our variable -> the one whose value a container hook copies into it
+    # Our variable -> the one whose value a container hook copies into it.
+    hook: Mapping[str, str] = field(default_factory=dict)
     gpus: str = ""  # the variable with the number of this node's GPUs that it granted to the job
     cores: str = ""  # the variable with the number of this node's cores that it granted to the job
     cores_per_task: str = ""  # the variable with the number of cores of each process that it started

@@ -121,13 +121,7 @@ SETTINGS = (
         "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU), gpu, cpu (one per core).",
         "N|auto|gpu|cpu",
     ),
-    Setting(
-        "WORKLOAD",
-        "",
-        "gpt --preset tiny",
-        _words,
-        "What `slipway run` trains when no name is given.",
-    ),
+    Setting("WORKLOAD", "", "gpt --preset tiny", _words, "What `slipway run` trains when no name is given."),
     Setting(
         "SLIPWAY_BACKEND",
         "--backend",
@@ -303,14 +297,7 @@ SETTINGS = (
         "First check this node's health, in a few seconds, and do not start on an unhealthy node (see `slipway check`).",
         flag=True,
     ),
-    Setting(
-        "SLIPWAY_OVERSUBSCRIBE",
-        "--oversubscribe",
-        "0",
-        _switch,
-        "Allow more processes than GPUs.",
-        flag=True,
-    ),
+    Setting("SLIPWAY_OVERSUBSCRIBE", "--oversubscribe", "0", _switch, "Allow more processes than GPUs.", flag=True),
     Setting(
         "SLIPWAY_CPU_BINDING",
         "--cpu-binding",

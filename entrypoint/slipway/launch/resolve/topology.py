@@ -25,12 +25,7 @@ from slipway.launch.resolve.placement import (
     share_gpus,
 )
 from slipway.launch.resolve.scheduler import JobShape, Reading
-from slipway.launch.resolve.schedulers import (
-    SCHEDULERS,
-    explain_unknown_start,
-    read_schedulers,
-    warn_of_half_start,
-)
+from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
 from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores

@@ -22,9 +22,8 @@ import torch
 
 from slipway.train.task import Batch
 
-ROUNDS = (
-    6  # of the Feistel network; four are already indistinguishable from a random permutation (Luby and Rackoff, 1988)
-)
+# Of the Feistel network; four are already indistinguishable from a random permutation (Luby and Rackoff, 1988).
+ROUNDS = 6
 
 
 @dataclass(frozen=True)

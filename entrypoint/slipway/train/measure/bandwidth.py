@@ -180,7 +180,7 @@ class SlowestRank:
         return f"{measured}, against {time_text(self.median)} in the middle of all{verdict}"
 
 
-def find_straggler(own: Sequence[float], links: Mapping[tuple[int, int], float]) -> SlowestRank:
+def find_slowest(own: Sequence[float], links: Mapping[tuple[int, int], float]) -> SlowestRank:
     """Return the slowest rank, from each rank's own seconds and the seconds of the links between neighbours in the ring."""
     slowest = max(range(len(own)), key=own.__getitem__)
     by_work = SlowestRank(slowest, "own", own[slowest], statistics.median_low(own))

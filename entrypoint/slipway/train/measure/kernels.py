@@ -78,9 +78,8 @@ def main(what: str) -> None:
         decide_compile(True, device.type, os.environ)
         report = CHECKS[what](device)
     except ConfigurationError as lacking:
-        report = {
-            "skipped": str(lacking).partition(". ")[0]
-        }  # what follows is advice for somebody who wants to compile
+        # What follows is advice for somebody who wants to compile.
+        report = {"skipped": str(lacking).partition(". ")[0]}
     except Exception as error:  # CUDA's messages end with lines that say nothing
         report = {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     print(json.dumps(report), flush=True)

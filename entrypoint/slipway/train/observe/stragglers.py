@@ -76,10 +76,8 @@ class Stragglers:
         self._causes = Causes(context.device, WINDOWS + 1, self._now)
         self._windows: deque[tuple[list[float], list[float]]] = deque(maxlen=WINDOWS)  # of each `own` and `steady`
         self._under_way: tuple[list[torch.Tensor], dist.Work] | None = None
-        self._window, self._steps = (
-            WINDOW,
-            -UNTIMED,
-        )  # how many steps it has, and how many there were since the last exchange
+        # How many steps it has, and how many there were since the last exchange.
+        self._window, self._steps = WINDOW, -UNTIMED
         self._since = 0.0  # when that was
         self._own: float | None = None  # s of a step, as far as that is known
         self._named = -1, 0.0  # who was slowest, and since when it is the same

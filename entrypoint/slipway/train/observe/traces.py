@@ -133,13 +133,8 @@ def collect(
         beat()
         if group is not None:
             dist.barrier(group=group)  # so that no rank waits in one long exchange
-    content = {
-        **about,
-        "first": recording.first,
-        "steps": recording.steps,
-        "world_size": world,
-        "ranks": rows[:MOST_RANKS],
-    }
+    steps = {"first": recording.first, "steps": recording.steps}
+    content = {**about, **steps, "world_size": world, "ranks": rows[:MOST_RANKS]}
     if rank == 0 and not unwritten:
         try:
             write_json(folder / CLOCKS_FILE, content)
@@ -152,14 +147,8 @@ def own_row(rank: int, recording: Recording, size: int) -> dict[str, Any]:
     """What this rank tells of its trace; as JSON it is shorter than HEADER."""
     error = recording.error.encode("ascii", "replace").decode()[:300]
     node = int(os.environ.get("GROUP_RANK", "0"))
-    return {
-        "rank": rank,
-        "node": node,
-        "host": socket.gethostname()[:64],
-        "pid": os.getpid(),
-        "bytes": size,
-        "error": error,
-    }
+    host = socket.gethostname()[:64]
+    return {"rank": rank, "node": node, "host": host, "pid": os.getpid(), "bytes": size, "error": error}
 
 
 def write_trace(folder: Path, name: str, data: bytes) -> str:

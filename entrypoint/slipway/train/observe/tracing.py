@@ -51,10 +51,8 @@ class Tracing:
         except OSError:
             return 0
         request = read_json(self._folder / TRACE_WANTED)
-        steps, new = (
-            request.get("steps"),
-            request.get("id") != self._seen,
-        )  # one that could not be removed is not served again
+        # One that could not be removed is not served again.
+        steps, new = request.get("steps"), request.get("id") != self._seen
         fits = type(steps) is int and 0 < steps <= MOST_STEPS and request.get("attempt") == self._context.place.attempt
         taken = fits and new and not self._request
         if taken:

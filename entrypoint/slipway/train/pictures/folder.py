@@ -37,12 +37,7 @@ Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 def open_folder(
-    root: Path,
-    size: int,
-    variation: Variation,
-    limits: tuple[int | None, int | None],
-    threads: int,
-    context: Context,
+    root: Path, size: int, variation: Variation, limits: tuple[int | None, int | None], threads: int, context: Context
 ) -> Pictures:
     """Return the pictures under `root`, scaled to `size`; at most `limits` (None: all) of them, evenly spread.
 

@@ -25,18 +25,7 @@ from slipway.train.text.files import VALIDATION_SHARE
 # What Pillow reads besides: JPEG's other names, and formats that torchvision does not list.
 SUFFIXES = (
     *IMG_EXTENSIONS,
-    ".jfif",
-    ".jpe",
-    ".jif",
-    ".pjpeg",
-    ".pjp",
-    ".gif",
-    ".apng",
-    ".avif",
-    ".jp2",
-    ".pnm",
-    ".pbm",
-    ".tga",
+    *(".jfif", ".jpe", ".jif", ".pjpeg", ".pjp", ".gif", ".apng", ".avif", ".jp2", ".pnm", ".pbm", ".tga"),
 )
 TRAIN = ("train", "training")
 JUDGE = ("val", "valid", "validation", "dev", "eval", "test", "testing")  # the first that is there is used

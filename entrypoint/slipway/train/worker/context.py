@@ -125,9 +125,8 @@ class Context:
 
     def gather_named(self, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """The same for several tensors in one exchange: those of each rank by name."""
-        ordered = dict(
-            sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-        )  # so each begins at a multiple of it
+        # So each begins at a multiple of its size.
+        ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
         sizes = [tensor.nbytes for tensor in ordered.values()]
         rows = self.gather(torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in ordered.values()]))
         return [

@@ -67,7 +67,12 @@ def main() -> int:
         for rank in ranks:
             if workers.processes[rank].exitcode == 0:
                 send_event(event="left", rank=rank, time=time.time())
-        failures = [describe_exit(rank, workers.processes[rank]) for rank in ranks if workers.processes[rank].exitcode]
+        ended = {rank: workers.processes[rank] for rank in ranks}
+        failures = [
+            {"rank": rank, "local_rank": rank, "pid": one.pid, "exitcode": one.exitcode, "time": time.time()}
+            for rank, one in ended.items()
+            if one.exitcode  # negative for a signal
+        ]
         if failures and not failed:
             failed = True
             send_event(event="failed", failures=failures)
@@ -82,11 +87,6 @@ def as_they_end(processes: Sequence[BaseProcess]) -> Iterator[list[int]]:
         for number in ended:
             processes[number].join()
         yield ended
-
-
-def describe_exit(rank: int, process: BaseProcess) -> dict[str, Any]:
-    """A failure as the launcher wants it told; the exit code is negative for a signal."""
-    return {"rank": rank, "local_rank": rank, "pid": process.pid, "exitcode": process.exitcode, "time": time.time()}
 
 
 def send_event(**event: Any) -> None:

@@ -31,7 +31,7 @@ from slipway.train.measure.bandwidth import (
     by_collective,
     count_elements,
     draw_by_size,
-    find_straggler,
+    find_slowest,
     line,
     measure,
     message_sizes,
@@ -162,7 +162,7 @@ def require_right(what: str, wrong: str, context: Context) -> None:
 def look_for_straggler(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
     context.beat(Phase.MEASURE)
-    findings.straggler = find_straggler(context.gather_number(findings.own), time_links(context))
+    findings.straggler = find_slowest(context.gather_number(findings.own), time_links(context))
     findings.stragglers_host = context.share_text(socket.gethostname(), findings.straggler.rank)
     context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 

@@ -13,7 +13,7 @@ from slipway.options import AllreduceOptions, parse
 from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
-from slipway.train.measure.bandwidth import count_elements, find_straggler, rate_text, size_text
+from slipway.train.measure.bandwidth import count_elements, find_slowest, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, first_of_nodes, make_buffers, time_links
 from slipway.train.worker.context import Context, open_context
 from slipway.train.workloads.allreduce import Findings, measure_one
@@ -34,7 +34,7 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     row = measure_one(make_buffers(ALL_REDUCE, elements, torch.float32, context), options, context, findings)
     links = time_links(context)
     own = context.gather_number(findings.own)
-    straggler = find_straggler(own, links)
+    straggler = find_slowest(own, links)
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
     node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
     return {
