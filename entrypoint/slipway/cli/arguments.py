@@ -7,27 +7,39 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
-from slipway.launch.resolve.catalog import WORKLOADS, find_workload, spawned
+from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
-from slipway.launch.resolve.devices import read_devices
+from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.settings import BY_NAME
-from slipway.launch.resolve.sources import Sources
+from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
     from slipway.options import Options
-from slipway.launch.resolve.sources import read_sources
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each process runs: the workload with its arguments, and what these say where it is one of ours. `typed` is what was
+    typed, or set in WORKLOAD, up to the arguments.
+    """
+
+    workload: Workload
+    arguments: list[str]
+    options: "Options | None"
+    typed: str
 
 
 def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
@@ -39,46 +51,61 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     environ = dict(os.environ)
     host = read_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host)})
-    typed, words = bool(words), words or shlex.split(sources.value("WORKLOAD"))
     try:
-        workload, arguments = find_workload(words)
-    except LaunchError as error:
-        set_to = "" if typed else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
-        raise LaunchError(f"{set_to}{error}{_mount(error, host)}", error.code) from None
-    try:
-        chosen = check_arguments(workload.name, arguments) if workload.own else None
+        program = read_program(words, sources)
     except LaunchError as error:
         raise LaunchError(f"{error}{_mount(error, host)}", error.code) from None
-    if chosen and chosen.values().get("launcher") == "spawn":
-        workload, sources = spawned(workload), _count_processes(sources, chosen)
+    if program.workload.spawned and program.options:
+        sources = _count_processes(sources, program.options)
     devices = read_devices(environ)
-    try:
-        topology = resolve_topology(sources, devices, host)
-    except LaunchError as error:  # which may come of a name that nobody understood
-        raise LaunchError(" ".join((str(error), *sources.slips)), error.code) from None
+    topology = read_topology(program, sources, devices, host)
     if topology.nodes > 1:
         refuse_rendezvous(options)
     elif options.get("rdzv_id"):
         topology = dataclasses.replace(topology, rendezvous_id=options["rdzv_id"])
-    if workload.spawned:
-        _require_one_machine(topology)
-    if chosen and workload.staged:
-        topology = _divide(topology, chosen)
-    if chosen:
-        given = chosen.values().get("batch_size") if "batch_size" in chosen.given else None
-        stages, accumulate = (chosen.values().get(name, 1) for name in ("stages", "accumulate"))
-        require_all_sizes(topology, stages, given, accumulate)
-        require_possible(chosen, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
-    notes = [f"warning: {slip}" for slip in sources.slips]
-    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
-    notes += [] if workload.own else misplaced(arguments, shlex.join(words[: len(words) - len(arguments)]))
-    topology = dataclasses.replace(topology, notes=tuple(notes))
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
-    data = _hash_stdlib if chosen and _reads_stdlib(chosen) else None
-    return Job(make_plan(topology, workload, arguments, sources), sources, devices, environ, data, host)
+    data = _hash_stdlib if program.options and _reads_stdlib(program.options) else None
+    plan = make_plan(topology, program.workload, program.arguments, sources)
+    return Job(plan, sources, devices, environ, data, host, program.options)
+
+
+def read_program(words: Sequence[str], sources: Sources) -> Program:
+    """The workload or program that was typed, or else that WORKLOAD names, with its arguments. Raises LaunchError."""
+    named = list(words) or shlex.split(sources.value("WORKLOAD"))
+    try:
+        workload, arguments = find_workload(named)
+    except LaunchError as error:
+        set_to = "" if words else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
+        raise LaunchError(f"{set_to}{error}", error.code) from None
+    options = check_arguments(workload.name, arguments) if workload.own else None
+    if options and options.values().get("launcher") == "spawn":
+        workload = spawned(workload)
+    return Program(workload, arguments, options, shlex.join(named[: len(named) - len(arguments)]))
+
+
+def read_topology(program: Program, sources: Sources, devices: Devices, host: Host) -> Topology:
+    """Where the processes run, with notes on all that is odd. Raises LaunchError where the program cannot run so."""
+    try:
+        topology = resolve_topology(sources, devices, host)
+    except LaunchError as error:  # which may come of a name that nobody understood
+        raise LaunchError(" ".join((str(error), *sources.slips)), error.code) from None
+    workload, options = program.workload, program.options
+    if workload.spawned:
+        _require_one_machine(topology)
+    if options and workload.staged:
+        topology = _divide(topology, options)
+    if options:
+        given = options.values().get("batch_size") if "batch_size" in options.given else None
+        stages, accumulate = (options.values().get(name, 1) for name in ("stages", "accumulate"))
+        require_all_sizes(topology, stages, given, accumulate)
+        require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
+    notes = [f"warning: {slip}" for slip in sources.slips]
+    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes += [] if workload.own else misplaced(program.arguments, program.typed)
+    return dataclasses.replace(topology, notes=tuple(notes))
 
 
 def foresee_interfaces(job: Job) -> Plan:
@@ -174,23 +201,21 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
     return options
 
 
-def options_lines(plan: Plan) -> list[str]:
+def options_lines(job: Job) -> list[str]:
     """The options of one of our workloads with their values and where those came from; none of a user's program."""
-    if not plan.workload.own:
+    if job.options is None:
         return []
     from slipway.options.command import option_lines  # torch-free
 
-    return option_lines(check_arguments(plan.workload.name, plan.arguments))
+    return option_lines(job.options)
 
 
-def options_json(plan: Plan) -> dict[str, Any]:
+def options_json(job: Job) -> dict[str, Any]:
     """The same by name."""
-    if not plan.workload.own:
+    if job.options is None:
         return {}
-    options = check_arguments(plan.workload.name, plan.arguments)
-    return {
-        hyphens(name): {"value": value, "source": options.sources[name]} for name, value in options.values().items()
-    }
+    sources = job.options.sources
+    return {hyphens(name): {"value": value, "source": sources[name]} for name, value in job.options.values().items()}
 
 
 def _reads_stdlib(options: "Options") -> bool:

@@ -144,11 +144,11 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     made = foresee_interfaces(job)
     values = resolved_values(job.plan.topology, job.sources)
     if as_json:
-        click.echo(json.dumps(plan_json(made, values, options_json(made)), indent=1))
+        click.echo(json.dumps(plan_json(made, values, options_json(job)), indent=1))
     else:
         if absent := absent_interfaces(job):
             click.echo(f"warning: `slipway run` ends with {CONFIGURATION} here. {absent}")
-        click.echo("\n".join(plan_lines(made, values, options_lines(made))))
+        click.echo("\n".join(plan_lines(made, values, options_lines(job))))
 
 
 _EXAMPLE = "\b\nExample: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
@@ -14,10 +15,15 @@ from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
 
+if TYPE_CHECKING:
+    from slipway.options import Options
+
 
 @dataclass(frozen=True)
 class Job:
-    """A plan with what it was made from. `data` hashes the workload's embedded data, if it has any."""
+    """A plan with what it was made from. `data` hashes the workload's embedded data, if it has any; `options` are those of a
+    workload of ours.
+    """
 
     plan: Plan
     sources: Sources
@@ -25,6 +31,7 @@ class Job:
     environ: Mapping[str, str]
     data: Callable[[], str] | None
     host: Host
+    options: "Options | None" = None
 
     def seconds(self, name: str) -> float:
         """A setting that counts seconds."""
