@@ -12,7 +12,7 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import PATIENCE, wait_until
 
-from slipway.process.tree import descendants, lives, send_signal, state_of
+from slipway.process.tree import lives, send_signal, state_of, trees
 
 Run = Callable[..., Launcher]
 GPT = (
@@ -36,7 +36,7 @@ def parked(job: Launcher) -> int:
     """The process id of the one that is left behind, once it is there."""
 
     def find() -> int | None:
-        for pid in descendants(job.process.pid):
+        for pid in trees([job.process.pid])[job.process.pid]:
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             except OSError:
@@ -74,7 +74,7 @@ def test_a_forked_attempt_ends_bit_for_bit_as_an_undisturbed_run(
     rules.wait_for(again, job)
     assert parked(job) == pid, "it lasts"
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1, "no pool of threads"
-    names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
+    names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in trees([job.process.pid])[job.process.pid]]
     workers = [name for name in names if b"slipway.process.warm\0slipway.train.workloads.gpt" in name]
     assert len(workers) == processes, names
     rules.let_go(again)
@@ -93,7 +93,7 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     pid = None if harm is None else parked(job)
     rules.wait_for(held, job)
     if pid is None:
-        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(job.process.pid)]
+        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in trees([job.process.pid])[job.process.pid]]
         assert not any(b"slipway.process.standby" in name for name in names)
     else:
         assert harm
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_killed_launcher_though_all_is_frozen(start: Run, r
     job = start(*GPT, "--steps", "100000", NPROC_PER_NODE="2", **rules.variables(held, *killed))
     rules.wait_for(held, job)
     pid = parked(job)
-    below = descendants(job.process.pid)
+    below = trees([job.process.pid])[job.process.pid]
     assert pid in below
     send_signal([pid], signal.SIGSTOP)
     wait_until(lambda: state_of(pid) == "T", "it to be frozen")

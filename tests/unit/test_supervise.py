@@ -18,7 +18,7 @@ from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
-from slipway.process.tree import OwnProcesses, descendants, send_signal
+from slipway.process.tree import OwnProcesses, send_signal, trees
 from slipway.protocol.files import HONOURS_STOP
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
@@ -169,7 +169,7 @@ def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
             pass
         assert worker.process.returncode is not None
         assert runtime.poll() is None
-        send_signal([runtime.pid, *descendants(runtime.pid)], signal.SIGKILL)
+        send_signal([runtime.pid, *trees([runtime.pid])[runtime.pid]], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
