@@ -157,7 +157,7 @@ class Job:
             (at, int(found[1])) for at, line in [*self.nodes[0].lines] if at <= killed and (found := STEP.search(line))
         ][-20:]
         pace = (steps[-1][0] - steps[0][0]) / (steps[-1][1] - steps[0][1])
-        _, line = self.said("going on from ", killed)
+        _, line = self.said("resuming from ", killed)
         return max(0, steps[-1][1] - int(line.partition("step-")[2][:8])) * pace
 
 

@@ -31,7 +31,7 @@ def train(context: Context, steps: int) -> None:
         path, snapshot = found
         model.load_state_dict(snapshot.tensors["model"])
         step = snapshot.step
-        context.say(f"going on from {path}")
+        context.say(f"resuming from {path}")
     parallel = DistributedDataParallel(model) if place.world_size > 1 else model
     sampler = Sampler(len(inputs), seed=0)
     while step < steps:

@@ -29,7 +29,7 @@ def test_a_killed_training_goes_on_with_its_run_from_a_snapshot(trained: Project
     assert trained.container("train")["RestartCount"] == 1
     assert said.count(": run directory ") == 2
     assert len(run_directories(said)) == 1
-    assert re.search(r"going on from /checkpoints/gpt-[\d-]+/snapshots/step-0*[1-9]", said)
+    assert re.search(r"resuming from /checkpoints/gpt-[\d-]+/snapshots/step-0*[1-9]", said)
 
 
 def test_the_results_can_be_copied_out(trained: Project) -> None:
@@ -49,7 +49,7 @@ def test_a_stopped_training_stays_stopped_and_goes_on_when_asked_to(project: Cal
     assert "snapshot saved" in made.logs("train")
     made("down")  # the container and what it said are gone, the volumes are not
     made("up", "--detach")
-    made.wait_for_text("train", "going on from /checkpoints/linear-")
+    made.wait_for_text("train", "resuming from /checkpoints/linear-")
 
 
 @pytest.mark.core
@@ -79,7 +79,7 @@ def test_two_nodes_train_together_and_go_on_after_one_died(project: Callable[...
     made("up", "--detach")
     made.wait_for_snapshot("node0")
     made.kill("node1")
-    made.wait_for_text("node0", "going on from ")  # what node 0 had in memory, or a snapshot
+    made.wait_for_text("node0", "resuming from ")  # what node 0 had in memory, or a snapshot
     made("stop")
     stopped_at = []
     for restarts, node in enumerate(("node0", "node1")):  # node 0 waited for node 1, which the engine started again

@@ -32,7 +32,7 @@ def test_it_ends_soon_and_truly_and_goes_on(
     assert again.end() == wanted.code, again.text
     assert wanted.says in again.text
     if wanted.code == 0 and wanted.says != DONE:
-        assert ("going on from" in again.text) == (wanted.step is not None), again.text
+        assert ("resuming from" in again.text) == (wanted.step is not None), again.text
         assert wanted.step is None or f"snapshots/step-{wanted.step:08d}\n" in again.text, again.text
     if wanted.code == 0 and wanted.exact:
         assert scene.result() == reference

@@ -34,7 +34,7 @@ def test_the_job_outlives_its_nodes(fault: Parting, scene: Scene, undisturbed: P
     finished = [node for node in ended.nodes if node.end(0) == 0]
     first = finished[0]
     assert {(node.run.name, node.attempt) for node in finished} == {(first.run.name, first.attempt)}, ended.text
-    begun = [int(number) for number in re.findall(r"going on from \S*step-(\d+)", first.text)[-1:]]
+    begun = [int(number) for number in re.findall(r"resuming from \S*step-(\d+)", first.text)[-1:]]
     assert bool(begun) == (step is not None), ended.text
     assert all(number >= (step or 0) for number in begun), ended.text  # in memory there may be a later one
     judged = evaluations(first.run, sum(begun) if first.fresh else 0)

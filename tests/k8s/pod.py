@@ -74,7 +74,7 @@ class Pod:
     @property
     def resumed(self) -> int | None:
         """The step of the snapshot that its newest attempt went on from, if it did."""
-        told = re.findall(r"going on from \S*step-(\d+)", self.text)
+        told = re.findall(r"resuming from \S*step-(\d+)", self.text)
         return int(told[-1]) if told else None
 
     def kill(self) -> None:

@@ -204,7 +204,7 @@ class Worker:
         if newest[1] < 0:
             return
         self._step = newest[1]
-        self._say(f"going on from {newest[2] or f'{snapshot_name(self._step)}, in memory'}")
+        self._say(f"resuming from {newest[2] or f'{snapshot_name(self._step)}, in memory'}")
         if newest[2]:
             if own[:2] != newest[:2] and self._place.keeps_snapshots:
                 self._write()

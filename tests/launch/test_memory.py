@@ -20,7 +20,7 @@ JOB = (
     "gpt", "--layers", "1", "--heads", "2", "--embed", "32", "--context", "32", "--batch-size", "4", "--eval-samples", "16",
     "--sample-tokens", "0", "--precision", "fp32", "--log-every", "1", "--save-every", "100",
 )  # fmt: skip
-IN_MEMORY = re.compile(r"going on from step-0*(\d+), in memory")
+IN_MEMORY = re.compile(r"resuming from step-0*(\d+), in memory")
 
 
 def process_of(folder: Path, rank: int) -> int:
@@ -91,7 +91,7 @@ def test_memory_that_is_damaged_is_named_and_the_disk_taken(start: Start, rules:
     job.signal(signal.SIGCONT)
     assert job.end() == 0, job.text
     assert "skipping the damaged snapshot in memory of step 34" in job.text
-    assert re.search(r"going on from /\S+/snapshots/step-00000030\n", job.text), job.text
+    assert re.search(r"resuming from /\S+/snapshots/step-00000030\n", job.text), job.text
     assert steps_of(tmp_path) == list(range(1, 61))
 
 
@@ -147,5 +147,5 @@ def test_with_all_nodes_lost_the_disk_is_what_is_left(node: Start, rules: Rules,
     more = rules.variables()
     jobs = [node(rank, 2, *words, f"disk-{rank}", "--resume", "auto", **more) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    assert re.search(r"going on from /\S+/snapshots/step-00000030\n", jobs[0].text), jobs[0].text
+    assert re.search(r"resuming from /\S+/snapshots/step-00000030\n", jobs[0].text), jobs[0].text
     assert not IN_MEMORY.search(jobs[0].text), jobs[0].text

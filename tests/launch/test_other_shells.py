@@ -81,7 +81,7 @@ def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_take
     (tmp_path / "wait.py").write_text("print('again')")
     second = slipway(*words, "--resume", "auto", "wait.py", **rules.variables())
     assert second.end() == 0, second.text
-    assert any("ended without a word" in line for line in second.closing)
+    assert any("ended without a report" in line for line in second.closing)
 
 
 @pytest.mark.pull
@@ -106,7 +106,7 @@ def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_th
             "--mount-proc",
         )  # from where the first cannot be seen
         other = start(*words, "--resume", "auto", before=elsewhere, **more, **rules.variables())
-        other.wait_for("going on from")
+        other.wait_for("resuming from")
         wait_until(lambda: state_of(worker) in ("", "Z"), "the frozen launcher's worker to end")
         (tmp_path / "runs/mine/stop").touch()
         assert other.end() == 75, other.text

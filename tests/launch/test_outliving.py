@@ -97,7 +97,7 @@ def test_an_elastic_job_shrinks_by_a_stop_and_by_a_loss_and_takes_a_newcomer_in(
     rules.wait_for(later, jobs[0])
     assert "2 nodes × 1 CPU process = 2 processes" in jobs[0].text
     newcomer = start(node, "1:3", 1, **more)[0]
-    jobs[0].wait_for("is here, and taken in at the next attempt")
+    jobs[0].wait_for("is present, and joins at the next attempt")
     jobs[2].signal(signal.SIGKILL)
     assert jobs[0].end() == newcomer.end() == 0, jobs[0].text + newcomer.text
     assert "finished on 2 nodes after 3 attempts" in newcomer.text
@@ -165,7 +165,7 @@ def test_a_pod_that_is_told_to_go_is_replaced_alone_and_no_step_is_lost(node: No
     assert "finished on 2 nodes after 2 attempts" in stays.text
     stopped = re.findall(r"stopped by the system: .*stopped at step (\d+)", stays.text)
     assert stopped
-    assert re.findall(r"going on from \S*step-0*(\d+)", pods[0].text) == stopped, "no step is lost, or made again"
+    assert re.findall(r"resuming from \S*step-0*(\d+)", pods[0].text) == stopped, "no step is lost, or made again"
 
 
 @pytest.mark.pull

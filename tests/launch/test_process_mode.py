@@ -144,7 +144,7 @@ def test_a_hang_is_told_by_the_launcher_of_process_0_and_each_answers_where_its_
     assert f"  hang        {hang}" in shown
     assert [line.split()[:2] for line in shown.splitlines()[-2:]] == [["0", "1"], ["1", "1"]]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    assert "something moves again" in jobs[0].text
+    assert "progress has resumed" in jobs[0].text
     assert "hang" not in jobs[1].text
 
 

@@ -50,7 +50,7 @@ def test_a_stop_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> N
     wait_until(lambda: list(tmp_path.glob(launcher)), lambda: f"{launcher}:\n{job.text}")
     job.signal(signal.SIGTERM)
     assert job.end(60) == 75, job.text
-    assert "stopped, and nothing is left behind" in job.text
+    assert "stopped; no files or processes were left" in job.text
     assert list(tmp_path.glob("slipway-selftest-*")) == []
     assert commands_with(str(tmp_path)) == []
 

@@ -155,7 +155,7 @@ def test_a_stop_on_one_node_stops_the_job_on_all_with_a_snapshot(node: Node, rul
     disks, more = ("an-empty-one", "disk-1"), rules.variables()  # all are started again, and node 0 has lost its disk
     jobs = [node(rank, 2, *words, "--runs", disks[rank], "--resume", "auto", **more) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    assert "step-00000005\n" in jobs[0].text.partition("going on from")[2], jobs[0].text
+    assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
     runs = [[path.name for path in (tmp_path / disk).iterdir()] for disk in disks]
     assert runs[0] == runs[1], "one run, which went on"
 

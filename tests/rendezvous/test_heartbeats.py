@@ -95,7 +95,7 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
             node0.join(15)
     assert node0.verdict is not None
     assert node0.verdict.word == "lost"
-    assert "another launcher came in its place" in node0.verdict.first.evidence
+    assert "another launcher has replaced it" in node0.verdict.first.evidence
 
 
 def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node(launcher: Make) -> None:
@@ -112,5 +112,5 @@ def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missin
     node0.join(10)
     newcomer.join(15)
     assert newcomer.code == 76
-    assert any("node 1 (host1) is here, and taken in at the next attempt" in line for line in node0.lines)
+    assert any("node 1 (host1) is present, and joins at the next attempt" in line for line in node0.lines)
     assert any("the job is running without this node" in line for line in newcomer.lines)

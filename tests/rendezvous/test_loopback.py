@@ -92,7 +92,7 @@ def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_tak
     play(crew[1])
     crew[0].join(20)
     assert [one.code for one in crew] == [0, 0]
-    assert "turned away node 1 (host1), which belongs to another job" in crew[0].log
+    assert "refused node 1 (host1), which belongs to another job" in crew[0].log
 
 
 def test_another_jobs_node_0_that_finds_this_one_is_told_to_look_elsewhere(launcher: Make, port: int) -> None:

@@ -20,7 +20,7 @@ def went_on(job: Job) -> None:
     """The job was put back into the queue, went on from its snapshot and finished."""
     assert job.end() == "COMPLETED", job.text
     assert "finished on 2 nodes" in job.text
-    assert re.search(r"going on from .*/step-00000[01]\d\d", job.text), job.text
+    assert re.search(r"resuming from .*/step-00000[01]\d\d", job.text), job.text
     assert attempt(job) == 2
     assert newest_step(job) == STEPS
 

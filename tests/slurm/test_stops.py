@@ -19,7 +19,7 @@ def went_on(job: Job, step: int, attempts: int = 2) -> None:
     assert "finished on 2 nodes" in job.text
     assert attempt(job) == attempts
     assert "attempt 2" in job.text
-    assert f"/step-{step:08}" in job.text.partition("going on from ")[2]
+    assert f"/step-{step:08}" in job.text.partition("resuming from ")[2]
     assert steps_made(job) == sorted(set(steps_made(job)))
     assert newest_step(job) == STEPS
 

@@ -81,7 +81,7 @@ def test_sizes_are_typed_as_people_write_them(typed: str, size: int) -> None:
         (["--min-bytes", "many"], "type for example 8, 64K"),
         (["--min-bytes", "0"], "type for example 8, 64K"),
         (["--min-bytes", "2M", "--max-bytes", "1M"], "is less than"),
-        (["--collectives", "all-reduce,all-together"], "'all-together' is no collective; type some of all-reduce,"),
+        (["--collectives", "all-reduce,all-together"], "'all-together' is not a collective; type some of all-reduce,"),
         (["--factor", "1"], "--factor"),
     ],
 )

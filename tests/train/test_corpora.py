@@ -160,7 +160,7 @@ def test_two_processes_on_tokens_resume_where_they_stopped(folder: Path, job: St
     assert first.exit_code != 0
     again = job(*words, "--steps", 8, folders=("parts",), resume="auto")
     assert again.exit_code == 0, again.output
-    assert "going on from" in again.output
+    assert "resuming from" in again.output
     one, other = whole.tensors(), again.tensors()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert again.metrics[-1]["val_loss"] == whole.metrics[-1]["val_loss"]

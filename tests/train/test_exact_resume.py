@@ -58,7 +58,7 @@ def test_a_job_killed_at_any_step_ends_like_one_that_was_not(
     copy = shutil.copytree(killed.folder, killed.folder.with_name("control"))
     resumed = job(workload, *options, *COMMON, resume="auto")
     assert resumed.exit_code == 0, resumed.output
-    assert "going on from" in resumed.output
+    assert "resuming from" in resumed.output
     assert checksum(resumed) == checksum(reference), f"killed at step {step}"
     assert lines(resumed) == lines(reference)
     if workload == "gpt":

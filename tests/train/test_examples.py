@@ -63,7 +63,7 @@ def test_own_task_trains_and_goes_on_with_more_processes(alone: Alone, tmp_path:
     alone("own_task.py", "--steps", "60", "--turns", "1")
     said = start(tmp_path, "own_task.py", "--steps", "70", "--turns", "1")
     assert "70 steps of 64 samples (32 per process)" in said
-    assert "going on from" in said
+    assert "resuming from" in said
     assert "finished at step 70" in said
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "accuracy" in line] == [60, 70]
@@ -85,7 +85,7 @@ def test_own_loop_trains_and_goes_on_with_more_processes(
     alone("own_loop.py", "--steps", "400")
     assert "step 400 of 400" in capsys.readouterr().out
     said = start(tmp_path, "own_loop.py", "--steps", "600")
-    assert "going on from" in said
+    assert "resuming from" in said
     assert "step 400 of" not in said
     assert "step 600 of 600" in said
 

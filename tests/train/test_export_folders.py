@@ -156,7 +156,7 @@ def test_what_came_in_the_way_meanwhile_is_told_with_what_to_type(run: Path, tak
 
 def test_only_what_others_can_read_is_exported(train: Start, tmp_path: Path) -> None:
     run = train("linear", "--dataset-size", 64, "--steps", 2).folder
-    with pytest.raises(ConfigurationError, match=r"trained by linear.*Exported are runs of gpt"):
+    with pytest.raises(ConfigurationError, match=r"trained by linear.*Export a run of gpt"):
         export_run(run, tmp_path / "model")
     shutil.rmtree(run / "snapshots")
     with pytest.raises(ConfigurationError, match="has no snapshot that can be loaded; it holds no snapshot"):

@@ -150,7 +150,7 @@ def test_two_processes_go_on_where_they_were_and_judge_the_beginning_once(job: S
     killed = job(*options, kill=[1, 5])
     resumed = job(*options, resume="auto")
     assert (whole.exit_code, killed.exit_code, resumed.exit_code) == (0, 9, 0), resumed.output
-    assert "going on from" in resumed.output
+    assert "resuming from" in resumed.output
     for name, tensor in whole.tensors("model", "optimizer").items():
         assert torch.equal(tensor, resumed.tensors("model", "optimizer")[name]), name
     judged = [

@@ -33,8 +33,8 @@ def test_a_passing_fault_costs_nothing_but_the_way_back_to_the_snapshot(job: Sta
     whole = job("linear", *OPTIONS, *more, folders=("whole",))
     run = job("linear", *OPTIONS, *more, infinite=[0, [9, 10, 11], 1])
     assert run.exit_code == 0, run.output
-    assert "going back to the newest snapshot" in run.output
-    assert "going on from" in run.output
+    assert "returning to the newest snapshot" in run.output
+    assert "resuming from" in run.output
     for name, tensor in whole.tensors("model", "ranks").items():
         assert torch.equal(tensor, run.tensors("model", "ranks")[name])
     assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
@@ -65,14 +65,14 @@ def test_the_second_time_ends_the_job(job: Start) -> None:
     assert run.exit_code == 1
     assert {outcome["outcome"] for outcome in run.outcomes} == {"no-progress"}
     assert "not finite in 3 steps in a row, up to step" in run.outcomes[0]["message"]
-    assert "again after going back" in run.outcomes[0]["message"]
+    assert "again after a return to a snapshot" in run.outcomes[0]["message"]
     assert run.snapshots[0] == "step-00000008"
 
 
 def test_without_a_snapshot_there_is_nothing_to_go_back_to(train: Start) -> None:
     run = train("linear", *OPTIONS, "--lr", 1e38, "--nonfinite-budget", 0)
     assert run.outcomes[0]["outcome"] == "no-progress"
-    assert "there is no snapshot to go back to; type a smaller --lr" in run.outcomes[0]["message"]
+    assert "there is no snapshot to return to; type a smaller --lr" in run.outcomes[0]["message"]
     assert run.snapshots == []
 
 

@@ -266,7 +266,7 @@ def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.Monk
 def went_on_from(run: Run) -> int:
     """The step of the snapshot in memory that a job went on from."""
     assert ", in memory\n" in run.output, run.output
-    return int(run.output.partition("going on from step-")[2].partition(",")[0])
+    return int(run.output.partition("resuming from step-")[2].partition(",")[0])
 
 
 @pytest.mark.core

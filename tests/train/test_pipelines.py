@@ -114,7 +114,7 @@ def test_a_snapshot_loads_at_another_split(job: Start, tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "job", tmp_path / folder)
         run = job("pipeline", *options, "--stages", stages, processes=processes, folders=(folder,), resume="auto")
         assert run.exit_code == 0, run.output
-        assert "going on from" in run.output
+        assert "resuming from" in run.output
         assert run.snapshots == ["step-00000006", "step-00000003"]
         assert_close(whole, run, "model", "optimizer")
 

@@ -132,8 +132,8 @@ def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
     assert "flipped" in run.output
     who = "rank 1 differs from the others in" if processes > 2 else "the ranks differ in"
     assert who in run.output
-    assert "going back to the newest snapshot, in which they are equal" in run.output
-    assert "going on from" in run.output
+    assert "returning to the newest snapshot, in which they are equal" in run.output
+    assert "resuming from" in run.output
     for name, tensor in reference.tensors("model", "optimizer", "ranks").items():
         assert torch.equal(tensor, run.tensors("model", "optimizer", "ranks")[name]), name
     [row] = json.loads((run.folder / "replicas.json").read_text())["differences"]
@@ -144,7 +144,7 @@ def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
 def test_a_snapshot_is_not_made_of_replicas_that_differ(job: Start) -> None:
     run = job("linear", *OPTIONS, "--verify-every", 100, flip=[0, 14, 3, 1])
     assert run.exit_code == 0, run.output
-    assert "going on from" in run.output
+    assert "resuming from" in run.output
     assert "step-00000010" in run.output
 
 
@@ -170,7 +170,7 @@ def test_without_a_snapshot_there_is_nothing_to_go_back_to(job: Start) -> None:
     run = job("linear", *OPTIONS, "--save-every", 0, flip=[1, 12, 5, 1])
     assert run.exit_code == 1
     assert {outcome["outcome"] for outcome in run.outcomes} == {"failed"}
-    assert "and there is no snapshot to go back to" in run.outcomes[0]["message"]
+    assert "and there is no snapshot to return to" in run.outcomes[0]["message"]
 
 
 def test_nobody_compares_where_that_is_not_wanted(job: Start) -> None:

@@ -283,7 +283,7 @@ def test_the_comparison_of_linear_is_shown(train: Start, tmp_path: Path) -> None
 
 def test_a_folder_that_is_no_run_is_refused_and_the_missing_is_named(tmp_path: Path) -> None:
     for words, says in (
-        ([tmp_path], "is no run: it holds none of run.json, options.json, metrics.jsonl"),
+        ([tmp_path], "is not a run: it contains none of run.json, options.json, metrics.jsonl"),
         ([tmp_path / "absent", "--runs", tmp_path], "There is no run"),
     ):
         error = write(*words).exception

@@ -52,7 +52,7 @@ def test_the_newest_valid_one_of_all_nodes_is_taken_and_the_damaged_one_named(no
     assert one.exit_code == 0, one.output
     assert "skipping the damaged snapshot step-00000008: " in one.output
     assert "model.safetensors has 0 bytes" in one.output
-    assert "going on from" in one.output
+    assert "resuming from" in one.output
     assert "step-00000004" in one.output
     assert one.snapshots == two.snapshots == ["step-00000010", "step-00000008"]
 

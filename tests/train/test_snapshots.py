@@ -240,7 +240,7 @@ def test_a_job_goes_on_from_the_snapshot_before_a_damaged_one(
     again = train("linear", *options, resume="auto")
     printed = capsys.readouterr()
     assert "skipping the damaged snapshot step-00000030" in printed.err
-    assert "going on from" in printed.out
+    assert "resuming from" in printed.out
     assert again.snapshots == ["step-00000030", "step-00000020"]
     assert [line["step"] for line in again.metrics] == steps
     after = again.tensors("model", "ranks")
@@ -278,7 +278,7 @@ SMALL = (
 @pytest.mark.parametrize(
     ("theirs", "mine", "word", "says"),
     [
-        (("linear",), ("linear",), "finished", "going on from .*mine/snapshots/step-00000004"),
+        (("linear",), ("linear",), "finished", "resuming from .*mine/snapshots/step-00000004"),
         (("linear", "--seed", 5), ("linear",), "finished", "note: so far .* from seed 5, now on .* from seed 0"),
         (("linear",), SMALL, "configuration", "The snapshot to resume from is of the workload linear, and this is gpt"),
         (

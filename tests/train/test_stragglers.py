@@ -298,8 +298,8 @@ def test_the_rank_that_all_wait_for_is_named_and_nobody_else(
     rank, what = slower
     run = job("linear", *OPTIONS, *more, processes=ranks, simulated=1.0, slower=[rank, what, 1.0])
     assert run.exit_code == 0, run.output
-    assert f"warning: all others wait: rank {rank} is " in run.output
-    assert run.output.count("warning: all others wait") == 1, "once in ten minutes"
+    assert f"warning: all other ranks wait: rank {rank} is " in run.output
+    assert run.output.count("warning: all other ranks wait") == 1, "once in ten minutes"
     assert "slower than the others, on node 0 (" in run.output
     assert known in run.output
     named = [row["slow_rank"] for row in run.metrics if "slow_rank" in row]

@@ -126,7 +126,7 @@ def test_going_back_in_the_middle_ends_it(job: Start, tmp_path: Path) -> None:
     more = ("--save-every", 100, "--verify-every", 1, "--memory-every", 2)
     run = job("linear", *OPTIONS, *more, flip=[1, 8, 11, 1])
     assert "the ranks differ" in run.output
-    assert answer(run.folder)["why"] == "training went back to a snapshot"
+    assert answer(run.folder)["why"] == "training returned to a snapshot"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -135,7 +135,7 @@ def test_a_profiler_that_fails_ends_nothing(rank: int, job: Start, whole: Start,
     run = job("linear", *OPTIONS, profiler=rank)
     assert run.exit_code == 0, run.output
     assert same_tensors(whole("linear", *OPTIONS), run)
-    assert f"rank {rank}: the profiler failed, and training goes on: RuntimeError: no profiler today" in run.output
+    assert f"rank {rank}: the profiler failed; training continues: RuntimeError: no profiler today" in run.output
     merged = merge(run.folder / "traces" / answer(run.folder)["folder"])
     assert merged.missing == [f"rank {rank}: RuntimeError: no profiler today"]
     assert [one.rank for one in merged.summaries] == [1 - rank]
@@ -146,7 +146,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(job: Start, tmp_path: Path)
     (tmp_path / "job" / "traces").write_text("in the way")
     run = job("linear", *OPTIONS)
     assert run.exit_code == 0, run.output
-    assert "the trace cannot be written, and training goes on" in run.output
+    assert "the trace cannot be written; training continues" in run.output
     assert answer(run.folder)["state"] == "failed"
     assert "it cannot be written: " in answer(run.folder)["why"]
 

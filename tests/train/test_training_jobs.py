@@ -111,7 +111,7 @@ def test_a_stopped_job_resumes_and_ends_bit_for_bit_like_one_that_was_not_stoppe
 
     [resumed] = start(workload, *options, resume="auto").end()
     assert resumed.exit_code == 0, resumed.output
-    assert "going on from" in resumed.output
+    assert "resuming from" in resumed.output
     assert [outcome["outcome"] for outcome in resumed.outcomes] == ["finished", "finished"]
     files = ("model", "optimizer", "ranks")
     assert largest_difference(reference.tensors(*files), resumed.tensors(*files)) == 0

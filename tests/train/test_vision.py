@@ -68,7 +68,7 @@ def test_a_killed_job_goes_on_in_the_middle_of_an_epoch_and_ends_bit_for_bit_the
     assert (whole.exit_code, killed.exit_code) == (0, 9), whole.output + killed.output
     resumed = job("vision", *options, resume="auto")
     assert resumed.exit_code == 0, resumed.output
-    assert "going on from" in resumed.output
+    assert "resuming from" in resumed.output
     assert same(resumed.tensors(*STEMS), whole.tensors(*STEMS))
     assert judged(resumed) == judged(whole)
 

@@ -55,13 +55,13 @@ NO_ADDRESS = {
     "localhost\r": "it has a carriage return in it",
     "\r": "it has a carriage return in it",
     " ": "it is blank",
-    "${MASTER_ADDR}": "nobody replaced this placeholder",
-    "$MASTER_ADDR": "nobody replaced this placeholder",
-    "$(scontrol show hostnames | head -n 1)": "nobody replaced this placeholder",
-    "`hostname`": "nobody replaced this placeholder",
-    "{{ master }}": "nobody replaced this placeholder",
-    "<node 0>": "nobody replaced this placeholder",
-    "%q{MASTER}": "nobody replaced this placeholder",
+    "${MASTER_ADDR}": "this placeholder was not replaced",
+    "$MASTER_ADDR": "this placeholder was not replaced",
+    "$(scontrol show hostnames | head -n 1)": "this placeholder was not replaced",
+    "`hostname`": "this placeholder was not replaced",
+    "{{ master }}": "this placeholder was not replaced",
+    "<node 0>": "this placeholder was not replaced",
+    "%q{MASTER}": "this placeholder was not replaced",
 }
 
 
@@ -95,17 +95,17 @@ def test_a_single_node_names_the_address_that_it_ignores(given: str) -> None:
 
 
 NUMBERS = {
-    ("RANK", "$(JOB_COMPLETION_INDEX)"): "nobody replaced this placeholder",
-    ("RANK", "${SLURM_NODEID}"): "nobody replaced this placeholder",
+    ("RANK", "$(JOB_COMPLETION_INDEX)"): "this placeholder was not replaced",
+    ("RANK", "${SLURM_NODEID}"): "this placeholder was not replaced",
     ("RANK", "1\r"): "carriage return",
-    ("NODE_RANK", "$OMPI_COMM_WORLD_RANK"): "nobody replaced this placeholder",
-    ("WORLD_SIZE", "{{ nodes }}"): "nobody replaced this placeholder",
-    ("NNODES", "$(N)"): "nobody replaced this placeholder",
-    ("NPROC_PER_NODE", "$GPUS"): "nobody replaced this placeholder",
-    ("MASTER_PORT", "${PORT}"): "nobody replaced this placeholder",
+    ("NODE_RANK", "$OMPI_COMM_WORLD_RANK"): "this placeholder was not replaced",
+    ("WORLD_SIZE", "{{ nodes }}"): "this placeholder was not replaced",
+    ("NNODES", "$(N)"): "this placeholder was not replaced",
+    ("NPROC_PER_NODE", "$GPUS"): "this placeholder was not replaced",
+    ("MASTER_PORT", "${PORT}"): "this placeholder was not replaced",
     ("MASTER_PORT", "tcp://10.96.0.12:29500"): 'a Kubernetes Service called "master" put it there',
     ("SLIPWAY_METRICS_PORT", "tcp://10.96.0.9:80"): 'a Kubernetes Service called "slipway-metrics" put it there',
-    ("SLIPWAY_GRACE_SECONDS", "$GRACE"): "nobody replaced this placeholder",
+    ("SLIPWAY_GRACE_SECONDS", "$GRACE"): "this placeholder was not replaced",
 }
 
 

@@ -42,7 +42,7 @@ def test_a_hang_is_told_once_and_kept_as_long_as_it_lasts(scene: Scene) -> None:
     assert [line for line in scene.said if line.startswith("hang")] == [f"hang: {HANG}"]
     assert json.loads(scene.file.read_text())["text"] == HANG
     assert scene.report.judge(None, 30.0) is None
-    assert scene.said[-1] == "something moves again: it was no hang, or is over"
+    assert scene.said[-1] == "progress has resumed: this was not a hang, or it is over"
     assert not scene.file.exists()
     assert scene.report.judge((WAITS, works()), 40.0) is not None
 

@@ -47,7 +47,7 @@ def test_a_master_that_does_not_resolve_is_an_error_with_its_usual_cause() -> No
 def test_a_host_whose_own_name_cannot_be_one_is_warned_of(name: str) -> None:
     row = judge_own_name(name, True, look_up)
     assert row.level == "warning"
-    assert "does not resolve (no name of a host looks like that)" in row.found
+    assert "does not resolve (this cannot be a host name)" in row.found
 
 
 def test_a_master_on_loopback_is_a_warning_with_several_nodes() -> None:

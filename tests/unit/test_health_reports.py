@@ -241,7 +241,7 @@ def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.Mon
     monkeypatch.setattr(meeting, "make_attempts", lambda *_: PEER)
     _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
-    assert "did not end well" in row.found
+    assert "its output says why" in row.found
     first = {"node_rank": 1, "host": "n1", "word": "lost", "evidence": "gone", "advice": "look"}
     write_json(tmp_path / "outcome.json", {"first": first})
     _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)

@@ -164,7 +164,7 @@ def test_the_folder_of_a_node_with_a_disk_of_its_own_is_a_run(slipway: Slipway, 
     ("words", "says"),
     [
         (["--rank", "x"], "write for example 0,3-5"),
-        (["--grep", "("], "is no regular expression"),
+        (["--grep", "("], "is not a regular expression"),
         (["--since", "12:00"], "'12:00' is no time; write for example 2026-01-01T12:00:00"),
         (["--until", "now"], "'now' is no time"),
         (["--bundle", "gpt-1"], "slipway logs gpt-1 --bundle"),

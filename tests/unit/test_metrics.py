@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_a_warning() -> None:
         with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), said.append):
             pass
     [line] = said
-    assert line.startswith(f"warning: no metrics at 127.0.0.1:{port} (SLIPWAY_METRICS_PORT), the job goes on: ")
+    assert line.startswith(f"warning: no metrics at 127.0.0.1:{port} (SLIPWAY_METRICS_PORT); the job continues: ")
 
 
 def test_nobody_is_answered_unless_asked_and_afterwards() -> None:

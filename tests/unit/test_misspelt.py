@@ -65,7 +65,7 @@ SERVICES = {
 @pytest.mark.parametrize(("name", "right"), SLIPS.items())
 def test_a_slip_is_told_with_the_right_name(name: str, right: str) -> None:
     assert list(misspelt({name: "3"}, "the environment")) == [
-        f"{name} (from the environment) is no setting of Slipway's. Did you mean {right}?"
+        f"{name} (from the environment) is not a setting of Slipway. Did you mean {right}?"
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_name_with_more_slips_than_its_length_allows_may_be_another_programs(n
 
 def test_what_begins_as_ours_and_is_near_to_nothing_leads_to_the_list() -> None:
     [told] = misspelt({"SLIPWAY_BANANAS": "secret"}, ".env")
-    assert told == "SLIPWAY_BANANAS (from .env) is no setting of Slipway's; `slipway run --help` lists them."
+    assert told == "SLIPWAY_BANANAS (from .env) is not a setting of Slipway; `slipway run --help` lists them."
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_start_tells_it_from_the_environment_and_from_the_file(slipway: Slipwa
     (tmp_path / ".env").write_text("MASTER_ADRR=n0\n")
     planned = slipway("plan", "linear", SLIPWAY_MAX_RESTART="5")
     assert planned.code == 0
-    assert "warning: SLIPWAY_MAX_RESTART (from the environment) is no setting" in planned.out
-    assert "warning: MASTER_ADRR (from .env) is no setting of Slipway's. Did you mean MASTER_ADDR?" in planned.out
+    assert "warning: SLIPWAY_MAX_RESTART (from the environment) is not a setting" in planned.out
+    assert "warning: MASTER_ADRR (from .env) is not a setting of Slipway. Did you mean MASTER_ADDR?" in planned.out
     failed = slipway("plan", "linear", WORLD_SIZE="2")
     assert failed.code == 78
     assert failed.err.rstrip().endswith("Did you mean MASTER_ADDR?")

@@ -115,7 +115,7 @@ def test_a_restart_says_why(chat: Chat, start: Any, run: Run, word: Word, event:
     with start() as told:
         told.restart(run, verdict(word, "it was frozen"))
     assert chat.posts[0]["event"] == event
-    assert "as attempt 2 ended" in chat.posts[0]["text"]
+    assert "because attempt 2 ended" in chat.posts[0]["text"]
     assert "it was frozen" in chat.posts[0]["text"]
 
 
@@ -158,7 +158,7 @@ def test_one_that_fails_for_good_is_told_of_once_and_without_the_address(chat: C
         told.hang(run, "two")
     assert chat.posts == []
     [line] = said
-    assert line.startswith("warning: a message to SLIPWAY_NOTIFY could not be delivered, the job goes on: HTTPError")
+    assert line.startswith("warning: a message to SLIPWAY_NOTIFY could not be delivered; the job continues:  HTTPError")
     assert SECRET not in line
 
 

@@ -222,7 +222,7 @@ REFUSED = [
     (["--gpus", "2", "--nproc-per-node", "4"], {}, 78, "--oversubscribe"),
     (["--name", "Mine"], {}, 2, "small letters"),
     (["--name", "a b"], {}, 2, "small letters"),
-    (["--node-rank", "1"], {}, 78, "Leave it out"),
+    (["--node-rank", "1"], {}, 78, "Omit it"),
     ([], {"RANK": "0"}, 78, "RANK=0 (from the environment)"),
     ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
     (["--standalone"], {}, 78, "--nodes 1"),

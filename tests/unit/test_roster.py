@@ -216,7 +216,7 @@ def test_strays_are_bounded() -> None:
 def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
     roster = make_roster(3, least=2, processes=3, doubtful=True)
     admit(roster, make_hello(0, 3, tries=1))
-    assert roster.under_way.startswith("the job is under way: start its command on the missing nodes again")
+    assert roster.under_way.startswith("the job is running: start its command again on the missing nodes")
     assert roster.question == ""
     admit(roster, make_hello(1, 3))
     assert roster.under_way == ""
@@ -227,7 +227,7 @@ def test_nobody_is_told_to_start_a_pod_again_that_a_controller_replaces() -> Non
     admit(roster, make_hello(0, 2, runtime="kubernetes"))
     assert roster.under_way == ""  # it has not begun
     admit(roster, make_hello(0, 2, tries=1, runtime="kubernetes"))
-    assert "a Job does so 10 s after a pod's end, later each time" in roster.under_way
+    assert "a Job does so 10 s after a pod's end, and later each time" in roster.under_way
     assert "start its command" not in roster.under_way
 
 

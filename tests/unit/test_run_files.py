@@ -121,9 +121,9 @@ def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal
     told = slipway("status", "--runs", str(tmp_path / "runs"))
     assert told.code == 0, told.err
     for passed in (
-        f"{odd}/run.json is passed over: it is not a regular file",
-        f"{run}/node-0/logs/rank-1.log is passed over: it is not a regular file",
-        f"{run}/node-0/ranks.json is passed over: it is no JSON object",
+        f"{odd}/run.json is skipped: it is not a regular file",
+        f"{run}/node-0/logs/rank-1.log is skipped: it is not a regular file",
+        f"{run}/node-0/ranks.json is skipped: it is no JSON object",
     ):
         assert f"slipway: {passed}" in told.err
     assert "\x1b" not in told.out + told.err
@@ -131,7 +131,7 @@ def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal
     shown = slipway("logs", "--runs", str(tmp_path / "runs"), "gpt-1")
     assert shown.code == 0, shown.err
     assert "hello" in shown.out
-    assert "rank-1.log is passed over" in shown.err
+    assert "rank-1.log is skipped" in shown.err
     assert f"{odd}" not in shown.err  # the run was named
 
 
@@ -143,7 +143,7 @@ def test_only_so_many_odd_files_are_named(tmp_path: Path) -> None:
         *(f"{tmp_path}/gpt-{number}/run.json" for number in range(1, 6)),
         "and",
     ]
-    assert odd_records(tmp_path)[-1] == "and 2 more are passed over"
+    assert odd_records(tmp_path)[-1] == "and 2 more are skipped"
     assert odd_files(tmp_path / "gpt-0") == []
 
 

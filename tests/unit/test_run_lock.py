@@ -75,7 +75,7 @@ def test_a_process_that_ended_without_a_word_is_replaced_at_once(file: Path, sto
     # An hour is more than any test waits: such a one is not watched for signs of life.
     with RunLock(file, said.append, stops, patience=3600):
         assert read_holder(file) == dataclasses.replace(this_launcher(0), **vars_of(file))
-    assert "ended without a word" in said[0]
+    assert "ended without a report" in said[0]
 
 
 def vars_of(file: Path) -> dict[str, object]:
@@ -112,7 +112,7 @@ def test_whom_the_job_has_replaced_is_not_waited_for_though_it_may_live(file: Pa
     write(file, this_launcher(1.0, "0123"), space="another boot")
     said = list[str]()
     with RunLock(file, said.append, stops, 3600, job="0123"):
-        assert "was lost; this one takes its place" in said[0]
+        assert "was lost; this launcher takes its place" in said[0]
         found = read_holder(file)
         assert found is not None
         assert found.job == "0123"

@@ -77,7 +77,7 @@ def test_rows_that_fail_hide_no_others_and_what_they_left_is_named(slipway: Slip
 def test_what_is_no_nodes_fault_is_the_images(slipway: Slipway) -> None:
     answer = slipway("selftest", "--only", "breaks")
     assert answer.code == 1
-    assert "exit code 1: the image, or this checkout, is at fault" in answer.out
+    assert "exit code 1: the image, or this checkout, is broken" in answer.out
 
 
 def test_a_row_that_is_not_there_is_a_mistake(slipway: Slipway) -> None:

@@ -111,7 +111,7 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     [
         ({"loss": 3.2, "tokens_per_second": 812_345.6, "mfu": 0.412}, "ok", "loss 3.20 of 5.55, 812,346 tokens/s, 41.2% MFU"),
         ({"loss": 3.2, "tokens_per_second": 900}, "ok", "900 tokens/s"),
-        ({"loss": 5.6}, "failed", "who knows nothing has 5.55"),
+        ({"loss": 5.6}, "failed", "an untrained model has 5.55"),
         ({}, "failed", "a loss of nan"),
     ],
 )  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_resumed_run_has_to_end_with_the_same_files(tmp_path: Path) -> None:
     files = {"model.safetensors": {"sha256": "a"}, "state.json": {"sha256": "b"}}
     assert judge_resume("resume", job, job, (files, dict(files))).level == "ok"
     other = {**files, "model.safetensors": {"sha256": "c"}}
-    assert judge_resume("resume", job, job, (files, other)).found.endswith("without a break: model.safetensors")
+    assert judge_resume("resume", job, job, (files, other)).found.endswith("without an interruption: model.safetensors")
     assert judge_resume("resume", job, job, ({}, {})).found.endswith("no snapshot")
     assert judge_resume("resume", job, ended(tmp_path / "b", 93), (files, files)).found.startswith("ended with 93")
 

@@ -133,7 +133,7 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
     with held(run):
         status = read_status(run)
     lines = status_lines(status)
-    assert "  slow        rank 1 makes all others wait: it is 22% slower than they are" in lines
+    assert "  slow        rank 1 makes all others wait: it is 22% slower than the others" in lines
     assert (
         "  replicas    differed at step 6, 1970-01-01 00:16:40 UTC, node 1 (n1): rank 1 differs from the others in w"
         in lines

@@ -306,7 +306,7 @@ def test_half_of_what_a_starter_sets_is_ignored_with_a_line(environ: dict[str, s
             "MASTER_ADDR=a:b:c (from the environment): it is no IPv6 address",
             ("127.0.0.1", 40_001),
         ),
-        ({"MASTER_PORT": "$PORT"}, "MASTER_PORT=$PORT (from the environment): nobody replaced", ("127.0.0.1", 40_001)),
+        ({"MASTER_PORT": "$PORT"}, "MASTER_PORT=$PORT (from the environment): this placeholder", ("127.0.0.1", 40_001)),
         ({"MASTER_ADDR": "other", "MASTER_PORT": "4000"}, "", ("other", 4000)),
     ],
 )

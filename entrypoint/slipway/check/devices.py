@@ -145,13 +145,15 @@ def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:
     if gpu.rows[1]:
         yield sick(f"{what} memory", "a damaged row could not be remapped", "have the GPU replaced")
     if gpu.rows[0]:  # the driver keeps them out of use meanwhile (nvmlDeviceGetRemappedRows)
-        yield warning(f"{what} memory", "damaged rows wait for a reset to be remapped", f"when it suits, {reset}")
+        yield warning(
+            f"{what} memory", "damaged rows wait for a reset to be remapped", f"at a convenient time, {reset}"
+        )
     if gpu.retiring:
         yield warning(f"{what} memory", "damaged pages wait for a reset to be retired", reset)
     if held := [text for bit, text in HELD_DOWN.items() if gpu.reasons & bit]:
         yield warning(
             f"{what} clocks",
-            f"held down: {', '.join(held)}",
+            f"throttled: {', '.join(held)}",
             "look at cooling and power supply (nvidia-smi -q -d CLOCK)",
         )
 
@@ -225,7 +227,7 @@ def look_at_kernel_log(log: Path = KMSG) -> Iterator[Finding]:
         records = read_kernel_log(log)
     except OSError as error:
         reason = (
-            f"{log} cannot be read ({error.strerror}), which takes privileges; on the node itself: dmesg | grep Xid"
+            f"{log} cannot be read ({error.strerror}), which needs privileges; on the node itself: dmesg | grep Xid"
         )
         yield skipped("Xid errors", reason)
         return
@@ -275,7 +277,7 @@ def judge_xids(xids: Sequence[Xid], now: float) -> Finding:
         "Xid errors",
         f"{len(serious)} in the kernel's log (numbers {numbers}); the last {hours:.1f} hours ago: "
         f"Xid {last.number} of {last.pci}: {last.text[:160]}",
-        "https://docs.nvidia.com/deploy/xid-errors/ says what each number asks for",
+        "https://docs.nvidia.com/deploy/xid-errors/ explains each number",
     )
 
 
@@ -303,7 +305,9 @@ def look_at_infiniband(
     elif not all(os.access(file, os.R_OK | os.W_OK) for file in files):
         found = f"{names}: user {os.getuid()} may not open {files[0].name} in /dev/infiniband: NCCL takes TCP"
         yield warning(
-            ROW, found, "let all read and write /dev/infiniband/uverbs* on the host, as rdma-core's udev rules do"
+            ROW,
+            found,
+            "allow everyone to read and write /dev/infiniband/uverbs* on the host, as rdma-core's udev rules do",
         )
     elif not any(
         "ACTIVE" in read_kernel_file(state) for adapter in adapters for state in adapter.glob("ports/*/state")

@@ -105,7 +105,7 @@ def time_durable_write(folder: Path) -> float:
     begin, content, file = time.monotonic(), os.urandom(WRITTEN), folder / "written"
     replace_file(file, content)
     if file.read_bytes() != content:
-        raise OSError(errno.EIO, "what was written came back changed")
+        raise OSError(errno.EIO, "the data read back differ from what was written")
     return time.monotonic() - begin
 
 
@@ -125,9 +125,9 @@ def judge_room(what: str, folder: Path, room: Room, seconds: float) -> Finding:
     """Whether the disk has room, for one where writing went well and took so long."""
     found = f"{folder}: {gibibytes(room.free)} free"
     if room.free < FULL:
-        return sick(what, f"{found}: as good as full", "free some space")
+        return sick(what, f"{found}: almost full", "free some space")
     if room.inodes is not None and room.inodes < FEW_INODES:
-        return sick(what, f"{folder}: room for {room.inodes} more files only", "remove files: its inodes are used up")
+        return sick(what, f"{folder}: room for {room.inodes} more files", "remove files: its inodes are used up")
     if room.free < LOW.get(what, LOW_ELSEWHERE):
         return warning(what, f"{found}, not much for snapshots and data", "free some space, or use another disk")
     return ok(what, f"{found}; written and read back in {seconds * 1e3:.0f} ms")
@@ -150,7 +150,7 @@ def judge_error(what: str, folder: Path, error: OSError) -> Finding:
     """A disk that cannot be written: somebody's configuration, or a disk that is full or broken."""
     found = f"{folder} cannot be written: {error.strerror or error}"
     if error.errno == errno.EROFS:
-        mend = "mount it read-write; where the kernel has made it read-only after errors, dmesg tells"
+        mend = "mount it read-write; where the kernel has made it read-only after errors, dmesg says so"
         return misconfigured(what, found, mend)
     if error.errno in FORBIDDEN:
         return misconfigured(what, found, f"let user {os.getuid()} write there, or choose another folder")

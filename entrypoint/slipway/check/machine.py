@@ -41,8 +41,8 @@ def judge_shm(size: int, free: int, runtime: str) -> Finding:
     """Whether shared memory of `size` bytes with `free` ones will do."""
     found = f"{mebibytes(size)}, {mebibytes(free)} free"
     if free < FULL_SHM:
-        advice = f"remove what is left over there (ls -l /dev/shm), or {advise('shared memory', runtime)}"
-        return sick(str(SHM), f"{found}: as good as full", advice)
+        advice = f"remove leftover files there (ls -l /dev/shm), or {advise('shared memory', runtime)}"
+        return sick(str(SHM), f"{found}: almost full", advice)
     if size < SMALL_SHM:
         found += ": too little for data-loader workers and for NCCL between the GPUs of a machine"
         return warning(str(SHM), found, advise("shared memory", runtime))
@@ -60,7 +60,7 @@ def judge_memory(memory: Memory) -> Finding:
     if memory.limit is not None:
         found += f"; this container or job may use {gibibytes(memory.limit)} and uses {gibibytes(memory.used)}"
     if memory.left < LITTLE_MEMORY:
-        return warning("memory", found, "give the container or job more memory, or end what holds it")
+        return warning("memory", found, "give the container or job more memory, or end the processes that use it")
     return ok("memory", found)
 
 
@@ -138,7 +138,7 @@ def resolve(name: str) -> str:
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, f"no name server answered within {SECONDS:.0f} s") from None
     except UnicodeError:
-        raise socket.gaierror(socket.EAI_NONAME, "no name of a host looks like that") from None
+        raise socket.gaierror(socket.EAI_NONAME, "this cannot be a host name") from None
     return str(found[0][4][0])
 
 

@@ -36,7 +36,7 @@ EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the 
 RUN = "run"  # the run directory in the folder of temporary files
 GRACE_SECONDS = "5"  # seconds; there is nothing to save
 FIREWALL = "open all TCP ports between the nodes, and see which network interfaces they use (NCCL_DEBUG=INFO)"
-TOGETHER = "start the check on all nodes at once; they wait longer for each other with --rendezvous-timeout S"
+TOGETHER = "start the check on all nodes at once; with --rendezvous-timeout S they wait longer for each other"
 OTHERS, EXCHANGE = "other nodes", "all-reduce"  # rows
 
 
@@ -123,7 +123,7 @@ def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
     """The row for a job that started and did not end well, from its `outcome.json`. Pure."""
     first = outcome.get("first")
     if not isinstance(first, dict):
-        return misconfigured(OTHERS, "the job in which they meet did not end well; what it printed says why")
+        return misconfigured(OTHERS, "the job that connects the nodes failed; its output says why")
     found = f"node {first.get('node_rank')} ({first.get('host')}): {first.get('evidence') or first.get('word')}"
     ill = first.get("word") == Word.UNHEALTHY or "WrongResultError" in found
     row = sick if ill and first.get("node_rank") == node_rank else misconfigured

@@ -59,7 +59,7 @@ def no_gpu(ground: Ground) -> str:
 
 def nobody_else(ground: Ground) -> str:
     """Why nothing travels between processes here."""
-    return "" if ground.processes > 1 else "one process: nothing travels between processes"
+    return "" if ground.processes > 1 else "a single process has no communication to test"
 
 
 def try_node(name: str, ground: Ground) -> Iterator[Result]:
@@ -121,22 +121,22 @@ def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
 
 ROWS = (
     SelftestRow("node", "driver, /dev/shm, limits and disks: the quick part of `slipway check`", try_node),
-    SelftestRow("products", "each device multiplies right, in each arithmetic that it has", try_products),
-    SelftestRow("triton", "a kernel of Triton's is compiled and adds right", try_kernel, no_gpu),
-    SelftestRow("compile", "a compiled model learns what the same model learns that is not compiled", try_kernel),
-    SelftestRow("all-reduce", "all devices exchange numbers, and right ones", try_allreduce, nobody_else),
+    SelftestRow("products", "each device multiplies correctly, in every precision that it supports", try_products),
+    SelftestRow("triton", "a Triton kernel compiles and adds correctly", try_kernel, no_gpu),
+    SelftestRow("compile", "a compiled model has the same gradients as the model that is not compiled", try_kernel),
+    SelftestRow("all-reduce", "all devices exchange numbers correctly", try_allreduce, nobody_else),
     SelftestRow("gpt", "50 steps on all devices, flags and reports over gloo beside NCCL", try_gpt),
-    SelftestRow("resume", "from a snapshot that was written while training went on, bit for bit", try_resume),
-    SelftestRow("hang", "a rank hangs on purpose: it is named, with the stacks of all", try_fault("hang")),
+    SelftestRow("resume", "from a snapshot that was written during training, bit for bit", try_resume),
+    SelftestRow("hang", "a rank hangs on purpose: it is named, with the stacks of all ranks", try_fault("hang")),
     SelftestRow("exception", "a rank raises on purpose", try_fault("raise")),
     SelftestRow("kill", "a rank is killed on purpose", try_fault("kill")),
-    SelftestRow("memory", "a rank takes more memory than there is, on purpose", try_fault("memory")),
+    SelftestRow("memory", "a rank allocates more memory than there is, on purpose", try_fault("memory")),
 )
 COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
 CLOSING = MappingProxyType(
     {
-        FINISHED: "what could be tried here works",
-        FAILED: "the image, or this checkout, is at fault: report it, with what --json prints",
+        FINISHED: "everything that could be tested here works",
+        FAILED: "the image, or this checkout, is broken: report it, with the output of --json",
         UNHEALTHY: "this node is unhealthy: take it out of service",
         CONFIGURATION: "wrong configuration: see the rows that failed",
     }

@@ -270,7 +270,7 @@ def judge_training(what: str, ended: Ended) -> Result:
     numbers = ended.metrics
     loss, speed = numbers.get("loss", math.nan), numbers.get("tokens_per_second", 0)
     if not loss < WITHOUT_LEARNING:  # neither is NaN
-        return broken(what, f"a loss of {loss:.2f} nats per byte: who knows nothing has {WITHOUT_LEARNING:.2f}")
+        return broken(what, f"a loss of {loss:.2f} nats per byte: an untrained model has {WITHOUT_LEARNING:.2f}")
     mfu = f", {numbers['mfu']:.1%} MFU" if "mfu" in numbers else ""
     return passed(what, f"loss {loss:.2f} of {WITHOUT_LEARNING:.2f}, {speed:,.0f} tokens/s{mfu}")
 
@@ -297,8 +297,8 @@ def judge_resume(what: str, whole: Ended, resumed: Ended, files: tuple[Mapping[s
     one, other = files
     if not one or one != other:
         differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-        return broken(what, f"not bit for bit as without a break: {', '.join(differ) or 'no snapshot'}")
-    return passed(what, f"bit for bit as without a break ({', '.join(sorted(one))})")
+        return broken(what, f"not bit for bit as without an interruption: {', '.join(differ) or 'no snapshot'}")
+    return passed(what, f"bit for bit as without an interruption ({', '.join(sorted(one))})")
 
 
 def code_of_all(results: tuple[Result, ...]) -> int:

@@ -124,7 +124,7 @@ def _count_processes(sources: Sources, chosen: "Options") -> Sources:
         return sources
     if name in sources.options:
         raise click.UsageError(
-            "With --launcher spawn, --world-size and --nproc-per-node say the same; type one of them."
+            "With --launcher spawn, --world-size and --nproc-per-node mean the same; type one of them."
         )
     origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
     return dataclasses.replace(sources, options={**sources.options, name: str(count)}, origins=origins)

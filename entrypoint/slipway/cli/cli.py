@@ -176,7 +176,7 @@ def understand(words: list[str]) -> list[str]:
         return words
     if program := shutil.which(words[0]):
         if starter(words) and any(word.endswith(".py") for word in words) and (line := instead(words)):
-            click.echo(f"slipway: {words[0]} is started as it is, without the launcher. With it: {line}", err=True)
+            click.echo(f"slipway: {words[0]} is started directly, without the launcher. With it: {line}", err=True)
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
     from slipway.cli.synonyms import COMMANDS
 

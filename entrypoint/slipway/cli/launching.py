@@ -158,7 +158,7 @@ class Launching(click.Command):
         rest = super().parse_args(ctx, args)
         forms = [word for word, option in FORMS.items() if ctx.params.pop(option.name or "")]
         if len(forms) > 1:
-            raise click.UsageError("-m and --no-python say different things of the program; type one of them.", ctx)
+            raise click.UsageError("-m and --no-python exclude each other; type one of them.", ctx)
         if forms:
             ctx.params["words"] = (*forms, *ctx.params["words"])
         return rest

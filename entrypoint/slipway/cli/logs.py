@@ -53,7 +53,7 @@ def _read_pattern(context: click.Context, option: click.Parameter, value: str | 
     try:
         return re.compile(value) if value else None
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}", context, option) from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}", context, option) from None
 
 
 @click.command(
@@ -95,7 +95,7 @@ def logs(
     path = named_run(run, runs)
     if bundle is not None:
         if follow or as_json or tail or any(filters.values()):
-            raise click.UsageError("--bundle packs everything: leave out what chooses among the lines.")
+            raise click.UsageError("--bundle packs everything; omit the options that select lines.")
         _bundle(path, bundle)
         return
     mention([*odd_files(path), *([elsewhere] if (elsewhere := tell_elsewhere(path)) else [])])

@@ -96,7 +96,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
     click.echo(short_path(target.absolute()))
 
 
-@told_if_unreadable("Type this as its owner.")
+@told_if_unreadable("Run this command as its owner.")
 def _find_run(name: str, runs: str | None) -> Path:
     """The directory of a run; also of one that was copied without the launcher's files. Raises LaunchError."""
     try:
@@ -107,7 +107,7 @@ def _find_run(name: str, runs: str | None) -> Path:
             raise
         if any((path / record).is_file() for record in RECORDS):
             return path
-    raise LaunchError(f"{name} is no run: it holds none of {', '.join(RECORDS)}.")
+    raise LaunchError(f"{name} is not a run: it contains none of {', '.join(RECORDS)}.")
 
 
 def describe_ending(status: Status) -> RunEnding:

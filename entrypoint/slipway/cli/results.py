@@ -87,12 +87,12 @@ def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str
     the token comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
     """
     if public and not repo:
-        raise click.UsageError("--public is said of the repository that --push makes; add --push OWNER/NAME.")
+        raise click.UsageError("--public applies to the repository that --push creates; add --push OWNER/NAME.")
     path = named_folder(run, runs)
     with launch_errors(snapshots=True):
         from slipway.train.export import export_run, push_folder
 
         new = export_run(path, folder, step, name=repo or "")
-        click.echo(f"exported {path} to {folder}" if new else f"{folder} holds this model already")
+        click.echo(f"exported {path} to {folder}" if new else f"{folder} already contains this model")
         if repo:
             click.echo(f"pushed to {push_folder(folder, repo, public, f'The model of {folder.absolute().name}')}")

@@ -66,7 +66,7 @@ def mention(lines: Iterable[str]) -> None:
         click.echo(f"slipway: {printable(line)}", err=True)
 
 
-@told_if_unreadable("Type this as its owner.")
+@told_if_unreadable("Run this command as its owner.")
 def named_folder(run: str, runs: str | None) -> Path:
     """The same, for what needs a run's files alone: also a folder that the launcher did not make. Raises LaunchError."""
     return Path(run) if Path(run).is_dir() else named_run(run, runs)
@@ -92,7 +92,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
     """Show the state of a RUN: a path or a name in the folder of runs, by default the newest."""
     if watch and as_json:
-        raise click.UsageError("--watch is for people; for programs type --json as often as you need it.")
+        raise click.UsageError("--watch is for people; in programs, run --json repeatedly instead.")
     path = named_run(run, runs)
     mention(odd_files(path))
     if watch:

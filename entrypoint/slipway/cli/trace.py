@@ -57,7 +57,7 @@ def trace(run: str, steps: int, runs: str | None) -> None:
     communication. RUN is a path or a name in the folder of runs, by default the newest, or a folder of traces to merge
     again.
     """
-    with told_if_unreadable("Type this as its owner."):
+    with told_if_unreadable("Run this command as its owner."):
         is_trace = run != "" and (Path(run) / CLOCKS_FILE).is_file()
     path = Path(run) if is_trace else recorded(named_run(run, runs), steps)
     from slipway.inspect.trace import merge

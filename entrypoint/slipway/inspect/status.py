@@ -82,7 +82,7 @@ class Status:
         return bool(self.holders)
 
 
-@told_if_unreadable("Type this as its owner.")
+@told_if_unreadable("Run this command as its owner.")
 def find_run(name: str, runs: Path) -> Path:
     """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
 
@@ -211,7 +211,7 @@ def status_lines(status: Status) -> list[str]:
 def _beat_lines(beats: Sequence[Beat], ages: Sequence[float]) -> Iterator[str]:
     """A table of the ranks, with a column for how long each works on a step by itself where they tell, and who is slow."""
     for rank, slower in [beat.slow for beat in beats if beat.slow][:1]:
-        yield f"  slow        rank {rank} makes all others wait: it is {slower:.0%} slower than they are"
+        yield f"  slow        rank {rank} makes all others wait: it is {slower:.0%} slower than the others"
     own = any(beat.own is not None for beat in beats)
     yield f"  {'rank':>6}  {'phase':<10}  {'step':>15}  {'own ms/step  ' if own else ''}last heartbeat"
     for beat, age in zip(beats, ages, strict=True):

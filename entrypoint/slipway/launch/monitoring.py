@@ -94,7 +94,7 @@ class Notices:
         """An attempt ended, and another follows."""
         event = "lost node" if verdict.first.word == Word.LOST else "restart"
         self._tell(
-            run, event, f"starts again, as attempt {run.attempt} ended: {block(verdict)[0]}", outcome=verdict.word
+            run, event, f"restarting, because attempt {run.attempt} ended: {block(verdict)[0]}", outcome=verdict.word
         )
 
     def end(self, run: Run, verdict: Verdict) -> None:
@@ -139,7 +139,7 @@ class Notices:
                 failure = f"{type(error).__name__}: {error}"
         if not self._complained:
             said = self._clean(failure.replace(self._url, "SLIPWAY_NOTIFY"))
-            self._say(f"warning: a message to SLIPWAY_NOTIFY could not be delivered, the job goes on: {said}")
+            self._say(f"warning: a message to SLIPWAY_NOTIFY could not be delivered; the job continues:  {said}")
         self._complained = True
 
 
@@ -218,7 +218,7 @@ class Metrics:
         except (ImportError, OSError, OverflowError, RuntimeError) as error:
             install = ". Type: pip install prometheus-client" if isinstance(error, ImportError) else ""
             place = f"{self._address}:{self._port} (SLIPWAY_METRICS_PORT)"
-            self._say(f"warning: no metrics at {place}, the job goes on: {error}{install}")
+            self._say(f"warning: no metrics at {place}; the job continues: {error}{install}")
             return self
 
         def stop() -> None:

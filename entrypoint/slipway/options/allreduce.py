@@ -25,7 +25,7 @@ class Size(click.ParamType[int]):
         """The bytes that `value` means."""
         found = re.fullmatch(r"(\d{1,12})\s*([KMG]?)i?B?", str(value).strip(), re.IGNORECASE)
         if not found or not int(found[1]):
-            self.fail(f"{value!r} is no number of bytes; type for example 8, 64K, 16M or 1G.", param, ctx)
+            self.fail(f"{value!r} is not a number of bytes; type for example 8, 64K, 16M or 1G.", param, ctx)
         return int(found[1]) * UNITS[found[2].upper()]
 
 
@@ -38,7 +38,7 @@ class Collectives(click.ParamType[str]):
         """The same names as we write them."""
         names = list(dict.fromkeys(re.split(r"[,\s]+", str(value).strip(", ").lower().replace("_", "-"))))
         if unknown := [name for name in names if name not in COLLECTIVES]:
-            self.fail(f"{unknown[0]!r} is no collective; type some of {','.join(COLLECTIVES)}.", param, ctx)
+            self.fail(f"{unknown[0]!r} is not a collective; type some of {','.join(COLLECTIVES)}.", param, ctx)
         return ",".join(names)
 
 

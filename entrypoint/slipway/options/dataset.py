@@ -34,7 +34,7 @@ class Dataset(click.ParamType[str]):
         scheme, _, rest = str(value).partition(":")
         if value == STDLIB or (scheme in (FILE, TOKENS, HUB) and rest):
             return str(value)
-        raise click.BadParameter(f"{value!r} is no data set: type {FORMS}.{meant_dataset(str(value))}", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a data set: type {FORMS}.{meant_dataset(str(value))}", ctx, param)
 
 
 def meant_dataset(value: str) -> str:

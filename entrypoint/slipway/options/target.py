@@ -26,7 +26,7 @@ def require_target(folder: Path) -> None:
     if folder.is_dir():
         if os.path.ismount(folder):
             raise ConfigurationError(
-                f"{folder} is a mount point, and an export appears in one go, by a rename. Type a folder in it: "
+                f"{folder} is a mount point, and an export is created by renaming a folder. Type a folder in it: "
                 f"{folder / 'model'}"
             )
         if any(folder.iterdir()) and read_export_record(folder) is None:
@@ -38,4 +38,6 @@ def require_target(folder: Path) -> None:
         raise ConfigurationError(f"{folder} is a file; type the name of a new folder.")
     parent = next(parent for parent in folder.absolute().parents if parent.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{parent} cannot be written, and {folder} shall be made there; type another folder.")
+        raise ConfigurationError(
+            f"{parent} cannot be written, so {folder} cannot be created there; type another folder."
+        )

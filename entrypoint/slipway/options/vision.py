@@ -36,7 +36,7 @@ class PictureData(click.ParamType[str]):
         meant = f"{FOLDER}:{path or 'PATH'}" if meant == FOLDER else meant
         hint = f" Did you mean {meant}?" if meant else ""
         raise click.BadParameter(
-            f"{text!r} is no data set: type {GLYPHS}, {CIFAR10} or {FOLDER}:PATH.{hint}", ctx, param
+            f"{text!r} is not a data set: type {GLYPHS}, {CIFAR10} or {FOLDER}:PATH.{hint}", ctx, param
         )
 
 

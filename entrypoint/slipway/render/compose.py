@@ -33,8 +33,8 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
 
     if options["nodes"] and options["nodes"] > 1:
         raise LaunchError(
-            f"{options['nodes']} nodes are asked for, but compose ends at one machine. Type --nodes 1. On several machines start "
-            "`docker run --network host` on each, as the README shows; compose/two-nodes.yaml rehearses two nodes on one."
+            f"{options['nodes']} nodes are requested, but compose uses one machine. Type --nodes 1. On several machines start "
+            "`docker run --network host` on each, as the README shows; compose/two-nodes.yaml simulates two nodes on one."
         )
     given = given_settings(sources) | read_runs(sources)
     require_enough(options["gpus"], sources)

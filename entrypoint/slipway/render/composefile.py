@@ -20,7 +20,7 @@ HEAD = """\
 # Made by: {command}
 # Start it with `docker compose up`; `docker compose --profile tensorboard up` shows the metrics, too.
 """
-PASSED_ON = "# {name} is a secret and not written here: the shell passes it on in which `docker compose up` is typed.\n"
+PASSED_ON = "# {name} is a secret and not written here: it comes from the shell in which you run `docker compose up`.\n"
 
 
 @dataclass(frozen=True, kw_only=True)

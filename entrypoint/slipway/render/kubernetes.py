@@ -93,7 +93,7 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
     resume = sources.claims(BY_NAME["SLIPWAY_RESUME"])[0]
     if resume.source != "default" and resume.value == "none":
         raise LaunchError(
-            f"{resume.about('SLIPWAY_RESUME')}, but a pod goes on with the run that is called after its job. Leave it out; "
+            f"{resume.about('SLIPWAY_RESUME')}, but a pod resumes the run that is named after its job. Omit it; "
             "a new run takes another --name."
         )
     require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)

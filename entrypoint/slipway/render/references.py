@@ -29,7 +29,7 @@ def pinned(image: str) -> str:
     known = registry is None or re.fullmatch(_HOST if _is_registry(registry) else _PART, registry)
     if not match or match["mark"] == "#" or not known:
         raise LaunchError(
-            f"--image {image} is no name of an image. Type NAME:TAG or REGISTRY/NAME:TAG, names in small letters; a digest "
+            f"--image {image} is not the name of an image. Type NAME:TAG or REGISTRY/NAME:TAG, names in small letters; a digest "
             "(@sha256:…) may follow or replace the tag."
         )
     if not match["digest"]:
@@ -48,7 +48,7 @@ def name_for_enroot(image: str) -> str:
     engine = image.startswith(ENGINE)
     match = _REFERENCE.fullmatch(image.removeprefix(ENGINE).removeprefix("docker://"))
     if not match:
-        raise LaunchError(f"--image {image} is no name of an image. {_FORMS}")
+        raise LaunchError(f"--image {image} is not the name of an image. {_FORMS}")
     registry, mark, path, tag, digest = match.group("registry", "mark", "path", "tag", "digest")
     if engine and digest:
         raise LaunchError(f"--image {image}: enroot takes no digest from a Docker Engine. Type {ENGINE}NAME:TAG.")
@@ -75,10 +75,12 @@ def name_for_enroot(image: str) -> str:
 def _require_version(image: str, tag: str | None) -> None:
     """Raise LaunchError where a name may mean another image tomorrow."""
     if not tag:
-        raise LaunchError(f"--image {image} has no tag, so it means another image every day. Type --image {image}:TAG.")
+        raise LaunchError(
+            f"--image {image} has no tag, so it can mean another image every day. Type --image {image}:TAG."
+        )
     if tag == "latest":
         raise LaunchError(
-            f"--image {image}: latest is another image every day, also for a job that is started again. Name a version."
+            f"--image {image}: latest can be another image every day, even for a job that is restarted. Name a version."
         )
 
 
@@ -96,7 +98,7 @@ _FORMS = (
 def _path(image: str) -> str:
     if not image.endswith(SQUASHED):
         raise LaunchError(
-            f"--image {image} is no {SQUASHED} file. Make one of the image: slurm/import.sh dockerd://IMAGE:TAG FILE{SQUASHED}"
+            f"--image {image} is not a {SQUASHED} file. Make one: slurm/import.sh dockerd://IMAGE:TAG FILE{SQUASHED}"
         )
     if not image.startswith("/"):
         raise LaunchError(f"--image {image}: the nodes need its absolute path, as they see it.")

@@ -52,7 +52,7 @@ def make_sbatch(template: str, asked: BatchRequest) -> str:
         _replace(lines, "mem")
     if set_here := _settings(asked):
         place = lines.index(FIRST_COMMAND) + 1
-        lines[place:place] = ["", "# What `slipway render slurm` was asked for.", *set_here]
+        lines[place:place] = ["", "# Settings of `slipway render slurm`.", *set_here]
     return "\n".join(lines) + "\n"
 
 
@@ -70,7 +70,7 @@ def _settings(asked: BatchRequest) -> list[str]:
         f"# {name} is a secret and not written here: the job has it from where it is now." for name in asked.secrets
     ]
     if asked.words:
-        commands += ["# Words behind this file's name are added to these.", f'set -- {shlex.join(asked.words)} "$@"']
+        commands += ["# Arguments after this file's name are added to these.", f'set -- {shlex.join(asked.words)} "$@"']
     return commands
 
 

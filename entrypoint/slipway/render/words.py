@@ -68,7 +68,7 @@ def read_nodes(sources: Sources, nodes: str | None) -> int | None:
         claim = sources.claims(BY_NAME[place])[0]
         if claim.source != "default":
             raise LaunchError(
-                f"{claim.about(place)}, but the scheduler tells each node its rank and where node 0 is. Leave it out."
+                f"{claim.about(place)}, but the scheduler sets the rank of each node and the address of node 0. Omit it."
             )
     named = [Claim(nodes, "command line (--nodes)")] if nodes is not None else []
     claims = [*named, *(claim for claim in sources.claims(BY_NAME["WORLD_SIZE"]) if claim.source != "default")]
@@ -130,8 +130,8 @@ def require_enough(gpus: int | None, sources: Sources) -> None:
     processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
     if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
         raise LaunchError(
-            f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Leave the number of processes out, it follows that of GPUs; "
-            "to share GPUs between processes all the same add --oversubscribe."
+            f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Omit the number of processes; "
+            "to share GPUs between processes, add --oversubscribe."
         )
     backend = sources.claims(BY_NAME["SLIPWAY_BACKEND"])[0]
     for name, needs in ((claim, "gpu"), (backend, "nccl")):

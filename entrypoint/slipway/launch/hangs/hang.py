@@ -222,7 +222,7 @@ class HangReport:
             if self._told:
                 self._told = False
                 self.forget()
-                self._say("something moves again: it was no hang, or is over")
+                self._say("progress has resumed: this was not a hang, or it is over")
             return None
         self._since = now if self._since is None else self._since
         hang = None if self._told else find_hang(everywhere)

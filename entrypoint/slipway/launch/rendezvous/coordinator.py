@@ -147,7 +147,7 @@ class Coordinator:
         """How long the waiting may go on."""
         if self._enough_since < math.inf:
             left = self._enough_since + self._terms.window - asyncio.get_running_loop().time()
-            return f"enough to start, which is in {max(left, 0):.0f} s"
+            return f"enough to start in {max(left, 0):.0f} s"
         return f"for at most {self._terms.timeout:.0f} s"
 
     def _compare(self) -> tuple[str, ...]:
@@ -169,9 +169,12 @@ class Coordinator:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
-                lines = (*str(misfit).splitlines(), "The job is under way: start this node as the others were.")
+                lines = (
+                    *str(misfit).splitlines(),
+                    "The job is already running: start this node with the same command as the others.",
+                )
                 link.send(wire.End(misfit.code, lines))
-                self._terms.say(f"turned away node {rank}, which does not fit the job that is under way: {lines[0]}")
+                self._terms.say(f"refused node {rank}, which does not match the running job: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if 0 in odd:

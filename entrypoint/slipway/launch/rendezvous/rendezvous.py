@@ -51,7 +51,7 @@ class Rendezvous:
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
+            raise LaunchError(f"The launcher cannot continue: {error}. Remedy: {MORE_PROCESSES}.", UNHEALTHY) from None
         self._ready.result()
         return self
 

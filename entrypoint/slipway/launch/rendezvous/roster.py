@@ -164,11 +164,11 @@ class Roster:
         """What to do where the job has begun already, without nodes that it needs; else empty."""
         if self.newest and not self.enough and self.own.runtime == "kubernetes":
             return (
-                "the job is under way, and waits until its controller replaces the pods that ended: a Job does so 10 s after a "
-                "pod's end, later each time (kubectl get pods); an empty disk will do."
+                "the job is running, and waits until its controller replaces the pods that ended: a Job does so 10 s after a "
+                "pod's end, and later each time (kubectl get pods); an empty disk is enough."
             )
         if self.newest and not self.enough:
-            return "the job is under way: start its command on the missing nodes again; an empty disk will do."
+            return "the job is running: start its command again on the missing nodes; an empty disk is enough."
         return ""
 
     @property

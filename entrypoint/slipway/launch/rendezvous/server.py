@@ -213,7 +213,7 @@ class Server:
             link.send(
                 wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.roster.own.host}", again=True)
             )
-            self._note(f"turned away node {node_rank} ({hello.card.host}), which belongs to another job")
+            self._note(f"refused node {node_rank} ({hello.card.host}), which belongs to another job")
             return None
         if reason := self.state.roster.objection(hello):
             self._refuse(link, reason, hello)
@@ -227,10 +227,10 @@ class Server:
                 self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello)
             return None
         if rival and older:
-            self._unseat(rival, older, "it does not answer, and another launcher came in its place")
+            self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
         if self.state.running or self.state.roster is None:
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
-            self._note(f"node {node_rank} ({hello.card.host}) is here, and taken in at the next attempt")
+            self._note(f"node {node_rank} ({hello.card.host}) is present, and joins at the next attempt")
             return None
         return seat
 
@@ -329,7 +329,7 @@ class Server:
         link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
         if not again:
             who = f"node rank {hello.card.node_rank} ({hello.card.host}) at {link.peer}" if hello else link.peer
-            self._note(f"turned away {who}: {reason}")
+            self._note(f"refused {who}: {reason}")
 
     def _note(self, line: str) -> None:
         """Say something about somebody who came, but not for ever."""

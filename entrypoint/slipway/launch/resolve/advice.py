@@ -15,8 +15,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpus": {
             "docker": "add --gpus all to docker run",
-            "kubernetes": "put nvidia.com/gpu into the pod's limits, and where it stands there runtimeClassName: nvidia into "
-            "the pod, as NVIDIA's runtime is not that machine's default",
+            "kubernetes": "add nvidia.com/gpu to the pod's limits; if it is there already, add runtimeClassName: nvidia to the "
+            "pod, because NVIDIA's runtime is not the default on that machine",
             "slurm": "ask Slurm for them with --gpus-per-node=N",
             "host": "install NVIDIA's driver, so that nvidia-smi lists them",
         },

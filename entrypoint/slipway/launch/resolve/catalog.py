@@ -185,7 +185,7 @@ def _require_python(file: str) -> None:
         raise LaunchError(f"{file} cannot be read: {error}") from None
     foreign = line.startswith(b"#!") and b"python" not in line and not file.endswith(".py")
     if foreign or line.startswith(b"\x7fELF"):
-        raise LaunchError(f"{file} is no Python script. To start it as it is type: slipway run --no-python {file}")
+        raise LaunchError(f"{file} is not a Python script. To start it directly, type: slipway run --no-python {file}")
 
 
 def _require_syntax(file: str) -> None:

@@ -129,7 +129,7 @@ def place_processes(
     if isinstance(wish, int) and wish > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
         raise LaunchError(
             f"{asked.about('NPROC_PER_NODE')}, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible. "
-            f"Use {gpus} or auto; to share GPUs between processes all the same add --oversubscribe."
+            f"Use {gpus} or auto; to share GPUs between processes, add --oversubscribe."
         )
     return "cuda", wish if isinstance(wish, int) else gpus
 

@@ -157,7 +157,7 @@ def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         if not re.fullmatch(_PORTABLE, line):
             raise LaunchError(  # never the value: it may be a secret
                 f"{where} ({name}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
-                "comment behind it; docker, compose and Slipway then read the same."
+                "comment after it, so that docker, compose and Slipway read it alike."
             )
         if name.startswith("SLIPWAY_") and name not in NAMES:
             raise LaunchError(f"{where}: there is no setting {name}.{did_you_mean(name, NAMES)}")
@@ -215,9 +215,9 @@ def misspelt(given: Mapping[str, str], where: str, known: Collection[str] = ()) 
             continue
         near = meant(name)
         if near and near not in known:
-            yield f"{name} (from {where}) is no setting of Slipway's. Did you mean {near}?"
+            yield f"{name} (from {where}) is not a setting of Slipway. Did you mean {near}?"
         elif not near and name.startswith(PREFIX):
-            yield f"{name} (from {where}) is no setting of Slipway's; `slipway run --help` lists them."
+            yield f"{name} (from {where}) is not a setting of Slipway; `slipway run --help` lists them."
 
 
 def _is_service(name: str, value: str) -> bool:

@@ -271,7 +271,7 @@ def _refuse_used(path: Path, plan: Plan) -> None:
     used = (path / RUN_FILE).exists() if _among_others(plan) else path.is_dir() and any(path.iterdir())
     if used and plan.topology.rank == 0:
         raise NoNewRunError(
-            f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to go on with the "
+            f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to resume the "
             "run in it, or choose another one with --run-dir."
         )
 
@@ -385,7 +385,7 @@ def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
 MOST = 5  # lines
 
 
-@told_if_unreadable("Type this as its owner, or name another folder with --runs DIR.")
+@told_if_unreadable("Run this command as its owner, or choose another folder with --runs DIR.")
 def odd_records(runs: Path) -> list[str]:
     """The runs in a folder of runs that are skipped because they cannot be read, each with the reason."""
     return _told(_unreadable(runs.glob(f"*/{RUN_FILE}")))
@@ -417,5 +417,5 @@ def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _told(odd: Iterable[tuple[Path, str]]) -> list[str]:
-    lines = sorted(f"{file} is passed over: {'it ' if why.startswith('is ') else ''}{why}" for file, why in odd)
-    return lines[:MOST] + [f"and {len(lines) - MOST} more are passed over"] * (len(lines) > MOST)
+    lines = sorted(f"{file} is skipped: {'it ' if why.startswith('is ') else ''}{why}" for file, why in odd)
+    return lines[:MOST] + [f"and {len(lines) - MOST} more are skipped"] * (len(lines) > MOST)

@@ -183,7 +183,7 @@ class RunLock:
             self._start_keeping()
         except RuntimeError as error:
             self._file.unlink(missing_ok=True)
-            raise LaunchError(f"The launcher cannot go on: {error}. What helps: {MORE_PROCESSES}.", UNHEALTHY) from None
+            raise LaunchError(f"The launcher cannot continue: {error}. Remedy: {MORE_PROCESSES}.", UNHEALTHY) from None
         return self
 
     def _create(self, mine: Holder) -> bool:
@@ -204,10 +204,10 @@ class RunLock:
     def _take_over(self) -> None:
         holder = read_holder(self._file)
         if self._job and holder and holder.job == self._job:
-            self._say(f"{_name(holder)} was lost; this one takes its place")
+            self._say(f"{_name(holder)} was lost; this launcher takes its place")
         else:
             refuse_held(self._file, self._stops, self._patience)
-            self._say(f"{_name(holder)} ended without a word; this one takes the run directory over")
+            self._say(f"{_name(holder)} ended without a report; this launcher takes over the run directory")
         # Two launchers may come here at once; whoever is too late finds another file in its place and ends.
         with suppress(FileNotFoundError), held_folder(self._file.parent) as folder:
             aside = (folder / self._file.name).rename(folder / f".{self._file.name}.{os.urandom(8).hex()}")
@@ -230,7 +230,7 @@ class RunLock:
         with suppress(OSError):  # a disk that is full for a while, a server that is away
             os.utime(self._number)
             if not self._mine():
-                self.lost = f"{_name(read_holder(self._file))}, which took this run directory over"
+                self.lost = f"{_name(read_holder(self._file))}, which took over this run directory"
 
     def _mine(self) -> bool:
         """Whether our file is still in its place, or none is: then somebody cleared the folder away."""

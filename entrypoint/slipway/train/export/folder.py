@@ -74,8 +74,8 @@ def export_run(run: Path, folder: Path, step: int | None = None, name: str = "",
         )
     if trained.workload not in FORMS:
         raise ConfigurationError(
-            f"{run} was trained by {trained.workload}, and there is no form in which others read that. Exported are "
-            f"runs of {', '.join(FORMS)}."
+            f"{run} was trained by {trained.workload}, which has no format for export. Export a run of "
+            f"{', '.join(FORMS)}."
         )
     with temporary_folder(folder.absolute()) as temporary:
         form = FORMS[trained.workload]
@@ -135,7 +135,7 @@ def export_result(result: TrainingResult, options: Exportable, context: Context)
         raise ConfigurationError(
             f"{error} The run itself is complete; export it with: slipway export {shlex.quote(str(run))} DIR"
         ) from None
-    context.say(f"exported to {folder}" if new else f"{folder} holds this model already")
+    context.say(f"exported to {folder}" if new else f"{folder} already contains this model")
 
 
 def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:

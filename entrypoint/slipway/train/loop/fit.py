@@ -78,7 +78,7 @@ def train_through(training: Training) -> str:
         try:
             return train_from_here(training, phase)
         except (NonFiniteError, ReplicasDifferError) as error:
-            training.tracing.finish("training went back to a snapshot")
+            training.tracing.finish("training returned to a snapshot")
             go_back(training, error, gone_back)
             phase, gone_back = Phase.TRAIN, gone_back or isinstance(error, NonFiniteError)
 

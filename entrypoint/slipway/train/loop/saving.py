@@ -163,17 +163,17 @@ def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gon
     advice = ""
     if isinstance(error, NonFiniteError):
         if gone_back:
-            raise NonFiniteError(f"{error}, again after going back to a snapshot; {error.advice}") from None
-        training.context.warn(f"{error}; going back to the newest snapshot, once")
+            raise NonFiniteError(f"{error}, again after a return to a snapshot; {error.advice}") from None
+        training.context.warn(f"{error}; returning to the newest snapshot, once")
         advice = f"; {error.advice}"
     else:
         record_mismatch(training.context, error.difference)
         training.verification.forget()
-        training.context.say(f"{error}; going back to the newest snapshot, in which they are equal")
+        training.context.say(f"{error}; returning to the newest snapshot, in which they are equal")
     wait_for_writers(training)
     training.snapshots.memory.forget()  # its snapshots may be wrong already
     if not resume(training, "auto"):
-        error.args = (f"{error}, and there is no snapshot to go back to{advice}",)
+        error.args = (f"{error}, and there is no snapshot to return to{advice}",)
         raise error from None
 
 

@@ -82,8 +82,8 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     )
     if batch_size > task.samples:
         context.say(
-            f"warning: --batch-size {batch_size} is more than the {task.samples:,} samples that there are, so every step takes "
-            f"some of them again; take more data, or type --batch-size {max(1, task.samples // parts) * parts}"
+            f"warning: --batch-size {batch_size} is more than the {task.samples:,} samples that there are, so every step uses "
+            f"some of them twice; use more data, or type --batch-size {max(1, task.samples // parts) * parts}"
         )
     # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.
     torch.manual_seed(options.seed + 1 + context.place.rank)
@@ -120,7 +120,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
 def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
     """Make sure that the optimizer can leave out a step as the device decides. Raises TypeError where it cannot."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise TypeError(f"{type(optimizer).__name__} needs fused=True, so that it can leave out a step.")
+        raise TypeError(f"{type(optimizer).__name__} needs fused=True, so that it can skip a step.")
     if isinstance(optimizer, torch.optim.SGD):
         # torch 2.10 leaves the momentum of a first step that is left out uninitialised; zeros mean the same as none.
         for group in optimizer.param_groups:

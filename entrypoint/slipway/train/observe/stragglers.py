@@ -165,4 +165,4 @@ class Stragglers:
         where = f"on node {place.node_rank} ({socket.gethostname()})"
         known = self._causes.text() or "`slipway check` on its node may tell why"
         steps = self._window * WINDOWS
-        self._context.warn(f"warning: all others wait: {found}, {where}, in the last {steps} steps; {known}")
+        self._context.warn(f"warning: all other ranks wait: {found}, {where}, in the last {steps} steps; {known}")

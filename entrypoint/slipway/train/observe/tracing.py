@@ -99,9 +99,9 @@ class Tracing:
             lambda: context.beat(Phase.SAVE),
         )  # fmt: skip
         if recording.error:
-            context.warn(f"rank {place.rank}: the profiler failed, and training goes on: {recording.error}")
+            context.warn(f"rank {place.rank}: the profiler failed; training continues: {recording.error}")
         if found["unwritten"]:
-            context.warn(f"the trace cannot be written, and training goes on: {found['unwritten']}")
+            context.warn(f"the trace cannot be written; training continues: {found['unwritten']}")
             self._tell("failed", why=f"it cannot be written: {found['unwritten']}")
         else:
             self._tell("done", step=recording.first, folder=name, why=why)

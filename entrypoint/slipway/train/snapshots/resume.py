@@ -176,7 +176,7 @@ def share_snapshot(
         kind, message = layout["failure"]
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
     name = snapshot_name(layout["step"])
-    context.say(f"going on from {layout['path'] or f'{name}, in memory'}")
+    context.say(f"resuming from {layout['path'] or f'{name}, in memory'}")
     snapshot = own.snapshot if place.rank == source else None
     snapshot = receive_snapshot(context, layout, snapshot, source, wants)
     if resume == "auto":

@@ -53,7 +53,7 @@ from slipway.train.worker.launcher import PeerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
-ALONE = "one process: nothing travels between processes. Try two: slipway allreduce --nproc-per-node 2"
+ALONE = "a single process has no communication to test. Try two: slipway allreduce --nproc-per-node 2"
 
 
 @dataclass

@@ -89,7 +89,9 @@ def compare_without_ddp(
 def recall(context: Context) -> None:
     """Say that there is nothing to compare, and what an earlier comparison found. Raises DifferenceError, on all ranks."""
     record, file = {}, context.place.run_dir / COMPARISON_FILE
-    context.say("There is nothing to compare: that begins where training begins, and this goes on from a snapshot.")
+    context.say(
+        "There is nothing to compare: a comparison starts with the training, and this run resumes from a snapshot."
+    )
     if context.place.rank == 0 and file.exists():
         record = json.loads(file.read_text())
         context.say(f"When it began, the largest difference was {record['difference']:.1e} ({COMPARISON_FILE}).")
