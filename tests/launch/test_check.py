@@ -54,11 +54,13 @@ def test_a_node_with_an_error_ends_with_its_code_and_its_peer_shows_the_error(ch
 
 
 def test_what_others_found_is_shown_where_their_processes_cannot_meet(checked: Node) -> None:
-    jobs = [checked(0), checked(1, "--runs", "/proc/none", GLOO_SOCKET_IFNAME="none0")]
+    jobs = [checked(0), checked(1, "--runs", "/proc/none", GLOO_DEVICE_TRANSPORT="NONE")]
     assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
     table = jobs[0].text.rpartition("node 1, ")[2]
     assert "error    run directory" in table, jobs[0].text
-    assert "none0" in jobs[0].text
+    assert "unsupported gloo device" in jobs[0].text
+    assert "slipway logs" not in jobs[1].text, "the run is gone by now"
+    assert "→ what its processes printed stands above" in jobs[1].text
 
 
 def test_a_stop_while_waiting_ends_the_check(checked: Node) -> None:
