@@ -17,7 +17,6 @@ from typing import Any
 from virtual_network import Listener, NetworkLoop, VirtualNetwork
 from virtual_time import HERE, Process
 
-from slipway.launch.clock import Clock
 from slipway.launch.rendezvous.client import Client
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.rendezvous import Rendezvous
@@ -25,6 +24,7 @@ from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.machine import Clock
 from slipway.protocol.outcomes import Word
 
 LATENCY = (0.0001, 0.001)  # seconds that a packet takes within a data centre

@@ -21,7 +21,6 @@ from slipway import __version__
 from slipway.launch.attempt.lasting import Lasting
 from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
-from slipway.launch.clock import Clock
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Call, Group, Standing
 from slipway.launch.job import make_attempts
@@ -38,6 +37,7 @@ from slipway.launch.several_nodes import SeveralNodes
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.machine import Clock
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import SNAPSHOTS, newest_step, snapshot_name
 from slipway.protocol.outcomes import Word
@@ -167,16 +167,12 @@ class Launcher:
         run: Run,
         stops: Stops,
         lost: Callable[[], Elsewhere | None],
-        compare: Callable[[Sequence[Standing] | None], Sequence[Standing] | None],
         report: HangReport,
-        previous: Outcome | None = None,
-        reached: int = 0,
-        lasting: Lasting | None = None,
+        lasting: Lasting,
     ) -> Try:
         """What attempt.attempt does, with pretended workers."""
         prepare_run(run, job.plan, __version__, self.clock.time())
-        work = Work(self, job, run, reached, lost, lambda at: compare(at), report)
-        return work.train(lasting or Lasting())
+        return Work(self, job, run, lost, report, lasting).train()
 
 
 class Work:
@@ -187,20 +183,18 @@ class Work:
         launcher: Launcher,
         job: Job,
         run: Run,
-        reached: int,
         lost: Callable[[], Elsewhere | None],
-        compare: Callable[[Sequence[Standing] | None], Sequence[Standing] | None],
         report: HangReport,
+        lasting: Lasting,
     ) -> None:
-        self._launcher, self._job, self._run, self._lost, self._compare, self._report = (
-            launcher, job, run, lost, compare, report,
-        )  # fmt: skip
+        self._launcher, self._job, self._run, self._lost, self._lasting = launcher, job, run, lost, lasting
+        self._report = report
         self._topology = job.plan.topology
-        self._milestones = Milestones(launcher.clock.monotonic(), reached)
+        self._milestones = Milestones(launcher.clock.monotonic(), lasting.reached)
         self._before = newest_step(run.path)
         self._team = launcher.world.team(self._topology.rendezvous_id, launcher.order, self._topology.nodes)
 
-    def train(self, lasting: Lasting) -> Try:
+    def train(self) -> Try:
         """Work until the training ends, here or elsewhere."""
         launcher, team = self._launcher, self._team
         launcher.world.rules.begins(launcher, self._run)
@@ -212,7 +206,7 @@ class Work:
                 launcher.program.sleep(LOOK)
                 launcher.world.rules.writes(launcher, self._run)
                 launcher.stops.look()
-                self._look(lasting)
+                self._look()
                 outcome = self._ended()
         finally:
             team.leave(launcher)
@@ -223,12 +217,12 @@ class Work:
             self._run.attempt, outcome, self._before, after, moved, team.step, round(gained, 1), self._job.enough
         )
 
-    def _look(self, lasting: Lasting) -> None:
+    def _look(self) -> None:
         now, team = self._launcher.clock.monotonic(), self._team
         if team.moved:
             self._milestones.take({0: Beat(0, Phase.TRAIN, team.step, monotonic=now)}, now)
         self._milestones.look(now, started=True, ending=False)
-        lasting.look_on(self._milestones)
+        self._lasting.look_on(self._milestones)
 
     def _ended(self) -> Outcome | None:
         """How the training ended on this node, None while it goes on."""
@@ -259,7 +253,7 @@ class Work:
         now = launcher.clock.monotonic()
         if not team.whole or now - team.stepped < STILL:
             return None
-        hang = self._report.judge(self._compare(team.standings(launcher, self._topology.ranks)), now)
+        hang = self._report.judge(self._report.compare(team.standings(launcher, self._topology.ranks)), now)
         if hang is None:
             return None
         launcher.world.rules.hangs(launcher, hang, team)

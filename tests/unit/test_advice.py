@@ -25,7 +25,7 @@ PODS, SLURMS = (
 
 @pytest.mark.parametrize("lacking", ADVICE)
 def test_each_runtime_has_advice_of_its_own_kind(lacking: str) -> None:
-    assert set(ADVICE[lacking]) == set(RUNTIMES)
+    assert {*ADVICE[lacking], "host"} == set(RUNTIMES)
     for runtime in ("kubernetes", "slurm"):
         assert not DOCKERS.search(advise(lacking, runtime, "/checkpoints"))
 
@@ -48,8 +48,7 @@ def test_a_pod_that_knows_no_master_is_told_of_services() -> None:
 @pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
 def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> None:
     lines = ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"]
-    facts = Facts(0, "host", own=False, ranks=(0,), status=1)
-    facts.failures, facts.last = [{"rank": 0, "exitcode": 1}], {0: lines}
+    facts = Facts(0, "host", own=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines})
     told = what_to_do(choose_outcome(facts, tmp_path, 1.0), partial(advise, runtime=runtime))
     assert "/dev/shm" in told
     assert not DOCKERS.search(told)

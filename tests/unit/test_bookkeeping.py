@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for, write_files
 
-from slipway.launch.attempt import supervise
+from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.job import run_job
 from slipway.launch.resolve import devices
 from slipway.launch.resolve.job_spec import Job
+from slipway.process.machine import Machine
 from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import OUTCOMES, rank_file, write_json
@@ -52,13 +54,13 @@ class Finished:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], int]:
     """Runs a job of one node; its exit code."""
-    monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)  # pytest's process should stay as it is
 
     def call(ended: Callable[[], None]) -> int:
         def start(plan: object, node_dir: Path, environ: object, output: WorkerOutput, *_: object) -> Finished:
             return Finished(node_dir, output, ended)
 
-        monkeypatch.setattr(supervise, "Child", start)
+        machine = Machine(adopt_orphans=lambda: None)  # pytest's process should stay as it is
+        monkeypatch.setattr("slipway.launch.attempt.attempt.Attempt", partial(Attempt, machine=machine, start=start))
         options = {"SLIPWAY_RUN_DIR": str(tmp_path / "run")}
         sources, plan = make_sources({}, options), plan_for(("linear",), options=options)
         return run_job(Job(plan, sources, make_devices(), {}, None, make_host()))

@@ -7,8 +7,6 @@ import pytest
 from environments import PER_PROCESS
 from stand_ins import plan_for, write_files
 
-from slipway.launch import clock as module
-from slipway.launch.clock import YOUNG, Clock, age
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.bookkeeping import (
     EVERY,
@@ -25,6 +23,8 @@ from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process import machine as module
+from slipway.process.machine import YOUNG, Clock, age
 from slipway.protocol.phases import Phase
 
 GOOD = Outcome(0, "n0", "finished", 1.0)

@@ -9,7 +9,7 @@ import pytest
 from nccl_texts import CLOSED, DUPLICATE, SHM, nccl_error
 from stand_ins import write_files
 
-from slipway.launch.attempt.ending import Facts, choose_outcome, is_cause_known
+from slipway.launch.attempt.ending import Facts, HangSeen, StopSeen, choose_outcome, is_cause_known
 from slipway.launch.resolve.advice import advise
 from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import Cause, said
@@ -66,12 +66,22 @@ def test_the_first_cause_is_known_once_a_rank_failed_that_did_not_lose_another(
     assert is_cause_known(records, failures) == known
 
 
+STOPS = {"stop": "word", "signal": "name"} | {name: name for name in ("numbers", "killed", "impatient", "disk")}
+HANGS = {"hang": "text", "behind": "rank", "hung": "time"}
+
+
 def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: Any) -> Outcome:
     """The ending of a node with ranks 0 and 1."""
     (folder / "outcome").mkdir()
     for rank, content in (files or {}).items():
         write_json(folder / "outcome" / f"rank-{rank}.json", content)
-    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), **facts}
+    stop = StopSeen(**{field: facts.pop(name) for name, field in STOPS.items() if name in facts})
+    hang = (
+        HangSeen(**{field: facts.pop(name) for name, field in HANGS.items() if name in facts})
+        if "hang" in facts
+        else None
+    )
+    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "stop": stop, "hang": hang, **facts}
     return choose_outcome(Facts(**given), folder, NOW)
 
 

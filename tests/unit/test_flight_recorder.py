@@ -12,12 +12,14 @@ from stand_ins import make_devices, plan_for
 from waiting import wait_until
 
 from slipway.launch.attempt import supervise
+from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.hangs import flight_recorder
 from slipway.launch.hangs.flight_recorder import Pipes, record
 from slipway.launch.run_directory.run import Run
+from slipway.process.machine import Machine
 
 # A worker that hangs: torch's thread goes on.
 WORKER = """
@@ -70,20 +72,22 @@ def test_ranks_that_hang_are_asked_for_their_last_collectives(tmp_path: Path, mo
         started.append(Workers(environ))
         return started[0]
 
-    monkeypatch.setattr(supervise, "Child", start)
     monkeypatch.setattr(supervise, "TICK", 0.05)
-    monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)
     monkeypatch.setattr(flight_recorder, "DUMP_SECONDS", 1.0)
     run = Run(tmp_path, "none", 7)
     (run.node(0) / "logs").mkdir(parents=True)
     (run.node(0) / "heartbeat").mkdir()
     with Stops() as stops:
-        attempt = Attempt(plan_for(devices=make_devices(2)), run, 60.0, hang=0.1, say=lambda line: None, stops=stops)
+        machine, say = Machine(adopt_orphans=lambda: None), lambda line: None
+        attempt = Attempt(
+            plan_for(devices=make_devices(2)), run, Limits(60.0, hang=0.1), stops, say, machine=machine, start=start
+        )  # type: ignore[arg-type]
         facts = attempt.supervise({}, lambda: None)
     started[0].ranks[1].wait()
-    assert facts.hang.startswith("no rank moves any more")
+    assert facts.hang
+    assert facts.hang.text.startswith("no rank moves any more")
     assert facts.status == -signal.SIGKILL
-    assert facts.recorded
+    assert facts.hang.recorded
     assert [(run.node(0) / f"logs/nccl-attempt-7-rank-{rank}").read_text() for rank in (0, 1)] == ["dump", "dump"]
     assert started[0].mode == 0o700, "nobody else may ask, or put a pipe there"
     assert not started[0].folder.exists()

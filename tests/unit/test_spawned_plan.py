@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from stand_ins import Slipway, make_devices, make_sources, resolve
 
-from slipway.launch.attempt.ending import choose_outcome
-from slipway.launch.attempt.stops import Stops
-from slipway.launch.attempt.supervise import Attempt
+from slipway.launch.attempt.child import parent_of
+from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.catalog import WORKLOADS, spawned
 from slipway.launch.resolve.plan import make_plan
-from slipway.launch.run_directory.run import Run
 
 
 def made(slipway: Slipway, *words: str, **environ: str) -> dict[str, Any]:
@@ -90,8 +88,6 @@ def test_other_workloads_do_not_know_it(slipway: Slipway) -> None:
 
 def test_its_end_is_told_by_its_name(tmp_path: Path) -> None:
     plan = make_plan(resolve({}, devices=make_devices()), spawned(WORKLOADS["linear"]), [], make_sources({}))
-    with Stops() as stops:
-        facts = Attempt(plan, Run(tmp_path, "none", 1), 1.0, 0.0, print, stops).facts
-    facts.status, facts.started = -9, True
+    facts = Facts(0, "n0", True, plan.topology.ranks, status=-9, started=True, parent=parent_of(plan))
     outcome = choose_outcome(facts, tmp_path, 1.0)
     assert outcome.evidence == "the process that spawns the workers was ended by SIGKILL; its workers were ended, too"

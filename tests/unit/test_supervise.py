@@ -1,6 +1,7 @@
 """How long the other workers have once one of them failed; one process stands for all that are left."""
 
 import os
+import selectors
 import signal
 import subprocess
 import time
@@ -10,14 +11,18 @@ from typing import Any
 import pytest
 from stand_ins import plan_for, write_files
 
-from slipway.launch.attempt import supervise
+from slipway.launch.attempt import stop_handler, supervise
 from slipway.launch.attempt.ending import Facts
+from slipway.launch.attempt.hang_watch import HangWatch
 from slipway.launch.attempt.lasting import Lasting, Spare
+from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
+from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
+from slipway.process.machine import MACHINE, Machine
 from slipway.process.tree import OwnProcesses, send_signal, trees
 from slipway.protocol.files import HONOURS_STOP
 
@@ -26,9 +31,8 @@ LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left the
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "AFTER_FAILURE", HURRY)
+    monkeypatch.setattr(stop_handler, "AFTER_FAILURE", HURRY)
     monkeypatch.setattr(supervise, "TICK", 0.05)
-    monkeypatch.setattr(supervise, "adopt_orphans", lambda: None)  # pytest's process should stay as it is
 
 
 class Worker:
@@ -58,7 +62,6 @@ class Worker:
 
 
 def supervise_worker(
-    monkeypatch: pytest.MonkeyPatch,
     folder: Path,
     worker: Worker,
     plan: Plan,
@@ -72,21 +75,13 @@ def supervise_worker(
         relay.close_writers()
         return worker
 
-    monkeypatch.setattr(supervise, "Child", start)
+    machine = Machine(adopt_orphans=lambda: None)  # pytest's process should stay as it is
     run = Run(folder, "none", 1)
     (run.node(0) / "logs").mkdir(parents=True, exist_ok=True)
     with Stops() as stops:
         stops.came = [*asked]
-        attempt = Attempt(
-            plan,
-            run,
-            60.0,
-            0.0,
-            (said if said is not None else []).append,
-            stops,
-            after_failure,
-            lasting=Lasting(own=worker.own),
-        )
+        limits, say = Limits(60.0, after_failure=after_failure), (said if said is not None else []).append
+        attempt = Attempt(plan, run, limits, stops, say, lasting=Lasting(own=worker.own), machine=machine, start=start)  # type: ignore[arg-type]
         return attempt.supervise({}, worker.lost)
 
 
@@ -116,7 +111,7 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     worker = Worker(fails, tmp_path / "node-0")
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),) if stop else ()
     write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": '{"phase": "train", "step": 3, "monotonic": 1.0}'})
-    assert supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked).status == status
+    assert supervise_worker(tmp_path, worker, plan_for(), asked).status == status
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def test_a_job_that_took_no_step_yet_ends_at_once_when_it_is_stopped(
     if beat:
         write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": beat})
     asked = (Stop(time.monotonic(), number, number.name),)
-    facts = supervise_worker(monkeypatch, tmp_path, worker, plan_for(), asked, said=said)
+    facts = supervise_worker(tmp_path, worker, plan_for(), asked, said=said)
     assert (facts.status == -signal.SIGKILL) is ends
     assert (facts.moved is False) is ends
     end = (
@@ -154,7 +149,7 @@ def test_a_stopped_script_is_not_said_to_save_a_snapshot(
 ) -> None:
     said: list[str] = []
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),)
-    supervise_worker(monkeypatch, tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
+    supervise_worker(tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
     assert said == ["SIGTERM received: stopping, the script has at most 60 s to end"]
 
 
@@ -164,7 +159,7 @@ def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
 ) -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60; true"], stdout=subprocess.DEVNULL) as runtime:
         worker = Worker(fails, tmp_path / "node-0")
-        supervise_worker(monkeypatch, tmp_path, worker, plan_for())
+        supervise_worker(tmp_path, worker, plan_for())
         with Spare(worker.own, wanted=True):
             pass
         assert worker.process.returncode is not None
@@ -180,7 +175,7 @@ def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
 def test_who_is_left_after_a_failure_ends_at_once_unless_it_is_of_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exitcode: int, writes: bool, status: int
 ) -> None:
-    monkeypatch.setattr(supervise, "AFTER_FAILURE", 2 * SAVING)
+    monkeypatch.setattr(stop_handler, "AFTER_FAILURE", 2 * SAVING)
     (tmp_path / "snapshots").mkdir()
     holds = f"exec 3< {tmp_path / 'snapshots' if writes else tmp_path}; sleep {SAVING}"
     worker = Worker("", tmp_path / "node-0", ("sh", "-c", holds))
@@ -189,7 +184,7 @@ def test_who_is_left_after_a_failure_ends_at_once_unless_it_is_of_use(
         "failures",
         property(lambda worker: [{"rank": 1, "exitcode": exitcode, "time": 1.0}] if worker._is_late else []),
     )
-    assert supervise_worker(monkeypatch, tmp_path, worker, plan_for()).status == status
+    assert supervise_worker(tmp_path, worker, plan_for()).status == status
 
 
 SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
@@ -218,7 +213,7 @@ def test_a_script_is_told_of_another_nodes_failure_and_may_save(
     worker = Worker("node", tmp_path / "node-0", command)
     if flag:
         write_files(tmp_path / "node-0", {HONOURS_STOP: ""})
-    assert supervise_worker(monkeypatch, tmp_path, worker, script, after_failure=after_failure).status == status
+    assert supervise_worker(tmp_path, worker, script, after_failure=after_failure).status == status
 
 
 @pytest.mark.parametrize("exitcode", [-signal.SIGTERM, 128 + signal.SIGTERM])
@@ -227,7 +222,7 @@ def test_who_ended_by_that_sigterm_is_no_cause(
 ) -> None:
     worker = Worker("node", tmp_path / "node-0", SLEEPS)
     monkeypatch.setattr(Worker, "failures", [{"rank": 0, "exitcode": exitcode, "time": 1.0}])
-    assert supervise_worker(monkeypatch, tmp_path, worker, script).failures == []
+    assert supervise_worker(tmp_path, worker, script).failures == []
 
 
 def test_torchrun_is_not_waited_for_once_the_workers_ended(
@@ -238,7 +233,7 @@ def test_torchrun_is_not_waited_for_once_the_workers_ended(
     ended = subprocess.Popen(["true"])
     ended.wait()
     worker.workers = [ended.pid]
-    status = supervise_worker(monkeypatch, tmp_path, worker, script, after_failure=3600).status
+    status = supervise_worker(tmp_path, worker, script, after_failure=3600).status
     assert status == -signal.SIGKILL
 
 
@@ -250,7 +245,10 @@ def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(
 
     monkeypatch.setattr("slipway.launch.hangs.inquiry.Listener.open", refuse)
     said: list[str] = []
-    with Stops() as stops:
-        attempt = Attempt(plan_for(), Run(tmp_path, "none", 1), 60.0, 0.0, said.append, stops, compare=lambda one: one)
-        assert "SLIPWAY_WATCHER" not in attempt._environment({}, terminal=False)
-    assert said == ["warning: the workers are not watched, nor is a hang told: PermissionError: no Unix sockets here"]
+    with selectors.DefaultSelector() as selector:
+        judge = HangReport(tmp_path, 1.0, said.append, end=False)
+        watch = HangWatch(plan_for(), Run(tmp_path, "none", 1), Limits(60.0), judge, said.append, MACHINE)
+        assert "SLIPWAY_WATCHER" not in watch.open({}, selector, None)  # type: ignore[arg-type]
+    assert said == [
+        "warning: the workers are not watched, nor is a hang reported: PermissionError: no Unix sockets here"
+    ]

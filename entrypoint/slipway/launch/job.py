@@ -13,9 +13,8 @@ from slipway.launch.attempt.lasting import Lasting, SnapshotMemory, Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
-from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.closing import conclude
-from slipway.launch.hangs.hang import HangReport
+from slipway.launch.hangs.hang import Compare, HangReport
 from slipway.launch.monitoring import Metrics, Notices, open_metrics, open_notices
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
@@ -29,6 +28,7 @@ from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
 from slipway.launch.verdict.restarts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
@@ -97,15 +97,16 @@ def make_attempts(
         ours, node = agreed
         books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
         hears = partial(tell_hang, node.run, metrics, notices)
-        hangs = hang_report(ours, node.run, hears)
+        hangs = hang_report(ours, node.run, hears, nodes.compare)
         try:
             lock = lock or take_lock(ours, node, stops, stack, run_lock)
-            previous = node.tries[-1].outcome if node.tries else None
             elsewhere = partial(look_elsewhere, lock, nodes)
             looks = partial(look_on, node.run, books, notices)
             lasting = Lasting(memory, spare, own, looks, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
+            previous = node.tries[-1].outcome if node.tries else None
+            lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
             metrics.attempt(node.run)
-            tried = attempt(ours, node.run, stops, elsewhere, nodes.compare, hangs, previous, node.reached, lasting)
+            tried = attempt(ours, node.run, stops, elsewhere, hangs, lasting)
         except LaunchError as error:
             if job.single and not node.tries:
                 raise
@@ -145,11 +146,11 @@ def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
     notices.hang(run, hang)
 
 
-def hang_report(job: Job, run: Run, hears: Callable[[str], None]) -> HangReport:
-    """What tells of a hang in the next attempt, `hears` too."""
+def hang_report(job: Job, run: Run, hears: Callable[[str], None], compare: Compare) -> HangReport:
+    """What reports a hang in the next attempt."""
     end, topology = job.sources.value("SLIPWAY_ON_HANG") == "end", job.plan.topology
     node_dir, limit = run.node(topology.node_rank), job.patience or math.inf
-    return HangReport(node_dir, limit, say, end=end, hears=hears, process=topology.process_rank)
+    return HangReport(node_dir, limit, say, end=end, hears=hears, compare=compare, process=topology.process_rank)
 
 
 def was_stopped(stops: Stops) -> bool:

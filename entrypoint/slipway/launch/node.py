@@ -11,7 +11,6 @@ from pathlib import Path
 
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
-from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.resolve.connectivity import free_port
@@ -27,6 +26,7 @@ from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
+from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import newest_step
 

@@ -11,7 +11,6 @@ from typing import Self
 from slipway import __version__
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.terminal import say
-from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node
@@ -25,6 +24,7 @@ from slipway.launch.resolve.topology import Topology
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
+from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.files import newest_step
 
 LOOK_SECONDS = 5.0  # between two looks at the others once this node is through

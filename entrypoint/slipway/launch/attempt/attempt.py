@@ -9,8 +9,9 @@ from contextlib import suppress
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
 from slipway.launch.attempt.lasting import ALONE, Lasting
+from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.attempt.supervise import Attempt, Compare, Elsewhere
+from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.terminal import say, short_path
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.host import make_folders
@@ -31,17 +32,12 @@ def attempt(
     run: Run,
     stops: Stops,
     lost: Callable[[], Elsewhere | None],
-    compare: Compare,
     report: HangReport,
-    previous: Outcome | None = None,
-    reached: int = 0,
     lasting: Lasting = ALONE,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `lost` says what elsewhere ended it; `compare` exchanges with others where the ranks stand, which goes to the `report`;
-    `previous`: what ended the attempt before, which the workers are told; `reached`: the highest step that any before reached;
-    `lasting`: what goes on beyond this attempt.
+    `lost` says what elsewhere ended it; `report` and `lasting`: what it shares with other nodes and with other attempts.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -55,16 +51,16 @@ def attempt(
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
     before, folder = newest_step(run.path), run.identity
-    watched = compare if job.sources.parsed("SLIPWAY_WATCH") else None
-    limits = (job.seconds("SLIPWAY_GRACE_SECONDS"), job.patience, say, stops, job.after_failure)
-    under_way = Attempt(job.plan, run, *limits, watched, report, reached, lasting, job.start_patience)
+    limits = Limits(job.seconds("SLIPWAY_GRACE_SECONDS"), job.patience, job.start_patience, job.after_failure)
+    watched = report if job.sources.parsed("SLIPWAY_WATCH") else None
+    under_way = Attempt(job.plan, run, limits, stops, say, watched, lasting)
     kept = lasting.memory.variables if lasting.memory else {}
-    facts = under_way.supervise({**job.plan.environment(job.environ), **tell(previous), **kept}, lost)
+    facts = under_way.supervise({**job.plan.environment(job.environ), **tell(lasting.previous), **kept}, lost)
     try:
         after = newest_step(run.path)
     except OSError:  # a disk that is away now changes nothing of how the workers ended
         after = before
-    facts.saved = after if after != before else None
+    facts = dataclasses.replace(facts, saved=after if after != before else None)
     outcome = choose_outcome(facts, under_way.node_dir, time.time())
     if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         cause = Cause(CauseKind.RUN_GONE, outcome.evidence, name=str(run.path))  # the next one would begin at step 0

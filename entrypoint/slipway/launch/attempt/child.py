@@ -26,6 +26,11 @@ AGENT = (sys.executable, "-P", "-u", "-m", "slipway.process.agent")
 AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 
 
+def parent_of(plan: Plan) -> str:
+    """What starts the workers, for people."""
+    return "the process that spawns the workers" if plan.workload.spawned else "torchrun"
+
+
 class Child:
     """The process, and what it tells of its own children: `workers` are process ids, `failures` the ranks that failed first,
     `left` those that ended with 0, and when (Unix seconds).

@@ -25,32 +25,46 @@ _STORE = re.compile(r"(?:timed out|connect to|connection)[^()]*\((?:::ffff:)?([\
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its cause and more of its fields
 
 
-@dataclass
+@dataclass(frozen=True)
+class StopSeen:
+    """A stop as this node saw it: the `word` that it asks for and its `name`, both empty without one."""
+
+    word: str = ""
+    name: str = ""
+    numbers: tuple[int, ...] = ()  # the signals that a user's script got
+    killed: bool = False  # the workers had not ended when the grace was over
+    impatient: bool = False  # or when Ctrl-C or `slipway stop` came again
+    disk: str = ""  # why the stop flag could not be written
+
+
+@dataclass(frozen=True)
+class HangSeen:
+    """That no rank moves any more: what shows it, and the first `rank` that the others wait for."""
+
+    text: str
+    rank: int | None = None
+    time: float = 0.0  # when that was noticed (Unix seconds), 0: now
+    stacks: tuple[str, ...] = ()  # of those, and of one that waits
+    recorded: bool = False  # NCCL's last collectives were asked for
+
+
+@dataclass(frozen=True)
 class Facts:
-    """What the launcher saw while the workers ran. `stop` is the word that was asked for; `failures` as the agent tells."""
+    """What the launcher saw while the workers ran; `failures` as the agent reports them."""
 
     node_rank: int
     host: str
     own: bool
     ranks: tuple[int, ...]
-    stop: str = ""
-    signal: str = ""  # what asked, by name
-    numbers: tuple[int, ...] = ()  # the signals that a user's script got
-    killed: bool = False  # its workers had not ended when the grace of a stop was over
-    impatient: bool = False  # or when Ctrl-C or `slipway stop` came again
-    disk: str = ""  # why the stop flag could not be written
-    started: bool = False  # torchrun told that its workers run
-    hang: str = ""  # that no rank moves any more, and whom the others wait for
-    behind: int | None = None  # the first of those
-    hung: float = 0.0  # when that was noticed (Unix seconds)
-    stacks: tuple[str, ...] = ()  # of those, and of one that waits
-    recorded: bool = False  # NCCL's last collectives were asked for
-    moved: bool | None = None  # past the first step; None where nobody can tell
-    saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
+    stop: StopSeen = StopSeen()  # frozen
+    hang: HangSeen | None = None
     lost: str = ""  # which other node failed first
     still: float = 0.0  # seconds for which this launcher was frozen before it found the others gone
+    started: bool = False  # torchrun reported that its workers run
+    moved: bool | None = None  # past the first step; None where nobody can tell
+    saved: int | None = None  # the step of the newest snapshot, where it is of this attempt
     status: int = 0  # torchrun's return code, negative for a signal
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: Sequence[Mapping[str, Any]] = ()
     ooms: int = 0  # out-of-memory kills in this cgroup meanwhile
     left: Mapping[int, float] = field(default_factory=dict)  # the ranks that ended with 0, and when
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)  # lines of stderr, by rank
@@ -107,18 +121,19 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     bad = {rank: record for rank, record in files.items() if is_bad(record)}
     if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
-    if facts.disk:
-        return outcome(Word.UNHEALTHY, Cause(CauseKind.NO_FLAG, facts.disk, signs=find_signs(facts.disk)))
-    if facts.killed and facts.impatient:
+    if facts.stop.disk:
+        return outcome(Word.UNHEALTHY, Cause(CauseKind.NO_FLAG, facts.stop.disk, signs=find_signs(facts.stop.disk)))
+    if facts.stop.killed and facts.stop.impatient:
         return outcome(Word.CANCELLED, Cause(CauseKind.IMPATIENT))
     if any(record.get("outcome") != Word.PEER for record in bad.values()):
         return _first_failure(facts, bad, now, outcome)
     if facts.hang:
-        cause = Cause(CauseKind.HANG, facts.hang, signs=(Sign.RECORDED,) if facts.recorded else ())
-        word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
+        hang = facts.hang
+        cause = Cause(CauseKind.HANG, hang.text, signs=(Sign.RECORDED,) if hang.recorded else ())
+        word = Word.CANCELLED if facts.stop.word == Word.CANCELLED else Word.PEER
         # Before what others lost because their peers were ended.
-        return outcome(word, cause, rank=facts.behind, time=facts.hung or now, stacks=facts.stacks)
-    if facts.killed:
+        return outcome(word, cause, rank=hang.rank, time=hang.time or now, stacks=hang.stacks)
+    if facts.stop.killed:
         return _too_late(facts, [rank for rank in facts.ranks if rank not in files] or list(facts.ranks), outcome)
     if bad or facts.failures:
         return _first_failure(facts, bad, now, outcome)
@@ -135,9 +150,9 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
     words = {record.get("outcome") for record in files.values()}
     if word := next((word for word in (Word.CANCELLED, Word.STOPPED) if word in words), ""):
         record = next(record for record in files.values() if record.get("outcome") == word)
-        return outcome(word, Cause(text=str(record.get("message") or facts.signal)))
-    if facts.stop and not facts.own:
-        return outcome(facts.stop, Cause(CauseKind.AFTER, name=facts.signal))
+        return outcome(word, Cause(text=str(record.get("message") or facts.stop.name)))
+    if facts.stop.word and not facts.own:
+        return outcome(facts.stop.word, Cause(CauseKind.AFTER, name=facts.stop.name))
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
     return outcome(Word.FINISHED, Cause(text=messages[0] if messages else ""))
 
@@ -145,9 +160,9 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
 def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcome:
     """Not ended within the grace. What its user stopped for good nobody may start again; 76 lets a scheduler do it."""
     if facts.moved is False:
-        return outcome(facts.stop, Cause(CauseKind.BEFORE_STEP, name=facts.signal))
-    word = Word.CANCELLED if facts.stop == Word.CANCELLED else Word.PEER
-    return outcome(word, Cause(CauseKind.LATE, ", ".join(map(str, late)), name=facts.signal), rank=late[0])
+        return outcome(facts.stop.word, Cause(CauseKind.BEFORE_STEP, name=facts.stop.name))
+    word = Word.CANCELLED if facts.stop.word == Word.CANCELLED else Word.PEER
+    return outcome(word, Cause(CauseKind.LATE, ", ".join(map(str, late)), name=facts.stop.name), rank=late[0])
 
 
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:
@@ -156,13 +171,13 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     if not facts.own and all(order[0] for order, _ in causes):
         causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in {*told, *facts.left}], now)
     (echo, *_), first = min(causes, key=lambda cause: cause[0])
-    if echo and not facts.stop:
+    if echo and not facts.stop.word:
         others = [rank for rank in facts.ranks if rank not in {*bad, *told}]
         first["meanwhile"] = _bystanders(facts, others, first["time"])
-    if facts.stop and facts.saved is not None and first["cause"].kind == CauseKind.KILLED:
+    if facts.stop.word and facts.saved is not None and first["cause"].kind == CauseKind.KILLED:
         # Schedulers that take a machine back do not wait for a word of ours. A crash stays a crash.
-        cause = Cause(CauseKind.TAKEN, str(first["rank"]), facts.saved, facts.signal)
-        return outcome(facts.stop, cause, rank=first["rank"])
+        cause = Cause(CauseKind.TAKEN, str(first["rank"]), facts.saved, facts.stop.name)
+        return outcome(facts.stop.word, cause, rank=first["rank"])
     return outcome(**first)
 
 
@@ -202,7 +217,7 @@ def _cause(
     if facts.own and facts.run and Sign.DENIED in cause.signs and f"'{facts.run}/" in text:
         word = Word.CONFIGURATION  # as where that is found before the start
     if cause.kind == CauseKind.ASKED:
-        word = facts.stop
+        word = facts.stop.word
     time = next(float(at) for at in (record.get("time"), failure.get("time"), now) if isinstance(at, int | float))
     # A rank with a reason of its own explains those that only lost it, a signal from outside explains most, and
     # gloo aborts where something else went wrong before. Among those that only lost another, those that a retry may help decide,
@@ -211,7 +226,7 @@ def _cause(
     order = (
         echo,
         echo and word != Word.PEER,
-        word == facts.stop,
+        word == facts.stop.word,
         exitcode == -signal.SIGABRT,
         exitcode >= 0,
         time,
@@ -222,8 +237,10 @@ def _cause(
 
 def _read_status(exitcode: int, facts: Facts, rank: int) -> tuple[str, Cause, str | None]:
     """What a rank printed that ended without writing why, the cause by that and by its exit code, and where."""
-    if exitcode in {code for number in facts.numbers for code in (-number, 128 + number)}:  # as shells count signals
-        return "", Cause(CauseKind.ASKED, name=facts.signal), None
+    if exitcode in {
+        code for number in facts.stop.numbers for code in (-number, 128 + number)
+    }:  # as shells count signals
+        return "", Cause(CauseKind.ASKED, name=facts.stop.name), None
     if exitcode == -signal.SIGKILL:
         return "", Cause(CauseKind.OUT_OF_MEMORY, signs=(Sign.MEMORY,)) if facts.ooms else Cause(CauseKind.KILLED), None
     raised = read_final_traceback(facts.last.get(rank, ()), exitcode, facts.ended.get(rank))
@@ -250,8 +267,8 @@ def _standing(facts: Facts, rank: int, time: float) -> str:
 
 
 def _launcher_failure(facts: Facts, outcome: MakeOutcome) -> Outcome:
-    if facts.stop and not facts.started:
-        return outcome(facts.stop, Cause(CauseKind.BEFORE_START, name=facts.signal))
+    if facts.stop.word and not facts.started:
+        return outcome(facts.stop.word, Cause(CauseKind.BEFORE_START, name=facts.stop.name))
     if facts.status == -signal.SIGKILL and facts.ooms:
         return outcome(Word.FAILED, Cause(CauseKind.OUT_OF_MEMORY, signs=(Sign.MEMORY,)))
     if facts.status < 0:

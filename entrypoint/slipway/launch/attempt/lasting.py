@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
+from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
 from slipway.protocol.memory import VARIABLE, newest_in
 
@@ -174,9 +175,10 @@ def lasting(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Lasting:
-    """`memory`: what outlives the workers; `spare`: what the next attempt is forked from; `own`: what this launcher started, as
-    opposed to what was below it before; `look_on` is called at every look, and `hears` with the text of a hang. `silence`: the
-    seconds without a sign of life after which the other nodes count this one as lost.
+    """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `spare`: what the
+    next attempt is forked from; `own`: what this launcher started, as opposed to what was below it before; `look_on` is called at
+    every look, and `hears` with the text of a hang. `silence`: the seconds without a sign of life after which the other nodes
+    count this one as lost; `previous`: what ended the attempt before; `reached`: the highest step of all before.
     """
 
     memory: SnapshotMemory | None = None
@@ -185,6 +187,8 @@ class Lasting:
     look_on: Callable[[Milestones], None] = lambda milestones: None
     hears: Callable[[str], None] = lambda hang: None
     silence: float = math.inf
+    previous: Outcome | None = None
+    reached: int = 0
 
 
 ALONE = Lasting()  # an attempt that nothing outlasts

@@ -22,6 +22,9 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 from slipway.protocol.printable import rank_ranges
 
+# Takes where this launcher's ranks stand (None: they move), and returns where all ranks do once all stand still, to the one that
+# judges.
+Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
 MOST = 4  # ranks that are described each by itself
 
 
@@ -204,13 +207,15 @@ class HangReport:
         *,
         end: bool,
         hears: Callable[[str], None] = lambda hang: None,
+        compare: Compare = lambda standings: standings,
         process: int | None = None,
     ) -> None:
         """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `hears` is called with its
-        text; `process`: the rank of the launcher's only one, where each has its own.
+        text; `compare` exchanges with other nodes where the ranks stand; `process`: the rank of the launcher's only one, where
+        each has its own.
         """
         self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
-        self._hears = hears
+        self._hears, self.compare = hears, compare
         self._since: float | None = None  # when all ranks were first known to stand still
         self._told = False
         self.stacks: tuple[str, ...] = ()  # of those that were reported

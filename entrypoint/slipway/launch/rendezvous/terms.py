@@ -1,12 +1,24 @@
-"""The terms on which the launchers of a job meet: what each of them was told when it started."""
+"""The terms on which the launchers of a job meet: what each of them was told when it started, and the network that they use."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
 
-from slipway.launch.clock import CLOCK, Clock
-from slipway.launch.rendezvous.network import NETWORK, Network
+from slipway.launch.rendezvous.link import resolve
+from slipway.launch.resolve.connectivity import free_port, interface_towards, listen
+from slipway.process.machine import CLOCK, Clock
+
+
+@dataclass(frozen=True)
+class Network:
+    """Names, ports and interfaces; connections themselves are those of the running asyncio loop."""
+
+    resolve: Callable[[str], Awaitable[tuple[str, ...]]] = resolve
+    listen: Callable[..., socket.socket] = listen
+    free_port: Callable[[int], int] = free_port
+    interface_towards: Callable[..., str | None] = interface_towards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +50,7 @@ class Terms:
     window: float = 0.0
     heartbeat: float = 30.0
     clock: Clock = CLOCK
-    network: Network = NETWORK
+    network: Network = Network()  # frozen
     random: Random = field(default_factory=SystemRandom)
     process: str = field(default_factory=lambda: SystemRandom().randbytes(16).hex())
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 WITHOUT = ("void", "none", "")  # as NVIDIA_VISIBLE_DEVICES: nothing of a GPU, or none of them
-# {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one.
+# {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one, and as
+# `docker` where it is left out.
 # Docker makes a folder that is not there, but as root; and files that the container writes shall be the caller's.
 KEEP = '--user "$(id -u):0" -v "$PWD/runs:{target}" to docker run'
 
@@ -30,19 +31,16 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "docker": "type mkdir -p runs, and add " + KEEP,
             "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
             "slurm": 'add --container-mounts="$PWD/runs:{target}" to srun',
-            "host": "type mkdir -p runs, and add " + KEEP,
         },
         "files": {
             "docker": 'add -v "$PWD:{target}" to docker run',
             "kubernetes": "mount a volume with them at {target}",
             "slurm": 'add --container-mounts="$PWD:{target}" to srun',
-            "host": 'add -v "$PWD:{target}" to docker run',
         },
         "owner": {
             "docker": 'add --user "$(id -u):0" to docker run',
             "kubernetes": "set fsGroup in the pod's securityContext (k8s/components/pvc)",
             "slurm": "submit the job as that user",
-            "host": 'add --user "$(id -u):0" to docker run',
         },
         "working directory": {
             "docker": 'add -v "$PWD:{target}" to docker run, or -w /tmp with the full path of the script',
@@ -54,14 +52,12 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "docker": "mount it without :ro",
             "kubernetes": "mount an emptyDir or a PersistentVolumeClaim at {target}, without readOnly: true",
             "slurm": "leave :ro out of --container-mounts",
-            "host": "mount it without :ro",
         },
         "files in a read-only mount": {
             "docker": "mount {target} without :ro",
             "kubernetes": "let it write to the folder that SLIPWAY_RUN_DIR names, or mount an emptyDir for what it writes (the "
             "volume of a ConfigMap is always read-only)",
             "slurm": "let it write to the folder that SLIPWAY_RUN_DIR names, or leave :ro out of --container-mounts",
-            "host": "mount {target} without :ro",
         },
         "temporary files": {
             "docker": "add --tmpfs /tmp:exec,mode=1777 to docker run",
@@ -103,13 +99,11 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "docker": "pass -e IMAGE=NAME to docker run",
             "kubernetes": "set IMAGE in the pod's env",
             "slurm": "export IMAGE=NAME before sbatch",
-            "host": "pass -e IMAGE=NAME to docker run",
         },
         "MASTER_ADDR": {
             "docker": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",
             "kubernetes": "set MASTER_ADDR in the pod's env to the name of node 0's pod behind a headless Service",
             "slurm": "start it with srun, or add --master-addr HOST",
-            "host": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",
         },
     }
 )
@@ -122,4 +116,4 @@ def means_cpu(environ: Mapping[str, str], processes: str) -> bool:
 
 def advise(lacking: str, runtime: str, target: str = "") -> str:
     """What helps where something is `lacking` (a key of ADVICE), as the end of a sentence."""
-    return ADVICE[lacking][runtime].format(target=target)
+    return ADVICE[lacking].get(runtime, ADVICE[lacking]["docker"]).format(target=target)

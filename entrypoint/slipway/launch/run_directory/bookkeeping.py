@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.clock import CLOCK, Clock
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.heartbeats import Beat
 from slipway.launch.run_directory.run import Run, is_newest, last_outcome
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json, ledger_of
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.files import LEDGER_FILE, OUTCOME_FILE, STEPS, node_folder, read_json, write_json
 from slipway.protocol.outcomes import Word
 

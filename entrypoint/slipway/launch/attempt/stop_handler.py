@@ -1,0 +1,104 @@
+"""What ends the workers of this node before they are through: a stop is passed on to those that it is meant for, and after the
+grace all that the launcher started is killed.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from slipway.launch.attempt.child import Child
+from slipway.launch.attempt.ending import StopSeen, is_cause_known, read_outcomes
+from slipway.launch.attempt.stops import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Stop, Stops, raise_flag
+from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.run import Run
+from slipway.process.machine import Machine
+from slipway.protocol.files import HONOURS_STOP, SNAPSHOTS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. `grace`: from a stop to the end; `hang`: of a phase `train` without a step, 0 for any time, and `start` of those
+    before it, None for the same; `after_failure`: from one rank's failure to the end of the others, None as they need it.
+    """
+
+    grace: float
+    hang: float = 0.0
+    start: float | None = None
+    after_failure: float | None = None
+
+
+class StopHandler:
+    """One attempt's stop, and by when its processes must have ended. Slipway's workloads get the stop flag, a user's script gets
+    the signal itself, unless it asked for the flag.
+    """
+
+    def __init__(
+        self, plan: Plan, run: Run, stops: Stops, limits: Limits, say: Callable[[str], None], machine: Machine
+    ):
+        """`say` prints a line."""
+        self._own, self._ranks, self._run = plan.workload.own, plan.topology.ranks, run
+        self._node_dir, self._stops, self._limits = run.node(plan.topology.node_rank), stops, limits
+        self._say, self._machine = say, machine
+        self.deadline, self.seen = Deadline(limits.grace), StopSeen()
+        self._told: Stop | None = None
+        self._signalled: set[int] = set()
+
+    def look(self, workers: Sequence[int], has_begun: Callable[[], bool]) -> None:
+        """Pass a stop on. A later one asks for haste: a script gets it, too, and ours are stopping already. `has_begun` returns
+        whether a step was taken."""
+        stop, now = self._stops.later or self._stops.first, self._machine.clock.monotonic()
+        if stop is None:
+            return
+        if stop != self._told:
+            if self._told is None:
+                self.seen = StopSeen(self._stops.word, stop.name)
+                self._say(f"{stop.name} received: stopping{self._begin(now, has_begun)}")
+            else:
+                self._say(f"{stop.name} received: stopping already, at most {self.deadline.left(now):.0f} s are left")
+            self._told, self._signalled = stop, set()
+            disk = raise_flag(self._node_dir, stop)
+            self.seen = replace(self.seen, numbers=(*self.seen.numbers, stop.number), disk=disk or self.seen.disk)
+            if disk:
+                self.deadline.give_up(now)
+        self.signal(workers, stop.number)
+
+    def _begin(self, now: float, has_begun: Callable[[], bool]) -> str:
+        """Start the grace, or end at once what took no step yet: a start takes longer than `docker stop` waits."""
+        self.deadline.stop(now)
+        if not self._own:
+            return f", the script has at most {self._limits.grace:.0f} s to end"
+        if has_begun():
+            return f", at most {self._limits.grace:.0f} s for the snapshot"
+        self.deadline.nothing_to_save(now)
+        return " at once, since no step was taken yet and there is nothing to save"
+
+    @property
+    def _handles_signals(self) -> bool:
+        """Whether the workers are a user's script that has not asked for the stop flag."""
+        return not self._own and not os.path.exists(self._node_dir / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
+
+    def signal(self, workers: Sequence[int], number: signal.Signals) -> None:
+        """Signal each worker of a user's script once."""
+        if self._handles_signals:
+            # A worker that is just being started still ignores the signal, and it would be lost.
+            ready = [pid for pid in workers if pid not in self._signalled and not self._machine.ignores(pid, number)]
+            self._machine.send_signal(ready, number)
+            self._signalled.update(ready)
+
+    def fail(self, child: Child, *, known: bool = False, gone: bool = False) -> None:
+        """A rank failed, of this node or of another, which is `gone` or has said what the first cause was (`known`)."""
+        self.deadline.fail(self._machine.clock.monotonic(), self._time_to_end(child, known=known), gone)
+
+    def _time_to_end(self, child: Child, *, known: bool) -> float:
+        """Seconds that the other ranks have. Of ours nothing is needed then but a snapshot that one of them is writing, with its
+        folder open all the while, and what they say of the first cause, as long as nobody knows that.
+        """
+        if self._limits.after_failure is not None:
+            return self._limits.after_failure
+        if self._handles_signals:
+            return AFTER_FAILURE_OF_SCRIPT
+        if not self._own or not (known or is_cause_known(read_outcomes(self._node_dir, self._ranks), child.failures)):
+            return AFTER_FAILURE
+        snapshots = (self._run.path / SNAPSHOTS).resolve()
+        return AFTER_FAILURE if any(self._machine.has_open(pid, snapshots) for pid in child.workers) else 0.0
