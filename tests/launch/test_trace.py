@@ -17,7 +17,7 @@ from stand_in_rules import Rules
 Run = Callable[..., Launcher]
 # What was so when it looked, in this order.
 SAID = (
-    r"(slipway: asked; .*\n)?(slipway: all ranks begin .*\n)?(slipway: recording 2 steps behind step \d+\n)?"
+    r"(slipway: asked; .*\n)?(slipway: all ranks start .*\n)?(slipway: recording 2 steps after step \d+\n)?"
     r"(slipway: recorded; rank 0 gathers .*\n)?"
 )
 

@@ -362,7 +362,7 @@ def test_tokens_without_validation_are_refused(tmp_path: Path, train: Start) -> 
         Settings(validation=0.0), 1, print,
     )  # fmt: skip
     run = train("gpt", *MODEL, "--dataset", f"tokens:{tmp_path / 'all'}", "--steps", 1)
-    assert "has no tokens for validation. Prepare the text anew with a larger --validation." in message(run)
+    assert "has no tokens for validation. Prepare the text again with a larger --validation." in message(run)
 
 
 def test_text_is_written_in_the_runs_own_tokens(folder: Path, train: Start) -> None:

@@ -56,7 +56,7 @@ def test_another_form_is_refused_with_what_was_probably_meant(dataset: str, said
         ("--dataset", "file:note.txt", r"there is no note.txt in /.*\. Did you mean notes.txt\?"),
         ("--dataset", "tokens:token", r"there is no token in /.*\. Did you mean tokens\?"),
         ("--dataset", "tokens:folder", r"folder holds no manifest.json. Make .* or type file:folder for text"),
-        ("--dataset", "tokens:unfinished", r"unfinished is not finished; go on with the same"),
+        ("--dataset", "tokens:unfinished", r"unfinished is not finished; continue with the same"),
         ("--dataset", "hub:@main", r"names no repo; type hub:OWNER/NAME"),
         ("--tokenizer", "own.json", r"there is no own.json in /.*Type bytes, the path"),
         ("--tokenizer", "a/b/c", r"there is no a/b/c"),

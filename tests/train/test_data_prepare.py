@@ -312,7 +312,7 @@ def test_what_was_killed_goes_on_with_the_finished_pieces(tmp_path: Path) -> Non
         read_folder(tmp_path / "out")
     pieces[0].write_bytes(b"\0" + pieces[0].read_bytes()[1:])
     said = run(*words)
-    records = [int(word) for word in said.split("going on: ")[1].split(" pieces")[0].split(" of ")]
+    records = [int(word) for word in said.split("resuming: ")[1].split(" pieces")[0].split(" of ")]
     assert 0 < records[0] < records[1]
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 

@@ -87,8 +87,8 @@ def test_what_is_no_text_is_named_with_what_to_type(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("data-00000-of-00001.arrow", b"whatever", "is called an Arrow file, and is none"),
-        ("a.feather", b"whatever", "is called an Arrow file, and is none"),
+        ("data-00000-of-00001.arrow", b"whatever", "has the name of an Arrow file but is not one"),
+        ("a.feather", b"whatever", "has the name of an Arrow file but is not one"),
         ("train.bin", bytes(range(256)) * 9, "is binary and no text: weights, or another program's tokens"),
         ("a.jsonl", POINTER, "is a pointer of Git LFS"),
         ("a.parquet", POINTER, "is a pointer of Git LFS"),

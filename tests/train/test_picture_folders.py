@@ -161,7 +161,7 @@ def test_what_lies_beside_the_classes_of_a_part_is_said_and_makes_no_class_of_th
 @pytest.mark.parametrize("judge", ["val", "test"])
 def test_pictures_in_train_and_val_without_classes_are_no_two_classes(tmp_path: Path, judge: str) -> None:
     put(tmp_path, *some("train", 3), *some(judge, 3))
-    with pytest.raises(ConfigurationError, match=r"holds no folders of classes: pictures lie in \w+, \w+ directly"):
+    with pytest.raises(ConfigurationError, match=r"holds no folders of classes: pictures are directly in \w+, \w+"):
         list_files(tmp_path)
 
 

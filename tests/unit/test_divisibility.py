@@ -25,7 +25,7 @@ def test_a_plan_says_how_processes_are_divided(slipway: Slipway, words: tuple[st
 
 def test_a_pipeline_across_nodes_is_told(slipway: Slipway) -> None:
     answer = slipway("plan", "pipeline", "--nproc-per-node", "3", WORLD_SIZE="2", RANK="0", MASTER_ADDR="localhost")
-    assert "6 processes = 3 pipelines of 2 stages, some of which stand on two nodes" in answer.out
+    assert "6 processes = 3 pipelines of 2 stages, some of which are on two nodes" in answer.out
 
 
 def test_one_stage_needs_no_other_process(slipway: Slipway) -> None:

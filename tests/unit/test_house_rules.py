@@ -1,6 +1,7 @@
 """Rules of the code that neither ruff nor import-linter knows. `make lint` runs this file."""
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,34 @@ RECORDS = {"schedulers.py", "clouds.py"}
 ROOT = PACKAGE.parents[1]
 # Words of our own for what the field has a word for.
 WORDS = {"muster": "rendezvous"}
+# Words that a user does not read: no page, help text or message has them.
+UNREAD = {
+    "anew": "again",
+    "crew": "reader pool",
+    "goes on": "continues, resumes",
+    "going on from": "resuming from",
+    "hears": "receives",
+    "in front of": "before",
+    "lies in": "is in",
+    "mended": "fixed",
+    "newcomer": "new node",
+    "nobody knows": "is unknown",
+    "outvote": "overrule",
+    "passed over": "skipped",
+    "rehears": "test, simulate",
+    "roster": "membership",
+    "rung": "step",
+    "sick": "unhealthy",
+    "stand behind": "follow",
+    "stands behind": "follows",
+    "turned away": "refused",
+    "under way": "running, in progress",
+    "what becomes of": "what happens to",
+    "whoever": "everyone who",
+}
+PAGES = ("README.md", "docs/*.md", "compose/README.md", "k8s/README.md", "slurm/README.md")
+# What is no prose of a page: blocks, code, where links lead, comments.
+CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
 def questions_about_schedulers(file: Path) -> Iterator[str]:
@@ -57,6 +86,32 @@ def test_no_word_of_our_own_stands_for_one_of_the_field() -> None:
         f"{file.relative_to(ROOT)}: {word}" for file, text in texts.items() for word in WORDS if word in text.lower()
     ]
     assert found == [], f"say {WORDS} instead"
+
+
+def messages(file: Path) -> Iterator[str]:
+    """The texts of a module that may be messages: those of several words, without docstrings."""
+    inside: set[int] = set()
+    for node in ast.walk(ast.parse(file.read_text())):  # from the outside in
+        if isinstance(node, ast.JoinedStr):
+            inside.update(map(id, node.values))
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Expr):
+            inside.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
+
+
+def test_no_page_help_text_or_message_has_a_word_that_a_user_would_have_to_learn() -> None:
+    texts = {page: CODE.sub("", page.read_text()) for pattern in PAGES for page in ROOT.glob(pattern)}
+    texts[ROOT / "docs/cli.md"] = (ROOT / "docs/cli.md").read_text()
+    texts |= {file: "\n".join(text for text in messages(file) if " " in text) for file in PACKAGE.rglob("*.py")}
+    found = [
+        f"{file.relative_to(ROOT)}: {word} (say: {better})"
+        for file, text in texts.items()
+        for word, better in UNREAD.items()
+        if re.search(rf"\b{word}", " ".join(text.split()), re.IGNORECASE)
+    ]
+    assert found == []
 
 
 def test_no_two_modules_have_a_class_of_the_same_name() -> None:

@@ -87,7 +87,7 @@ def test_a_request_is_answered_with_a_file_and_a_table(slipway: Slipway) -> None
     assert {name: asked[0][name] for name in ("steps", "attempt")} == {"steps": 5, "attempt": 2}
     assert done.out.startswith("steps 12 to 13 of 2 ranks")
     assert "runs/gpt-1/traces/step-00000012/trace.json.gz" in done.out
-    assert "slipway: recording 5 steps behind step 11\n" in done.err
+    assert "slipway: recording 5 steps after step 11\n" in done.err
     assert (NODE.parent / "traces/step-00000012/trace.json.gz").stat().st_size
     assert not WANTED.exists()
 
@@ -102,7 +102,7 @@ def test_a_folder_of_traces_is_merged_without_asking_anybody(slipway: Slipway) -
 def test_what_does_not_run_is_not_traced(slipway: Slipway) -> None:
     done = slipway("trace")
     assert (done.code, WANTED.exists()) == (78, False)
-    assert "runs/gpt-1 is not running. `slipway status runs/gpt-1` tells how it ended." in done.err
+    assert "runs/gpt-1 is not running. `slipway status runs/gpt-1` shows how it ended." in done.err
 
 
 def test_a_script_is_told_what_its_own_loop_can_do(slipway: Slipway) -> None:

@@ -35,7 +35,7 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
     path = named_run(run, runs)
     found = read_status(path)
     if not found.alive:
-        raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` tells how it ended.")
+        raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` shows how it ended.")
     answers = ask(found.locks)
     missing = [lock for lock in found.locks if lock not in answers]
     silent = f"did not answer within {PATIENCE:.0f} s; none does with SLIPWAY_WATCH=0"

@@ -162,7 +162,9 @@ def _begin_with_command(
 
     name = error.option_name
     if environ.get("SLIPWAY_IMAGE") and name in DOCKERS:
-        text = f"'{name}' is docker's, whose options stand before the image's name. Type: docker run {name} … IMAGE …"
+        text = (
+            f"'{name}' is an option of docker, and belongs before the image's name. Type: docker run {name} … IMAGE …"
+        )
         return click.NoSuchOption(name, text, ctx=error.ctx)
     own = {option for one in click_command(KINDS["gpt"]).params for option in one.opts}
     launchers = {option for one in launcher_options() for option in one.opts}
@@ -171,7 +173,9 @@ def _begin_with_command(
         return error
     line = words if ours == name else _replaced(words, name, ours)
     first = "gpt" if ours.partition(" ")[0] in own else "run"
-    text = f"Options stand behind a command or a workload, '{name}' too. Type: {shlex.join(['slipway', first, *line])}"
+    text = (
+        f"Put options after a command or a workload, also '{name}' too. Type: {shlex.join(['slipway', first, *line])}"
+    )
     return click.NoSuchOption(name, text, ctx=error.ctx)
 
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 GLANCE, LOOK = 0.1, 2.0  # s between two looks at the answer, and at whether the run goes on
 SAID = {
     "": "asked; it begins with a step, once this one is done",
-    "taken": "all ranks begin behind the next step",
-    "tracing": "recording {steps} behind step {step}",
+    "taken": "all ranks start after the next step",
+    "tracing": "recording {steps} after step {step}",
     "collecting": "recorded; rank 0 gathers what the ranks have",
 }
 
@@ -92,7 +92,7 @@ def require_traceable(found: Status) -> None:
     """Raise LaunchError unless a training of ours runs, whose rank 0 reads this folder."""
     path = shlex.quote(str(found.path))
     if not found.alive:
-        raise LaunchError(f"{found.path} is not running. `slipway status {path}` tells how it ended.")
+        raise LaunchError(f"{found.path} is not running. `slipway status {path}` shows how it ended.")
     if 0 not in found.nodes and not node_folder(found.path, 0).is_dir():
         holder = found.holders[0].text
         raise LaunchError(
@@ -106,7 +106,7 @@ def require_traceable(found: Status) -> None:
             f"{found.path} is not training, or not yet: `slipway status {path}` tells. Try again when it is.", FAILED
         )
     raise LaunchError(
-        f"{found.path} is a script with a loop of its own, which nobody can trace from outside. In the script "
+        f"{found.path} is a script with a loop of its own, which cannot be traced from outside. In the script "
         "`from slipway.train import trace` does it: docs/tracing.md."
     )
 

@@ -168,7 +168,7 @@ def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, 
     lines += [f"{name:<26}{what}" for name, what in HERE]
     lines += [
         "",
-        "Secrets were replaced by *** where their names or forms told. Look through it before you pass it on.",
+        "Secrets that were recognized by name or form were replaced by ***. Look through it before you pass it on.",
     ]
     return "\n".join([*lines, "", "Notes:", *notes, "", "Left out:", *(left_out or ["nothing"])]) + "\n"
 

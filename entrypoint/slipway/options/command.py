@@ -115,7 +115,9 @@ def click_command(kind: type[Options]) -> click.Command:
         "token_normalize_func": lambda token: token.replace("_", "-"),
         "max_content_width": 120,
     }
-    epilog = "The launcher's options, such as --nproc-per-node and --resume, may stand among these: slipway run --help"
+    epilog = (
+        "The launcher's options, such as --nproc-per-node and --resume, can be mixed with these: slipway run --help"
+    )
     if kind.example:
         epilog += f"\n\n\b\nExample: slipway {kind.workload} {kind.example}"
     options = click_options(kind, next(iter(kind.presets)))

@@ -85,7 +85,7 @@ def check_dataset(dataset: str) -> None:
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():
         again = Path(rest) / ".preparation"
         raise ConfigurationError(
-            f"--dataset {dataset}: {rest} is not finished; go on with the same `slipway data prepare` command."
+            f"--dataset {dataset}: {rest} is not finished; continue with the same `slipway data prepare` command."
             if again.exists()
             else f"--dataset {dataset}: {rest} holds no {MANIFEST}. Make a folder of tokens by "
             f"`slipway data prepare INPUT --out DIR`, or type {FILE}:{rest} for text."

@@ -81,6 +81,6 @@ def matching(form: str, allowed: str) -> Check:
 
     def read(value: str) -> None:
         if not re.fullmatch(form, value, re.ASCII):
-            raise ValueError(f"{value!r} cannot stand there; {allowed}")
+            raise ValueError(f"{value!r} is not allowed here; {allowed}")
 
     return checked(read)

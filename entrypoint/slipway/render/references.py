@@ -90,7 +90,7 @@ def _is_registry(first: str) -> bool:
 
 
 _FORMS = (
-    f"Type REGISTRY/NAME:TAG or REGISTRY#NAME:TAG, with @sha256:… behind or instead of the tag, {ENGINE}NAME:TAG, or the "
+    f"Type REGISTRY/NAME:TAG or REGISTRY#NAME:TAG, with @sha256:… after or instead of the tag, {ENGINE}NAME:TAG, or the "
     f"absolute path of a {SQUASHED} file."
 )
 

@@ -102,7 +102,7 @@ def _require_time(limit: str, notice: int) -> None:
         )
     if read_time(limit) <= notice + EARLY:
         raise LaunchError(
-            f"The time limit {limit} leaves no time to train: the job is told to stop up to {notice + EARLY} s before it "
+            f"The time limit {limit} leaves no time to train: the job is asked to stop up to {notice + EARLY} s before it "
             f"({notice - LEAVING} s of grace, {LEAVING} to leave, and Slurm may be {EARLY} early). Type a longer --time or "
             "a shorter --grace-seconds."
         )

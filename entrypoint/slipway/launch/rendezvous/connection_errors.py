@@ -64,7 +64,7 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "kubernetes": f"a NetworkPolicy drops the packets, or {FIREWALL}",
             "host": FIREWALL,
         },
-        "hung up": {"host": "something else listens there, node 0 is just ending, or a proxy stands in between"},
+        "hung up": {"host": "something else listens there, node 0 is just ending, or a proxy is in between"},
         "stalled": {"host": STALLED},
         "another job": {
             "host": "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own"

@@ -92,7 +92,7 @@ def _load_nvml() -> Any:
 def _misplaced(root: Path) -> str:
     """Where a driver is that the linker does not find, and what to type; empty where there is none."""
     folder = next((folder for folder in DRIVER_FOLDERS if (root / folder / LIBRARY).exists()), None)
-    return f"the driver lies in /{folder}, which is not searched: export LD_LIBRARY_PATH=/{folder}" if folder else ""
+    return f"the driver is in /{folder}, which is not searched: export LD_LIBRARY_PATH=/{folder}" if folder else ""
 
 
 def _ask_driver(nvml: Any, wanted: str | None) -> Devices:

@@ -19,7 +19,7 @@ def explain_value(name: str, text: str) -> str:
     """Why a value is none that somebody chose, and what to do about it; empty where it may be."""
     if _PLACEHOLDER.search(text):
         return (
-            "this placeholder was not replaced by a value. In Kubernetes $(NAME) is replaced where NAME stands above it in the "
+            "this placeholder was not replaced by a value. In Kubernetes $(NAME) is replaced if NAME is defined above it in the "
             "same `env` list; a shell replaces $NAME outside of single quotes; docker, --env-file and .env replace nothing"
         )
     if _SERVICE_LINK.match(text) and name.endswith("_PORT"):

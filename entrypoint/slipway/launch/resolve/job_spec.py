@@ -121,7 +121,7 @@ def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -
     pipelines = topology.world_size // stages
     note = f"{world} = {pipelines} pipeline{'s' if pipelines > 1 else ''} of {stages} stages"
     if topology.processes_per_node % stages and topology.nodes > 1:
-        note += ", some of which stand on two nodes"
+        note += ", some of which are on two nodes"
     return dataclasses.replace(topology, notes=(note, *topology.notes))
 
 

@@ -69,7 +69,7 @@ def _read_process(claims: list[Claim | None], source: str) -> Process:
         )
     if local_world_size is None and rank != local_rank:
         raise LaunchError(
-            f"Rank {rank} with local rank {local_rank} is one of several nodes, but nobody says how many processes each has. "
+            f"Rank {rank} with local rank {local_rank} is one of several nodes, but the number of processes per node is not set. "
             "Set LOCAL_WORLD_SIZE, or start one launcher per node and unset LOCAL_RANK."
         )
     return Process(rank, world_size, local_rank, local_world_size or world_size, source)

@@ -178,7 +178,7 @@ def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gon
 
 
 DAY = 86_400.0  # seconds; a second wrong replica on the same node within a day is not a coincidence
-UNKNOWN = "nobody knows which node"  # there are several, and no majority shows which one is wrong
+UNKNOWN = "the node is unknown"  # there are several, and no majority shows which one is wrong
 
 
 def record_mismatch(context: Context, difference: ReplicaMismatch) -> None:

@@ -187,6 +187,6 @@ def in_colour(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip everything above 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise ValueError("32 bits for each pixel, of which nobody knows what is white")
+        raise ValueError("32 bits for each pixel, for which the white level is unknown")
     # Pillow warns about a palette with transparency unless it is converted through RGBA.
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")

@@ -110,7 +110,7 @@ def find_parts(root: Path, folders: Sequence[str]) -> tuple[str | None, str | No
     if holds_pictures(root / train) or (not inside and judge is None):
         if all(name.lower() in (*TRAIN, *JUDGE) for name in folders):
             raise ConfigurationError(
-                f"{root} holds no folders of classes: pictures lie in {listed(folders, SHOWN)} directly. {LAYOUT}."
+                f"{root} holds no folders of classes: pictures are directly in {listed(folders, SHOWN)}. {LAYOUT}."
             )
         return None, None
     if judge is None:

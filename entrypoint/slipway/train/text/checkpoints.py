@@ -123,7 +123,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     else:
         raise ConfigurationError(
             f"{folder} holds no {WEIGHTS}. Weights in other forms are not read (pickled ones can run code): load them with "
-            "transformers and write them anew by save_pretrained."
+            "transformers and write them again with save_pretrained."
         )
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
@@ -183,7 +183,7 @@ def read_tokenizer(folder: Path, config: GptConfig) -> Tokenizer:
         if config.vocab_size != ByteTokenizer.size:
             raise ConfigurationError(
                 f"{folder} has no {TOKENIZER}, so there is no telling what the {config.vocab_size:,} tokens of its model "
-                f"mean. Copy the file there, or fetch it anew where there is a network. Or type --tokenizer with the path "
+                f"mean. Copy the file there, or fetch it again where there is a network. Or type --tokenizer with the path "
                 "of one, or with bytes."
             )
         return open_tokenizer(BYTES)

@@ -186,7 +186,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None, dataset: str, context: 
     if tokenizer is not None and tokenizer.identity != own.identity:
         raise ConfigurationError(
             f"--dataset {dataset} holds tokens of {folder.tokenizer['name']}, not of {tokenizer.name}. Leave out "
-            "--tokenizer, or prepare the text anew with the other."
+            "--tokenizer, or prepare the text again with the other."
         )
     parts = open_parts(folder, length)
     act_together(context, f"verify {path}", lambda tick: verify_shards(folder, tick))

@@ -61,7 +61,9 @@ def require_text(path: Path, given: Path | None = None) -> None:
 def explain_arrow(path: Path, given: Path, form: str) -> str:
     """What to do with an Arrow file of a `form`, and with all others of its suffix in the folder `given`."""
     if not form:
-        return f"{path} is called an Arrow file, and is none: it is damaged, or in an older form. Download or write it anew."
+        return (
+            f"{path} has the name of an Arrow file but is not one: it is damaged or of an older format. Write it again."
+        )
     files = f"Path({str(given)!r}).rglob('*{path.suffix}')" if given.is_dir() else f"[Path({str(path)!r})]"
     command = python_command(
         "import pyarrow as a, pyarrow.parquet as p; from pathlib import Path; [p.write_table(a.ipc."

@@ -93,7 +93,7 @@ def prepare(
     todo = [number for number in range(len(plan.pieces)) if not is_finished(work, plan, number, tick)]
     with closing(ByteProgress("tokenising", sum(sizes), say)) as progress:
         if len(todo) < len(plan.pieces):
-            say(f"going on: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
+            say(f"resuming: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
             progress.add(sum(sizes) - sum(sizes[number] for number in todo))
         work_through(work, todo, processes, lambda number: progress.add(sizes[number]), tick)
     return join_pieces(out, plan, describe_origin(settings, tokenizer, sources), settings.shard_tokens, tick, judge)

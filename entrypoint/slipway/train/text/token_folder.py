@@ -132,7 +132,7 @@ def check_shard(folder: Path, shard: Shard, width: int, vocab_size: int) -> None
     found = file.stat().st_size if file.is_file() else None
     if found != shard.tokens * width:
         there = "is missing" if found is None else f"has {found:,} bytes instead of {shard.tokens * width:,}"
-        raise ConfigurationError(f"{file} {there}; copy the folder again, or prepare it anew.")
+        raise ConfigurationError(f"{file} {there}; copy the folder again, or prepare it again.")
     if shard.largest >= vocab_size:
         raise ConfigurationError(f"{file} holds the token {shard.largest}; its tokenizer has {vocab_size}.")
 
@@ -213,7 +213,7 @@ def open_parts(folder: TokenFolder, length: int) -> Parts:
         return Parts(*(train + validation).split(place), size / tokens, f"{folder.identity} up to {place}")
     if not len(validation):
         raise ConfigurationError(
-            f"{folder.path} has no tokens for validation. Prepare the text anew with a larger --validation."
+            f"{folder.path} has no tokens for validation. Prepare the text again with a larger --validation."
         )
     return Parts(train, validation, folder.validation.bytes / len(validation), folder.identity)
 
@@ -242,5 +242,5 @@ def verify_shards(folder: TokenFolder, tick: Callable[[], None]) -> None:
     if wrong:
         raise ConfigurationError(
             f"{', '.join(wrong)} in {folder.path} changed since they were made: the sha256 is not the manifest's. Copy the "
-            "folder again, or prepare it anew."
+            "folder again, or prepare it again."
         )

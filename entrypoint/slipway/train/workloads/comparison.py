@@ -153,7 +153,7 @@ def explanation(made: Comparison) -> list[str]:
     if not made.equal:
         return [f"The weights differ by more than the {made.tolerance:.1e} that rounding explains."]
     if made.processes == 1:
-        return ["One process has nobody to average gradients with: DDP was left out, and both are the same training."]
+        return ["A single process has no gradients to average: DDP was not used, and both trainings are the same."]
     lines = [
         "Both reach the same weights, but for rounding: the mean of the gradients that the processes find, each in its",
         "share of a batch, is the gradient of the whole batch, and DDP takes that mean before each step.",
