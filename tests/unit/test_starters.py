@@ -44,6 +44,19 @@ def test_another_launcher_in_front_of_a_script_is_left_out(slipway: Slipway, typ
     assert answer.err.rstrip().endswith(INSTEAD[typed])
 
 
+@pytest.mark.parametrize(
+    "typed", ["mpirun -n 2 python t.py", "srun --nodes 2 t.py", "/usr/bin/mpiexec t.py", "--no-python jsrun t.py"]
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_starts_commands_on_several_nodes_goes_before_slipway(slipway: Slipway, typed: str, command: str) -> None:
+    Path("t.py").touch()
+    answer = slipway(command, *typed.split())
+    assert (answer.code, answer.out) == (78, "")
+    assert re.search(
+        r"(\w+) starts commands.* goes before slipway\. Type: \1 \[options\] slipway run SCRIPT", answer.err
+    )
+
+
 def test_a_file_in_the_current_folder_is_no_launcher_whatever_its_name(slipway: Slipway) -> None:
     Path("composer").write_text("#!/bin/sh\n")
     Path("composer").chmod(0o755)

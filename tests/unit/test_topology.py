@@ -448,13 +448,18 @@ UNKNOWN = [
     {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"},
     {"GRID_NUM_NODES": "3", "GRID_NODE_INDEX": "2"},
     {"MPIRUN_NPROCS": "2", "MPIRUN_RANK": "0"},
+    {"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "1"},
+]
+PBSDSH = [
+    {"PBS_JOBID": "7.head", "PBS_NODENUM": "1", "PBS_TASKNUM": "1"},
+    {"PBS_JOBID": "7.head", "PBS_NODENUM": "0", "PBS_TASKNUM": "2"},
 ]
 
 
-@pytest.mark.parametrize("environ", UNKNOWN, ids=lambda environ: next(iter(environ)))
+@pytest.mark.parametrize("environ", [*UNKNOWN, *PBSDSH], ids=lambda environ: next(iter(environ)))
 def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(environ: dict[str, str]) -> None:
     with pytest.raises(
-        LaunchError, match=r"does not know.* set NNODES, NODE_RANK and MASTER_ADDR.* type --nnodes 1"
+        LaunchError, match=r"does not (know|say how many).* set NNODES, NODE_RANK and MASTER_ADDR.* type --nnodes 1"
     ) as caught:
         resolve(environ)
     assert caught.value.code == CONFIGURATION
@@ -466,6 +471,7 @@ def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(env
     "environ",
     [
         {"CI_NODE_TOTAL": "4", "CI_NODE_INDEX": "1"},
+        {"PBS_JOBID": "7.head", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
         {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ID": "5e:3"},
         {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
         {"CLOUD_RUN_TASK_INDEX": "1", "CLOUD_RUN_TASK_COUNT": "4"},

@@ -13,7 +13,8 @@ _ENDINGS = re.compile(
     r"|token|cookies?|authorization|\w+_?pwd|conn(?:ection)?_?str(?:ing)?s?"
     r"|(?:api|app|access|account|auth|client|db|encryption|private|priv|secret|service|shared|signing|ssh|storage)_?keys?"
     r"|(?:account|admin|db|ftp|key|ldap|mail|my|mysql|pg|proxy|redis|root|smtp|ssh|store|user)_?pass"
-    r"|(?:access|api|auth|bearer|bot|hf|hub|refresh|secret|session)_tokens)$"
+    r"|(?:access|api|auth|bearer|bot|hf|hub|refresh|secret|session)_tokens"
+    r"|(?:ado|azure|bitbucket|databricks|devops|gh|github|gitlab|personal)_pat)$"  # a personal access token
 )
 
 

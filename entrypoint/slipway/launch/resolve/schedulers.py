@@ -84,11 +84,11 @@ def _is_single_mpi(reading: Reading) -> bool:
 # How starters of several processes name, by the ends of the names, the variables for how many there are, and which one this is.
 # SIZE counts processes only after certain words: TRAIN_BATCH_SIZE does not. The rank of LoRA is that of a matrix.
 _SIZE = re.compile(
-    r"[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS)"
+    r"_?[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS)"
     r"|[A-Z0-9]+_(?:(?:COMM|WORLD|GLOBAL|JOB|STEP|TASK|GROUP|GANG|NAMESPACE|CLUSTER|NODE|WORKER|POD|REPLICA)_)*SIZE"
 )
 _INDEX = re.compile(
-    r"[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID)"
+    r"_?[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID|PROCNO)"
 )
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
 # How a framework divides a model or its data: set by its user, for processes that it starts itself.
@@ -100,10 +100,26 @@ _DIVISIONS = frozenset(
 )
 
 
+_SET = (
+    "If they are one job, with one launcher per node, set NNODES, NODE_RANK and MASTER_ADDR. If each is a job of its own, type "
+    "--nnodes 1."
+)
+# What numbers the processes that PBS's pbsdsh starts, and from which number on there is another: the job's own has 0 and 1.
+_PBSDSH = {"PBS_NODENUM": 1, "PBS_TASKNUM": 2}
+
+
+def _family(name: str) -> str:
+    """The word by which variables of one starter belong together; HTCondor's begin with an underscore."""
+    return name.lstrip("_").partition("_")[0]
+
+
 def explain_unknown_start(environ: Mapping[str, str]) -> str:
     """What to set where the environment looks as if an unknown starter started several of these; else empty."""
+    for variable, least in _PBSDSH.items():
+        if (number := environ.get(variable, "")).isdecimal() and int(number) >= least:
+            return f"{variable}={number}: this is one of several processes that PBS started, and it does not say how many. {_SET}"
     for size, count in environ.items():
-        family = size.partition("_")[0]
+        family = _family(size)
         if (
             family in _KNOWN | _DIVISIONS
             or (family == "PMI" and not environ.get("PMI_RANK"))
@@ -112,14 +128,13 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
             or int(count) < 2
         ):
             continue
-        ranks = (name for name in environ if name.partition("_")[0] == family and _INDEX.fullmatch(name))
+        ranks = (name for name in environ if _family(name) == family and _INDEX.fullmatch(name))
         if name := next(
             (name for name in ranks if environ[name].isdecimal() and int(environ[name]) < int(count)), None
         ):
             return (
                 f"{size}={count} and {name}={environ[name]} look as if this command was started {count} times, by a starter that "
-                "Slipway does not know. Where they are one job, with one launcher per node, set NNODES, NODE_RANK and "
-                "MASTER_ADDR. Where each is a job of its own, type --nnodes 1."
+                f"Slipway does not know. {_SET}"
             )
     return ""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
 # Launchers that start processes of their own, whose options are not ours.
 OTHERS = frozenset({"accelerate", "colossalai", "composer", "deepspeed", "fabric", "horovodrun", "lightning", "torchx"})
+# What starts a command on several nodes: it stands before slipway.
+AROUND = frozenset({"aprun", "blaunch", "flux", "jsrun", "mpiexec", "mpirun", "orterun", "prun", "srun"})
 NEEDLESS = ("--use_env", "--use-env")  # of torch.distributed.launch
 
 
@@ -20,6 +22,11 @@ def refuse_starter(words: Sequence[str]) -> str:
     bare = list(words[1:] if as_it_is else words)
     if not bare or not (name := starter(bare)) or (as_it_is and name == "python"):
         return ""
+    if name in AROUND:
+        return (
+            f"{name} starts commands, on several nodes as well, and goes before slipway. Type: {name} [options] slipway run "
+            "SCRIPT [arguments]"
+        )
     told = f"{name} starts a script, and `slipway run` does so instead of it: leave {name} out."
     if line := instead(bare):
         return f"{told} Type: {line}"
@@ -39,12 +46,14 @@ def starter(words: Sequence[str]) -> str:
         module = _module(words)
         return module[0] if module and module[0] in TORCHRUN else "python"
     own = words[0] == f"./{name}"  # a file of the user's in the current folder
-    return name if name == "torchrun" or (name in OTHERS and not own) else ""
+    return name if name == "torchrun" or (name in OTHERS | AROUND and not own) else ""
 
 
 def instead(words: Sequence[str]) -> str:
     """The line that does the same with `slipway run`; empty where the words name no script."""
     name = starter(words)
+    if name in AROUND:
+        return ""
     if name == "python":
         own = _module(words)
         rest = ["-m", *own] if own else _script(words)
