@@ -22,7 +22,7 @@ PAGES = sorted(
 )
 # Python files that pages name and that are not in the repository: a user's, Python's, and those that the reader makes.
 ELSEWHERE = {
-    *("path/to/script.py", "train.py", "begin.py", "bad.py", "follow.py", "tell.py", "to_wandb.py", "to_mlflow.py"),
+    *("path/to/script.py", "train.py", "begin.py", "bad.py", "follow.py", "tell.py"),
     *("__main__.py", "click.py", "json.py", "types.py", "sitecustomize.py"),
     *("options/NAME.py", "train/workloads/NAME.py", "tests/train/test_sine.py"),
     *("entrypoint/slipway/options/sine.py", "entrypoint/slipway/train/workloads/sine.py"),
