@@ -29,7 +29,7 @@ TESTS = {
     "verdict": ("verdict",),
     "ending": ("ending",),
     "roster": ("roster", "compare"),
-    "printable": ("rank_ranges",),
+    "printable": ("printable",),
     "tracebacks": ("tracebacks",),
 }
 # Of pytest's plugins only the one that pyproject.toml has a setting for: a quarter of such a short run goes into the others.
