@@ -44,6 +44,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         (PLAIN | {"MASTER_PORT": "65535"}, ("MASTER_PORT=65535", "65534")),  # the next one is torchrun's store
         (PLAIN | {"MASTER_PORT": "http"}, ("MASTER_PORT=http", "a whole number")),
         (PLAIN | {"MASTER_PORT": "0"}, ("MASTER_PORT=0", "from the environment", "Give a number")),
+        (PLAIN | {"MASTER_PORT": "00"}, ("MASTER_PORT=00", "Give a number")),
         (PLAIN | {"NNODES": "4:2"}, ("4:2", "environment (NNODES)", "the smaller number of nodes first", "--nnodes")),
         (TRAINER | {"PET_NNODES": "4:1"}, ("4:1", "Kubeflow Trainer (PET_NNODES)", "the smaller number")),
         (PLAIN | {"NNODES": "2:4", "NODE_RANK": "4"}, ("RANK=4", "2:4", "0 to 3")),

@@ -17,7 +17,7 @@ from environments import (
 )
 
 from slipway.launch.resolve.scheduler import Reading
-from slipway.launch.resolve.schedulers import read_schedulers
+from slipway.launch.resolve.schedulers import needs_full_name, read_schedulers
 
 POD = "lm-2.lm.default.svc.cluster.local"
 
@@ -75,6 +75,11 @@ def read(environ: dict[str, str], fqdn: str = POD) -> Reading:
         (OPEN_MPI_TASKS | {"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, {"WORLD_SIZE": "8", "RANK": "5", "PROCESSES": "8"}),
         (OPEN_MPI_TASKS | {"OMPI_COMM_WORLD_RANK": "x"}, {"WORLD_SIZE": "8", "RANK": "x", "PROCESS_RANK": "x"}),
         (OPEN_MPI_TASKS | {"OMPI_COMM_WORLD_RANK": ""}, {"WORLD_SIZE": "8", "RANK": None, "PROCESSES": None}),
+        # LSF numbers its tasks from 1.
+        (LSF, {"WORLD_SIZE": "2", "RANK": "1", "JOB": "41", "MASTER_ADDR": "n0"}),
+        (LSF | {"LSF_PM_TASKID": "3"}, {"RANK": "2"}),
+        (LSF | {"LSF_PM_TASKID": "1"}, {"RANK": "0"}),
+        (LSF | {"LSF_PM_TASKID": "0"}, {"RANK": None}),
         # SkyPilot
         (SKYPILOT, {"WORLD_SIZE": "2", "RANK": "1", "NPROC_PER_NODE": "8", "MASTER_ADDR": "10.0.0.4"}),
         (SKYPILOT | {"SKYPILOT_NUM_GPUS_PER_NODE": "0"}, {"NPROC_PER_NODE": None}),
@@ -135,6 +140,11 @@ def test_whose_word_beats_plain_variables_and_who_must_not_be_contradicted(
 )
 def test_what_cannot_be_read_is_kept_for_where_nobody_else_names_the_master(environ: dict[str, str], says: str) -> None:
     assert says in read(environ).broken
+
+
+@pytest.mark.parametrize(("environ", "needed"), [({}, False), (BARE_SRUN, False), (INDEXED_JOB, True)])
+def test_only_kubernetes_costs_a_question_for_the_full_name(environ: dict[str, str], needed: bool) -> None:
+    assert needs_full_name(environ) == needed
 
 
 def test_a_machine_without_a_scheduler_has_no_readings() -> None:

@@ -234,7 +234,9 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
     [
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[07-08]"}, "2 nodes, and only 1 of them"),  # a batch script
         (STEP_OF_SBATCH, "4 nodes, and only 2 of them"),
+        (STEP_OF_SBATCH | {"NODE_RANK": "00"}, "4 nodes, and only 2 of them"),
         (STEP_OF_SBATCH | {"SLURM_NODEID": "1"}, ""),  # node 0 says it
+        (STEP_OF_SBATCH | {"NODE_RANK": "+1"}, ""),
         (BARE_SRUN | {"SLURM_NODEID": "0"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07", **PLAIN, "RANK": "0"}, ""),
@@ -244,7 +246,9 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
     ids=[
         "a batch script",
         "a smaller step",
+        "its node 0 by another spelling",
         "its node 1",
+        "its node 1 by another spelling",
         "a step of all",
         "one node",
         "more than the job has",
@@ -360,10 +364,26 @@ def test_whether_the_job_may_have_begun_before(
 
 
 @pytest.mark.parametrize(
+    ("environ", "scheduler"),
+    [
+        ({}, ""),
+        (BARE_SRUN, "Slurm"),
+        (BARE_SRUN | INDEXED_JOB, "Slurm"),  # the first that is here decides
+        (TRAINER | BARE_SRUN, ""),
+        (INDEXED_JOB | {"NNODES": "4", "MASTER_ADDR": "a"}, ""),
+    ],
+)
+def test_slurm_alone_can_only_requeue_the_whole_job(environ: dict[str, str], scheduler: str) -> None:
+    assert resolve(environ, {"RANK": "1"} if environ else {}).requeues == scheduler
+
+
+@pytest.mark.parametrize(
     ("environ", "rank", "world", "ports"),
     [
         ({"MASTER_PORT": "4000"}, 0, 2, (4000, 4000)),
         ({"MASTER_PORT": "0"}, 0, 2, (40_001, 40_001)),  # what this host says is free
+        ({"MASTER_PORT": "00"}, 0, 2, (40_001, 40_001)),
+        ({"MASTER_PORT": "+4000"}, 0, 2, (4000, 4000)),
         (PLAIN, 1, 4, (29_500, 29_501)),  # the launchers meet on the first, torchrun's store takes the next
         (PLAIN | {"MASTER_PORT": "4001"}, 1, 4, (4001, 4002)),
         (PLAIN | {"WORLD_SIZE": "2:4"}, 1, 8, (29_500, 29_501)),
@@ -449,6 +469,7 @@ UNKNOWN = [
     {"GRID_NUM_NODES": "3", "GRID_NODE_INDEX": "2"},
     {"MPIRUN_NPROCS": "2", "MPIRUN_RANK": "0"},
     {"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "1"},
+    {"HOSTNAME": "4", "POOL_NUM_NODES": "2", "POOL_NODE_ID": "1"},  # after a number that counts nothing
 ]
 PBSDSH = [
     {"PBS_JOBID": "7.head", "PBS_NODENUM": "1", "PBS_TASKNUM": "1"},
@@ -504,6 +525,10 @@ def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None
     ("environ", "said"),
     [
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "says nothing about how many of them are on this node"),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n0"},
+            "says nothing about how many of them are on this node",
+        ),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not among SM_HOSTS"),
         (
             {"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"},

@@ -118,7 +118,7 @@ class Topology:
     @property
     def may_have_begun(self) -> bool:
         """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
-        return self.replaces or self.restarts > 0
+        return self.replaces or bool(self.restarts)
 
     @property
     def elastic(self) -> bool:
@@ -156,8 +156,10 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     if not process and values["WORLD_SIZE"].source == values["RANK"].source == "default":
         _refuse_unknown(readings, sources.environ)
     least, nodes, node_rank = _read_place(values)
-    ignored = [] if nodes > 1 or process else _ignore_meeting_place(values)
-    if values["MASTER_PORT"].value == "0" and (nodes > 1 or process):
+    alone = nodes == 1 and not process
+    ignored = _ignore_meeting_place(values) if alone else []
+    port = _number("MASTER_PORT", values)
+    if not port and not alone:
         raise LaunchError(
             f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
             "Give a number, or leave it out for 29500."
@@ -170,9 +172,10 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         raise LaunchError(broken or meant + _master_missing(nodes, readings, sources.environ, host.runtime))
     if node_rank:
         _refuse_unspecified(values["MASTER_ADDR"].claim)
-    if nodes == 1 and not process and (values["MASTER_PORT"].source == "default" or values["MASTER_PORT"].value == "0"):
+    if alone and (not port or values["MASTER_PORT"].source == "default"):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
-        values["MASTER_PORT"] = Value(str(host.free_port), FREE_PORT)
+        port = host.free_port
+        values["MASTER_PORT"] = Value(str(port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.shell)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
@@ -186,9 +189,9 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         group_rank=node_rank,
         processes_per_node=processes,
         master_addr=str(parse_claim(BY_NAME["MASTER_ADDR"], values["MASTER_ADDR"].claim)),
-        master_port=_number("MASTER_PORT", values),
+        master_port=port,
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
-        store_port=_number("MASTER_PORT", values) + (nodes > 1 and not process),
+        store_port=port + (nodes > 1 and not process),
         backend=choose_backend(sources, device, processes, devices, process, host.shell),
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
@@ -353,11 +356,10 @@ def _notes(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
         )
-    first = process.rank == 0 if process else values["RANK"].value == "0"
-    if first:
+    if not (process.rank if process else _number("RANK", values)):  # it prints them for all
         place = JobShape(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
         notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
-    if not process and nodes == 1 and values["WORLD_SIZE"].source == "default":
+    if values["WORLD_SIZE"].source == "default":
         notes += warn_of_half_start(sources.environ)
     if device == "cpu" and not devices.gpus:
         chosen = runtime == "host" or means_cpu(sources.environ, values["NPROC_PER_NODE"].value)
