@@ -1,3 +1,21 @@
-"""Slipway launches PyTorch data-parallel training the same way everywhere."""
+"""Slipway launches PyTorch data-parallel training the same way everywhere.
+
+run = slipway.resume(model=ddp, optimizer=optimizer) makes a training loop of your own one that resumes (docs/own-script.md).
+"""
 
 __version__ = "0.1.0.dev0"
+
+TYPE_CHECKING = False  # importing `typing` takes longer than all of this package may
+if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
+    from slipway.train.own.run import Run as Run
+    from slipway.train.own.run import resume as resume
+
+
+def __getattr__(name: str) -> object:
+    """Load `resume` and `Run`, for training loops of users, when they are first used: they need torch. Raises AttributeError."""
+    if name in ("Run", "resume"):
+        from importlib import import_module
+
+        found: object = getattr(import_module("slipway.train.own.run"), name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

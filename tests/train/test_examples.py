@@ -79,22 +79,31 @@ def test_own_task_is_short() -> None:
     assert len((EXAMPLES / "own_task.py").read_text().splitlines()) < 80
 
 
-def test_own_loop_trains_and_goes_on_with_more_processes(
+def test_own_loop_trains_alone_and_goes_on_under_slipway_and_torchrun(
     alone: Alone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone("own_loop.py", "--steps", "400")
-    assert "step 400 of 400" in capsys.readouterr().out
-    said = start(tmp_path, "own_loop.py", "--steps", "600")
+    alone("own_loop.py", "--epochs", "2")
+    assert "epoch 2 of 2" in capsys.readouterr().out
+    said = start(tmp_path, "own_loop.py", "--epochs", "3")
     assert "resuming from" in said
-    assert "step 400 of" not in said
-    assert "step 600 of 600" in said
+    assert "epoch 2 of" not in said
+    assert "epoch 3 of 3" in said
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={take_port()}")
+    assert "epoch 1 of 1" in run(tmp_path, *torchrun, str(EXAMPLES / "own_loop.py"), "--epochs", "1")
+    said = run(tmp_path, *torchrun, str(EXAMPLES / "own_loop.py"), "--epochs", "2")
+    assert "without its launcher: snapshots on the disk only, in" in said
+    assert "epoch 1 of" not in said
+    assert "epoch 2 of 2" in said
 
 
 def test_own_loop_stops_when_it_is_asked_to(alone: Alone, tmp_path: Path) -> None:
     raise_stop_flag(tmp_path / "run", "cancelled")
-    alone("own_loop.py")
+    with pytest.raises(SystemExit) as end:
+        alone("own_loop.py")
+    assert end.value.code == 0, "torchrun takes any other code for a failure"
     outcome = json.loads((tmp_path / "run" / "node-0" / "outcome" / "rank-0.json").read_text())
-    assert (outcome["outcome"], outcome["message"]) == ("cancelled", "cancelled at step 0")
+    assert (outcome["outcome"], outcome["message"]) == ("cancelled", "cancelled at step 1, snapshot saved")
+    assert outcome["snapshot"] == "step-00000001"
 
 
 @pytest.mark.core

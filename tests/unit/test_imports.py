@@ -29,6 +29,10 @@ def third_party(loaded: set[str]) -> set[str]:
     return {name for name in ours if not name.startswith("_sysconfigdata")}
 
 
+def test_the_package_alone_loads_next_to_nothing() -> None:
+    assert modules_of("import slipway") - modules_of("") == {"slipway"}
+
+
 def test_the_command_line_loads_nothing_heavy() -> None:
     loaded = loaded_by("import slipway.cli.cli")
     assert third_party(loaded) == {"slipway", "click"}

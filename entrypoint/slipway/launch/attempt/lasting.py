@@ -29,13 +29,7 @@ class SnapshotMemory:
         """Make the buffers, where there may be another attempt that could use what is in them."""
         self._buffers: list[int] = []
         workload = job.plan.workload
-        if (
-            workload.own
-            and workload.resumes
-            and not workload.spawned
-            and not job.plan.topology.process
-            and job.restarts
-        ):
+        if workload.resumes and not workload.spawned and not job.plan.topology.process and job.restarts:
             self._make()
 
     def _make(self) -> None:

@@ -31,6 +31,15 @@ def keep_metrics(path: Path, step: int) -> None:
     replace_file(path, "".join(f"{line}\n" for line in kept))
 
 
+def keep_first_metrics(path: Path, count: int) -> int:
+    """Drop all lines of a metrics file but the first `count`. Returns how many there are then."""
+    if not path.exists():
+        return 0
+    kept = [line for line, _ in stored_metrics(path)][:count]
+    replace_file(path, "".join(f"{line}\n" for line in kept))
+    return len(kept)
+
+
 def read_evaluation(path: Path, step: int) -> dict[str, float]:
     """Return the newest evaluation results up to `step` in a metrics file, with their `step`; empty if there are none."""
     newest: dict[str, float] = {}

@@ -8,6 +8,7 @@ beside OpenMP, gloo and CUDA is a hazard, and the child outlives a killed worker
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ class Writer:
         """Nothing is allocated before the first copy; `superseded` as for `save_snapshot`."""
         self.folder, self._superseded = folder, superseded
         self.written = 0  # bytes so far, for whoever waits
+        self.seconds = 0.0  # that the last snapshot took to be written
         self._keep = keep
         self._aside: dict[Names, torch.Tensor] = {}
         self._thread: Thread | None = None
@@ -67,7 +69,9 @@ class Writer:
             if humble:
                 be_humble()
             ready()
+            begun = time.monotonic()
             save_snapshot(self.folder, snapshot, self._keep, self._note, self._superseded)
+            self.seconds = time.monotonic() - begun
         except BaseException as error:
             self._error = error
 

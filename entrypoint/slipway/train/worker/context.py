@@ -208,7 +208,7 @@ def outside_job() -> Iterator[Context]:
         yield Context(place, open_device(place), None, Heartbeat(rank_file(Path(folder), HEARTBEATS, 0)))
 
 
-def _pass_over_stops() -> dict[signal.Signals, Any]:
+def pass_over_stops() -> dict[signal.Signals, Any]:
     """Survive the signals that stop a job, which some schedulers send to every process: the flag has been asked for instead.
 
     Returns what was replaced, Python's defaults, by a handler that does nothing: unlike SIG_IGN it is not inherited by
@@ -224,7 +224,7 @@ def _pass_over_stops() -> dict[signal.Signals, Any]:
     return deadly
 
 
-def _tell_failure(error: BaseException, place: Place, so_far: WorkerOutcome) -> None:
+def report_failure(error: BaseException, place: Place, so_far: WorkerOutcome) -> None:
     """Print what went wrong, in full where nothing is known about it, and write it down."""
     outcome = describe_failure(error, so_far.step, so_far.snapshot)
     if outcome.outcome == Word.FAILED and not isinstance(error, ExplainedError):
@@ -264,7 +264,7 @@ def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = Fal
     )
     heartbeat.beat(Phase.SETUP, 0, None)
     context, left = None, False
-    stops = _pass_over_stops()
+    stops = pass_over_stops()
     try:
         device = open_device(place)
         context = Context(place, device, open_group(place, device), heartbeat)
@@ -281,7 +281,7 @@ def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = Fal
         leave_group()
         write_outcome(place.node_dir, place.rank, WorkerOutcome(Word.FINISHED, "printed its help"))
     except BaseException as error:
-        _tell_failure(error, place, context.outcome if context else WorkerOutcome(Word.FAILED, ""))
+        report_failure(error, place, context.outcome if context else WorkerOutcome(Word.FAILED, ""))
         if abandon:
             _leave_at_once()
         chain: BaseException | None = error

@@ -1,0 +1,57 @@
+"""When optimizers step, and whether gradients are pending that a snapshot would lose."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+# Each gradient and its version. Weak references, since a new gradient may get the address of one that is gone.
+Fingerprint = list[tuple["weakref.ref[torch.Tensor]", int] | None]
+
+
+class Gradients:
+    """Counts the steps of the first of some optimizers, and knows what the gradients were at the last step of any of them."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], wanted: Callable[[], bool]) -> None:
+        """`wanted` is asked at each step whether `pending` will be asked for, since remembering takes time."""
+        self.steps = 0
+        self.stepped = False  # since somebody last reset this
+        self._optimizers, self._wanted = optimizers, wanted
+        self._at_step: Fingerprint | None = None
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._note_step)
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
+        self.steps += optimizer is self._optimizers[0]
+        self.stepped = True
+        self._at_step = self._fingerprint() if self._wanted() else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients were added to after the last step of an optimizer, or whether that is not known."""
+        if not self._optimizers:
+            return False
+        if self._at_step is None:
+            return True
+        parts = zip(self._gradients(), self._at_step, strict=True)
+        changed = [each for each, before in parts if each is not None and not is_same(each, before)]
+        # zero_grad(set_to_none=False) changes them as well.
+        return bool(changed) and bool(torch.stack([each.count_nonzero() for each in changed]).any())
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [
+            parameter.grad
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+    def _fingerprint(self) -> Fingerprint:
+        return [None if each is None else (weakref.ref(each), each._version) for each in self._gradients()]
+
+
+def is_same(gradient: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], int] | None) -> bool:
+    """Whether nothing was added to a gradient since `before`."""
+    return before is not None and before[0]() is gradient and before[1] == gradient._version

@@ -1,0 +1,175 @@
+"""The objects that a user's loop consists of, whatever their kind: each has `state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.values import describe, pack, unpack
+from slipway.train.snapshots.snapshot import Snapshot
+from slipway.train.snapshots.state import laid_out
+
+Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
+SHOWN = 3  # differences in a message
+
+
+class Objects:
+    """A user's objects by name; one name may have several, in a list, tuple or dictionary."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        """Raises ConfigurationError for what has no state."""
+        self.named: dict[str, dict[str, Any]] = {}  # the parts of each, `""` where it is a single one
+        for name, value in named.items():
+            if value is None:
+                continue
+            if not NAME.fullmatch(name) or name in TAKEN:
+                raise ConfigurationError(
+                    f"{name}= cannot be the name of an object of slipway.resume: type another one."
+                )
+            self.named[name] = {part: without_wrappers(each) for part, each in parts_of(name, value)}
+
+    def of_kind(self, kind: type) -> list[Any]:
+        """Return the objects of a class."""
+        return [each for parts in self.named.values() for each in parts.values() if isinstance(each, kind)]
+
+    def collect(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return all states as tensors by file and name, and as JSON. Raises ConfigurationError for what is not allowed."""
+        tensors: Tensors = {}
+        packed: dict[str, Any] = {}
+        for name, parts in self.named.items():
+            found: dict[str, torch.Tensor] = {}
+            packed[name] = {
+                part: pack(each.state_dict(), f"{path(name, part)}.state_dict()", found, part)
+                for part, each in parts.items()
+            }
+            tensors[file_of(name)] = found
+        return tensors, packed
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Restore all states. Raises ConfigurationError, before anything is changed, where a model or a name does not fit."""
+        stored = snapshot.state["objects"]
+        if {name: set(parts) for name, parts in stored.items()} != {
+            name: set(parts) for name, parts in self.named.items()
+        }:
+            raise ConfigurationError(
+                f"The snapshot at step {snapshot.step} contains {listing(stored)}, and slipway.resume was called with "
+                f"{listing(self.named)}. Pass the same objects, or start another run: --run-dir PATH."
+            )
+        states = {
+            (name, part): unpack(packed, snapshot.tensors.get(file_of(name), {}))
+            for name, parts in stored.items()
+            for part, packed in parts.items()
+        }
+        for (name, part), state in states.items():
+            if isinstance(model := self.named[name][part], nn.Module):
+                require_fit(path(name, part), model.state_dict(), state, snapshot.step)
+        for (name, part), state in states.items():
+            load_state(path(name, part), self.named[name][part], state, snapshot.step)
+
+
+def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of what was passed under a name, each with its own; raises ConfigurationError for what has no state."""
+    if isinstance(value, list | tuple):
+        several: Mapping[str, Any] = {str(number): each for number, each in enumerate(value)}
+    elif isinstance(value, Mapping) and not hasattr(value, "state_dict"):
+        several = {str(key): each for key, each in value.items()}
+    else:
+        several = {"": value}
+    for part, each in several.items():
+        if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
+            raise ConfigurationError(
+                f"{path(name, part)}: {describe(each)} has no state_dict() and load_state_dict(). Pass models, optimizers, "
+                "schedulers and the like to slipway.resume, and keep plain values in run.state."
+            )
+        yield part, each
+
+
+def without_wrappers(value: Any) -> Any:
+    """Return the module inside DistributedDataParallel and torch.compile, so that names do not depend on these."""
+    while isinstance(value, nn.Module):
+        if isinstance(value, DistributedDataParallel | nn.DataParallel):
+            value = value.module
+        elif "_orig_mod" in value._modules:  # torch.compile(model)
+            value = value._modules["_orig_mod"]
+        else:
+            break
+    return value
+
+
+def path(name: str, part: str) -> str:
+    """Return how a user would write the object."""
+    return f"{name}[{int(part) if part.isdigit() else part!r}]" if part else name
+
+
+def file_of(name: str) -> str:
+    """Return the name of an object's file in a snapshot, without its ending."""
+    return name.replace("_", "-")
+
+
+def listing(named: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the names of objects for a message."""
+    return ", ".join(path(name, part) for name, parts in named.items() for part in parts) or "nothing"
+
+
+def require_fit(name: str, own: Mapping[str, Any], stored: Mapping[str, Any], step: int) -> None:
+    """Raise ConfigurationError, which names the first tensors that differ, where a state does not belong to a model."""
+    own_shapes, stored_shapes = shapes(own), shapes(stored)
+    differing = [
+        key
+        for key in (*own_shapes, *(stored_shapes.keys() - own_shapes))
+        if own_shapes.get(key) != stored_shapes.get(key)
+    ]
+    if not differing:
+        return
+    shown = "; ".join(
+        f"{key}: {stored_shapes.get(key, 'missing')} in the snapshot, {own_shapes.get(key, 'missing')} in the model"
+        for key in differing[:SHOWN]
+    )
+    more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+    raise ConfigurationError(
+        f"{name} does not fit the snapshot at step {step}: {shown}{more}. Build the same model, or start another run: "
+        "--run-dir PATH."
+    )
+
+
+def shapes(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the shapes of a model's tensors by name."""
+    return {
+        name: " × ".join(map(str, value.shape)) or "a single value"
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def load_state(name: str, target: Any, state: Any, step: int) -> None:
+    """Load a state into an object. Raises ConfigurationError for what the object does not take."""
+    if isinstance(target, torch.optim.Optimizer):
+        state = {**state, "state": lay_out(target, state["state"])}
+        if step:  # else a scheduler that steps first, at the end of an epoch, warns that no optimizer ever did
+            target._opt_called = True  # type: ignore[attr-defined]
+    try:
+        target.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{name} cannot load its state from the snapshot at step {step}: {type(error).__name__}: {error}. Build it as "
+            "before, or start another run: --run-dir PATH."
+        ) from error
+
+
+def lay_out(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return an optimizer's state with each tensor in its parameter's order in memory, by which fused optimizers go."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        number: {key: laid_out(value, parameters[number]) for key, value in entries.items()}
+        if isinstance(number, int) and number < len(parameters) and isinstance(entries, Mapping)
+        else entries
+        for number, entries in state.items()
+    }

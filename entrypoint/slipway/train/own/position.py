@@ -1,0 +1,210 @@
+"""Where a loop is in its data: in which epoch, in which of its calls of `run.batches`, and how far in that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.sources import Source, generators_of, open_source, set_epoch
+from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.worker.context import Context
+
+RandomStates = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class Reading:
+    """How far a call of `run.batches` came, the same on all ranks.
+
+    `samples`: of all processes together, on which a job with another number of processes had trained; `batches`: of each
+    process, after those.
+    """
+
+    call: int = 0  # in this epoch
+    samples: int = 0
+    batches: int = 0
+    batch_size: int | None = None  # of one process, where samples can be skipped one by one
+    length: int | None = None  # of all of it, in batches
+    over: bool = False
+    again: bool = False  # whether the same call was made in an epoch before
+
+    @property
+    def begun(self) -> bool:
+        """Whether samples of it were trained on."""
+        return bool(self.samples or self.batches)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The states of random generators: the process's own and those of a loader."""
+
+    random: RandomStates
+    generators: Sequence[torch.Tensor]
+
+    def restore(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
+        """Have all of them in these states."""
+        set_random_states(device, self.random)
+        for generator, state in zip(generators, self.generators, strict=False):
+            generator.set_state(state)
+
+
+class Position:
+    """The position in the data, which moves as batches are handed out.
+
+    Within `run.epochs` an epoch may have several calls of `run.batches`; elsewhere each call is an epoch of its own.
+    """
+
+    def __init__(self, context: Context) -> None:
+        """At the beginning."""
+        self._context, self._device = context, context.device
+        self.epoch, self.in_epochs = 0, False
+        self.reading = Reading()
+        self._calls = 0
+        self._source: Source | None = None  # that is being read
+        self._begun: Draws | None = None  # as it began
+        self._generators: dict[int, list[torch.Generator]] = {}  # of the loaders, by call
+        self._stored: dict[int, list[torch.Tensor]] = {}  # their states where the loop resumes, until the call
+        self._state: Any = None  # of the source where the loop resumes, until it is opened
+        self._random: RandomStates | None = None  # where the loop resumes, until it does
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or resume in its midst; then `batches` restores the random generators."""
+        self._calls, self.in_epochs = 0, True
+        if not (self.reading.begun or self.reading.call):
+            self.restore_random()
+
+    def end_epoch(self) -> None:
+        """Note that the epoch is over."""
+        self.epoch += 1
+        self.reading, self._calls, self._source, self._begun = Reading(), 0, None, None
+
+    def restore_random(self) -> None:
+        """Until the loop has resumed: have the random generators as they were in the snapshot."""
+        if self._random is not None:
+            set_random_states(self._device, self._random)
+
+    def note_resumed(self) -> None:
+        """Note that the loop has resumed."""
+        self._random = None
+
+    def batches(self, loader: Any, seed: int | None, boundary: Callable[[], None]) -> Iterator[Any]:
+        """Yield the batches that were not trained on, with a `boundary` after each. `seed`: see `open_source`."""
+        if self._source is not None:
+            raise ConfigurationError(
+                "run.batches was called while batches of another call were still being read. Combine the data sets "
+                "(torch.utils.data.StackDataset, ConcatDataset), and iterate over a validation loader without run.batches."
+            )
+        call, self._calls = self._calls, self._calls + 1
+        if call < self.reading.call or (call == self.reading.call and self.reading.over):
+            self.restore_random()
+            return
+        if call > self.reading.call:
+            self.reading, self._begun = Reading(call), None
+        iterator, reading = self._begin(loader, seed), self.reading
+        self.note_resumed()
+        try:
+            for batch in iterator:
+                reading.batches += 1
+                yield batch
+                boundary()
+        finally:  # the loop was left, by `break` or because there are no more batches
+            if reading is self.reading:
+                reading.over, self._source, self._begun = True, None, None
+                if not self.in_epochs:
+                    self.end_epoch()
+
+    def _begin(self, loader: Any, seed: int | None) -> Iterator[Any]:
+        reading, device = self.reading, self._device
+        source = open_source(loader, self._context.say, seed)
+        set_epoch(loader, self.epoch)
+        require_length(reading, source.length, self.epoch)
+        again = reading.call in {*self._generators, *self._stored}
+        generators = self._generators[reading.call] = generators_of(loader)
+        for generator, state in zip(generators, self._stored.pop(reading.call, ()), strict=False):
+            generator.set_state(state)
+        if reading.begun:
+            self.restore_random()
+        now = Draws(all_random_states(device), [generator.get_state() for generator in generators])
+        if self._begun is None or not reading.begun:
+            self._begun, reading.again = now, again
+        begun = self._begun
+        begun.restore(device, generators)
+        if self._state is not None:
+            source.load(self._state)
+            self._state = None
+        skipped = reading.begun
+        samples = reading.samples // self._context.place.world_size
+        iterator = source.begin(
+            self.epoch, samples, reading.batches, (lambda: begun.restore(device, generators)) if reading.again else None
+        )
+        if skipped:  # what the order of the data drew was drawn before the snapshot
+            now.restore(device, generators)
+        reading.length, reading.batch_size = source.length, source.batch_size
+        self._source = source
+        return iterator
+
+    def describe(self) -> dict[str, Any]:
+        """Return what all ranks have in common, as JSON."""
+        return {"epoch": self.epoch, "in_epochs": self.in_epochs, **asdict(self.reading)}
+
+    def of_rank(self) -> dict[str, Any]:
+        """Return what differs from rank to rank, besides the random generators as they are now."""
+        begun = self._begun
+        return {
+            "random": dict(begun.random) if begun else None,
+            "begun": [*begun.generators] if begun else [],
+            "generators": self._stored
+            | {call: [each.get_state() for each in own] for call, own in self._generators.items()},
+            "source": self._source.state() if self._source else self._state,
+        }
+
+    def load(self, described: Mapping[str, Any], own: Mapping[str, Any] | None, world_size: int) -> None:
+        """Restore a position; `own` is what this rank returned from `of_rank`, None with another number of processes.
+
+        `world_size`: the number of processes that the position comes from.
+        """
+        fields = dict(described)
+        self.epoch, self.in_epochs = fields.pop("epoch"), fields.pop("in_epochs")
+        self.reading = Reading(**fields)
+        if own is not None:
+            self._begun = Draws(own["random"], own["begun"]) if own["random"] else None
+            self._stored, self._state = dict(own["generators"]), own["source"]
+            self._random = all_random_states(self._device)
+        elif self.reading.begun:
+            self._divide_anew(world_size)
+
+    def _divide_anew(self, before: int) -> None:
+        reading, now = self.reading, self._context.place.world_size
+        reading.length = None
+        if reading.batch_size is None:
+            self._context.say(
+                f"note: the data have no indices that could be divided among {now} processes instead of {before}: each resumes "
+                f"after {reading.batches} batches of its own, so samples may be missing or come twice in this epoch"
+            )
+            return
+        reading.samples += reading.batches * reading.batch_size * before
+        reading.batches = 0
+        if rest := reading.samples % now:
+            reading.samples -= rest
+            self._context.say(
+                f"note: {rest} samples come twice in this epoch, since {now} processes cannot divide them"
+            )
+
+
+def all_random_states(device: torch.device) -> RandomStates:
+    """Return the states of all generators that a loop may use."""
+    return random_states(device) | other_random_states()
+
+
+def require_length(reading: Reading, length: int | None, epoch: int) -> None:
+    """Raise ConfigurationError where a loader that is to be resumed in its midst has another length than it had."""
+    if reading.begun and reading.length is not None and length != reading.length:
+        raise ConfigurationError(
+            f"The loader has {length} batches, and it had {reading.length} when the snapshot was taken, after batch "
+            f"{reading.batches} of epoch {epoch}: nobody can tell which samples were trained on. Use the same data and the same "
+            "batch size, or start another run: --run-dir PATH."
+        )

@@ -1,0 +1,475 @@
+"""A user's own training loop as a job that resumes: `run = slipway.resume(model=ddp, optimizer=optimizer)`.
+
+Snapshots, their rhythm and the stop flag are those of `fit` (snapshots/job.py, worker/context.py). What is different here: nobody
+knows what comes next in the loop, so everything happens at a *boundary*, between two steps of the optimizer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dis
+import gc
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipway.protocol.errors import CODE_OF
+from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.outcomes import Word
+from slipway.protocol.phases import Phase
+from slipway.train.loop.metrics import keep_first_metrics
+from slipway.train.observe.sinks import Sinks, open_sinks
+from slipway.train.own.gradients import Gradients
+from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
+from slipway.train.own.objects import Objects, Tensors
+from slipway.train.own.position import Position
+from slipway.train.own.values import from_bytes, pack, to_bytes, unpack
+from slipway.train.snapshots.job import JobSnapshots
+from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
+from slipway.train.snapshots.state import load_random_states, other_random_states, random_states, set_random_states
+from slipway.train.snapshots.writer import Writer
+from slipway.train.worker.context import report_failure
+from slipway.train.worker.launcher import (
+    NoProgressError,
+    PeerError,
+    UnhealthyError,
+    WorkerOutcome,
+    outcome_word,
+    write_outcome,
+)
+from slipway.train.worker.place import Place, read_place
+
+SHARE = 0.01  # of the time that snapshots on the disk may hold up training, as those in memory
+BUSY = 0.1  # of the time that the disk is written to
+LEAST = 30.0  # seconds between two snapshots on the disk
+PATIENCE = 1000  # boundaries with pending gradients after which the user is told
+OWN = "own"  # what snapshots of users' loops say of themselves
+EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSError)
+LEFT_BY_BREAK = {"POP_TOP", "POP_ITER"}  # what CPython does with an iterator when `break` or `return` leaves its loop
+
+
+def resume(*, save_every: int | None = None, memory_every: int | None = None, keep: int = 2, **objects: Any) -> Run:
+    """Join the job, restore the newest snapshot that verifies into `objects`, and return the run.
+
+    `objects`: whatever has `state_dict` and `load_state_dict` (models, wrapped in DistributedDataParallel or not, optimizers,
+    schedulers, scalers), by any name; lists and dictionaries of these, too. `save_every` and `memory_every`: steps between
+    snapshots on the disk and in memory; None: as often as they cost next to nothing. `keep`: how many stay on the disk.
+
+    With several processes `torch.distributed` must be initialized before. A mistake ends the process with one line.
+    """
+    try:
+        return Run(Objects(objects), save_every, memory_every, keep)
+    except EXPLAINED as error:
+        raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
+
+
+class Run:
+    """A training that resumes. `state` holds plain values of the user's, which are saved and restored with everything else."""
+
+    def __init__(self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int) -> None:
+        """See `resume`."""
+        self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
+        self.state: dict[str, Any] = {}
+        optimizers = objects.of_kind(torch.optim.Optimizer)
+        self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self.step >= self._due)
+        self._counted = bool(optimizers)
+        self._before = 0  # steps that were done before this process
+        self._iteration = self._lines = self._boundaries = self._postponed = 0
+        self._loop, self._begun, self._over, self._failed = "", False, False, 0
+        self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
+        self._stopping: str | None = None
+        self._sinks: Sinks | None = None
+        self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects))
+        self._position = Position(context)
+        self._handlers = handle_stops(context, os.environ)
+        place = context.place
+        self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
+        self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
+        self._snapshots = JobSnapshots(
+            context,
+            Writer(place.run_dir / SNAPSHOTS, keep, lambda: place.superseded),
+            MemoryBuffers(place.memory, context.warn),
+            Rhythm("auto" if memory_every is None else memory_every, 0),
+            lambda tensors: True,  # a mask with -inf is no mistake
+        )
+        self._disk = DiskRhythm(save_every, 0)
+        atexit.register(self._leave)
+        with self._told():
+            self.collect()  # refuses now what could not be saved
+            self._restore()
+
+    # What a loop calls
+
+    @property
+    def step(self) -> int:
+        """How many steps the (first) optimizer has done; without an optimizer, how many boundaries there were."""
+        return self._before + (self._gradients.steps if self._counted else self._boundaries)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are not done, of `total`. The end of the loop is the end of the run."""
+        self._begin_loop("epochs")
+        return self._run_epochs(total)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the iterations that are not done, of `total`. The end of the loop is the end of the run."""
+        self._begin_loop("steps")
+        self._context.steps = total
+        return self._run_steps(total)
+
+    def batches(self, loader: Any, *, exact_augmentation: bool = False) -> Iterator[Any]:
+        """Yield the batches of `loader` that were not trained on in this epoch, and call `set_epoch` where it has that.
+
+        `exact_augmentation`: seed what each sample draws at random by the sample's position in the epoch, so that it does not
+        depend on which process reads it.
+        """
+        return self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary)
+
+    def boundary(self) -> None:
+        """Call this between two steps, on all ranks: snapshots that are due, the stop flag, the heartbeat.
+
+        `epochs`, `steps` and `batches` do so themselves. Where a stop was requested, it saves and raises SystemExit.
+        """
+        if self._over or os.getpid() != self._process:
+            return
+        self._begun = True
+        with self._told():
+            self._position.note_resumed()
+            self._boundaries += not self._counted
+            self._context.progress(self.step)
+            self._context.beat(Phase.TRAIN)
+            if self._counted and not self._gradients.stepped:
+                return
+            self._gradients.stepped = False
+            self._snapshots.writer.check()
+            word, _ = self._context.finish_stop_exchange()
+            self._stopping = self._stopping or word
+            if self._stopping or self.step >= self._due:
+                self._save_or_stop()
+            self._context.begin_stop_exchange()
+
+    def log(self, **values: Any) -> None:
+        """Write numbers of this step to metrics.jsonl and TensorBoard. Rank 0 writes; other ranks may call it, too."""
+        if self._context.place.rank != 0 or self._over:
+            return
+        numbers = {name: float(value) for name, value in values.items()}
+        with self._told():
+            if self._sinks is None:
+                self._sinks = open_sinks(self._context.place.run_dir, self.step, "", {}, self._context.warn)
+            self._sinks.write(self.step, **numbers)
+        self._lines += 1
+
+    def warm_up(self, work: Callable[[], Any]) -> None:
+        """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.
+
+        DistributedDataParallel sums gradients in another order from its second backward on. Without this, a resumed job with
+        more than two ranks does not reach the same bits. `work` may return a loss, whose backward is then called here.
+        """
+        device = self._context.device
+        models = self._objects.of_kind(nn.Module)
+        buffers = [buffer for model in models for buffer in model.buffers()]
+        before, kept = random_states(device) | other_random_states(), [buffer.clone() for buffer in buffers]
+        loss = work()
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        for model in models:
+            model.zero_grad()
+        set_random_states(device, before)
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+    def finish(self) -> None:
+        """Write the last snapshot, wait for it, and note that the run is finished; for loops that only call `boundary`."""
+        if self._over or os.getpid() != self._process:
+            return
+        with self._told():
+            if not self._begun and self._snapshots.saved is not None:
+                self._end(Word.FINISHED, f"was already finished at step {self.step}")
+                return
+            self._snapshots.saved = None  # what followed the last boundary may have changed anything
+            self._context.beat(Phase.SAVE)
+            self._snapshots.save(self, live=True)
+            self._end(Word.FINISHED, f"{self.step} steps")
+
+    # The loops
+
+    def _begin_loop(self, name: str) -> None:
+        if self._loop:
+            raise ConfigurationError(
+                f"run.{name} was called, and run.{self._loop} before: a run has one loop. Count all {name} in one call."
+            )
+        self._loop = name
+
+    def _run_epochs(self, total: int) -> Iterator[int]:
+        position = self._position
+        try:
+            while position.epoch < total:
+                self._begun = True
+                position.begin_epoch()
+                yield position.epoch
+                position.end_epoch()
+                self.boundary()
+        except GeneratorExit:
+            self._finish_if_left(sys._getframe(1))
+            raise
+        self.finish()
+
+    def _run_steps(self, total: int) -> Iterator[int]:
+        try:
+            while self._iteration < total:
+                self._begun = True
+                self._position.restore_random()
+                self._position.note_resumed()
+                yield self._iteration
+                self._iteration += 1
+                self.boundary()
+        except GeneratorExit:
+            self._finish_if_left(sys._getframe(1))
+            raise
+        self.finish()
+
+    def _finish_if_left(self, loop: Any) -> None:
+        """Finish where `break` or `return` left the loop in that frame, and not where an exception did."""
+        code = loop.f_code.co_code
+        if dis.opname[code[loop.f_lasti]] in LEFT_BY_BREAK:
+            if self._loop == "steps":
+                self._iteration += 1
+            self.finish()
+
+    # What a snapshot contains (see Contents)
+
+    @property
+    def mark(self) -> Hashable:
+        """See Contents."""
+        return (self.step, self._iteration, *self._position.describe().values())
+
+    def align(self) -> None:
+        """Have rank 0's buffers in the snapshots of all nodes; the model keeps its own."""
+        self._aligned = {}
+        if not self._several_nodes:
+            return
+        for model in self._objects.of_kind(nn.Module):
+            for buffer in model.buffers():
+                raw = buffer.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+                self._context.align(raw)
+                self._aligned[buffer.data_ptr()] = raw.view(buffer.dtype).view(buffer.shape)
+
+    def require_sound(self) -> None:
+        """Forbid nothing: whether a number may be infinite is the user's affair."""
+
+    def of_rank(self) -> Mapping[str, torch.Tensor]:
+        """See Contents."""
+        own = to_bytes({"lines": self._lines, **self._position.of_rank()}, "the data loader's state_dict()")
+        size = int(max(self._context.gather_number(len(own))))
+        data = torch.cat(
+            [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
+        )
+        return {**other_random_states(), "data": data}
+
+    def collect(self) -> tuple[Tensors, dict[str, Any]]:
+        """See Contents."""
+        tensors, objects = self._objects.collect()
+        for named in tensors.values():
+            named.update((name, self._aligned.get(tensor.data_ptr(), tensor)) for name, tensor in [*named.items()])
+        tensors["run"] = {}
+        return tensors, {
+            "loop": OWN,
+            "objects": objects,
+            "values": pack(self.state, "run.state", tensors["run"]),
+            "position": self._position.describe(),
+            "iteration": self._iteration,
+            "seed": self._seed,
+        }
+
+    def _restore(self) -> None:
+        context, place = self._context, self._context.place
+        found = self._snapshots.find(place.resume)
+        lines = 0
+        if found is not None:
+            state, ranks = found.snapshot.state, found.snapshot.tensors["ranks"]
+            if state.get("loop") != OWN:
+                origin = f"the workload {state['workload']}" if "workload" in state else "another program"
+                raise ConfigurationError(
+                    f"The snapshot to resume from is one of {origin}, not of a script with slipway.resume."
+                )
+            self._objects.load(found.snapshot)
+            self.state.update(unpack(state["values"], found.snapshot.tensors["run"]))
+            self._before, self._iteration, self._seed = found.snapshot.step, state["iteration"], state["seed"]
+            before = state["world_size"]
+            rank = place.rank if before == place.world_size else None
+            load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
+            own = None if rank is None else data_of(ranks, rank)
+            lines = data_of(ranks, 0)["lines"]
+            self._position.load(state["position"], own, before)
+            context.progress(self.step)
+        if place.rank == 0:
+            self._lines = keep_first_metrics(place.run_dir / METRICS_FILE, lines)
+        self._snapshots.rhythm = Rhythm(self._snapshots.rhythm.every, self.step)
+        self._disk = DiskRhythm(self._disk.every, self.step)
+        if found is not None:
+            self._snapshots.settle(found, self, due=False)
+
+    # Boundaries and the end
+
+    @property
+    def _due(self) -> float:
+        """The step of the next snapshot."""
+        return min(self._disk.due, self._snapshots.rhythm.due)
+
+    def _save_or_stop(self) -> None:
+        """Take the snapshots that are due, or stop, unless gradients are pending."""
+        if self._gradients.pending:
+            self._postponed += 1
+            if self._postponed == PATIENCE:
+                self._context.warn(
+                    f"warning: no snapshot for {PATIENCE} steps, because gradients were pending at each boundary: a backward "
+                    "followed the last optimizer.step(). Call run.boundary() after optimizer.step()."
+                )
+            return
+        self._postponed = 0
+        if self._stopping:
+            self._stop(self._stopping)
+        if self.step >= self._disk.due:
+            self._context.beat(Phase.SAVE)
+            self._disk.begin(self.step)
+            self._snapshots.save(self)
+            costs = self._context.gather(self._disk.costs(self._snapshots.writer.seconds))
+            self._disk.go_on(self.step, costs)
+            self._context.beat(Phase.TRAIN)
+        self._snapshots.keep_in_memory(self)
+
+    def _stop(self, word: str) -> None:
+        self._context.beat(Phase.SAVE)
+        self._snapshots.save(self, live=True)
+        self._end(word, f"{word} at step {self.step}, snapshot saved")
+        raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
+
+    def _end(self, word: str, message: str) -> None:
+        """Note how the run ended, on all ranks, once everything is written."""
+        context, place = self._context, self._context.place
+        self._snapshots.wait(self.step)
+        self._snapshots.close()
+        if self._sinks:
+            self._sinks.close()
+        context.beat(Phase.FINISH)
+        context.conclude(word, message)
+        context.wait_for_all()
+        context.close()
+        write_outcome(place.node_dir, place.rank, context.outcome)
+        if is_launched(self._environ):
+            if context.speaks:  # what follows in the script can be stopped by signals again
+                (place.node_dir / HONOURS_STOP).unlink(missing_ok=True)
+        else:
+            context.say(f"slipway: {message}")
+        self._over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._heartbeat.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """End the process with one line, and its reason written down, where a snapshot, a setting or the disk is at fault."""
+        try:
+            yield
+        except EXPLAINED as error:
+            self._over = True
+            self._failed = end_badly(error, self._context.place, self._context.outcome, self._environ)
+            self._let_go()
+            raise SystemExit(self._failed) from None
+
+    def _leave(self) -> None:
+        """At the end of the process: let go of models and peers, since a live DDP object may abort it."""
+        if os.getpid() != self._process or not self._over:
+            return
+        if self._failed:  # a loop left by `break` cannot raise
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(self._failed)
+        release_models()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class DiskRhythm:
+    """The steps of snapshots on the disk, the same on all ranks: every so many steps, or as often as costs next to nothing."""
+
+    def __init__(self, every: int | None, step: int) -> None:
+        """Start at `step`. `every`: steps, 0 for none, None for as often as LEAST, SHARE and BUSY allow."""
+        self.every = every
+        self.due: float = step + 1 if every is None else next_multiple(every, step) if every else math.inf
+        self._since = step, time.perf_counter()
+        self._begun = 0.0
+        self._pace = 0.0
+
+    def begin(self, step: int) -> None:
+        """Note that a snapshot is begun."""
+        self._begun = time.perf_counter()
+        before, then = self._since
+        self._pace = (self._begun - then) / max(1, step - before)
+
+    def costs(self, writing: float) -> torch.Tensor:
+        """Return, to be exchanged, the seconds for which training was held up, of the last write, and of a step."""
+        return torch.tensor([time.perf_counter() - self._begun, writing, self._pace], dtype=torch.float64)
+
+    def go_on(self, step: int, costs: Sequence[torch.Tensor]) -> None:
+        """Choose the next step from the `costs` of all ranks."""
+        self._since = step, time.perf_counter()
+        if self.every is not None:
+            self.due = next_multiple(self.every, step)
+            return
+        stall, writing, _ = torch.stack([*costs]).max(0).values.tolist()
+        pace = max(costs[0][2].item(), 1e-6)
+        self.due = step + max(1, math.ceil(max(LEAST, stall / SHARE, writing / BUSY) / pace))
+
+
+def data_of(ranks: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:
+    """Undo `Run.of_rank` for its data."""
+    stored = ranks[f"{rank}.data"].contiguous()
+    size = int(stored[:8].clone().view(torch.int64))
+    return dict(from_bytes(stored[8 : 8 + size]))
+
+
+def device_of(objects: Objects) -> torch.device:
+    """Return the device that the models are on."""
+    for model in objects.of_kind(nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            return torch.device(tensor.device)
+    return torch.device("cpu")
+
+
+def end_badly(error: BaseException, place: Place | None, so_far: WorkerOutcome, environ: Mapping[str, str]) -> int:
+    """Write down and print why the process cannot go on. Returns its exit code."""
+    if place is None and is_launched(environ):
+        place = read_place(environ)
+    if place is not None and is_launched(environ):
+        report_failure(error, place, so_far)
+    elif place is None or place.local_rank == 0 or not isinstance(error, ConfigurationError):
+        print(f"slipway: {error}", file=sys.stderr, flush=True)
+    return 1 if is_under_torchrun(environ) else CODE_OF[Word(outcome_word(error))]
+
+
+def release_models() -> None:
+    """Take the reducers from all DistributedDataParallel objects, and so their process group.
+
+    One that is alive while the interpreter ends aborts one process in five (`terminate called without an active exception`).
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), DistributedDataParallel):
+            for name in ("reducer", "logger", "process_group"):
+                each.__dict__.pop(name, None)
+    gc.collect()

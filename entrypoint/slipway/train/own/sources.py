@@ -1,0 +1,326 @@
+"""What a loop reads its batches from, and how each kind begins again where it was.
+
+| source | how it resumes |
+| --- | --- |
+| a DataLoader over a map-style data set | its indices are skipped, and no sample is read twice |
+| an object with `state_dict` and `load_state_dict` | by its own state |
+| anything else that can be iterated | it is read again up to the position |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+
+CPU = torch.device("cpu")
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    length: int | None  # of a pass, in batches, where it is known
+    batch_size: int | None  # of this process, where indices can be skipped one by one
+
+    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+        """Begin a pass after so many `samples` of this process and, after those, so many `batches`.
+
+        If anything is skipped, all that draws random numbers before the first batch is done when this returns. `again`: the
+        loader was read in an epoch before, and this restores the random generators as they were just before this call.
+        """
+
+    def state(self) -> Any:
+        """Return what has to be kept besides the position."""
+
+    def load(self, state: Any) -> None:
+        """Restore `state`, before `begin`."""
+
+
+def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Source:
+    """Return the source for what a user passed to `run.batches`. `seed`: samples are seeded one by one, None: they are not.
+
+    Raises ConfigurationError for what cannot be iterated, and for a `seed` where no sample has an index.
+    """
+    if not isinstance(loader, Iterable):
+        raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
+    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+        source: Source = WithState(loader)
+    elif isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return Indexed(loader, seed)
+    else:
+        source = Plain(loader, say)
+    if seed is not None:
+        raise ConfigurationError(
+            "exact_augmentation=True needs a DataLoader over a data set with indices, since a sample is seeded by its "
+            "position. Leave it out here, or give the data set __getitem__ and __len__."
+        )
+    return source
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` of a loader, or of its samplers, where there is one."""
+    for place in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if callable(set_it := getattr(place, "set_epoch", None)):
+            set_it(epoch)
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Return the random generators that a loader and its samplers have of their own."""
+    places = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the number of batches in a pass, None where nobody knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+class WithState:
+    """An object that knows its own position, such as torchdata's StatefulDataLoader."""
+
+    batch_size: int | None = None
+
+    def __init__(self, loader: Any) -> None:
+        """`loader` has `state_dict` and `load_state_dict`."""
+        self._loader, self.length = loader, length_of(loader)
+
+    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+        """See Source; its state says where."""
+        iterator: Iterator[Any] = iter(self._loader)
+        return iterator
+
+    def state(self) -> Any:
+        """See Source."""
+        return self._loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        """See Source."""
+        self._loader.load_state_dict(state)
+
+
+class Plain:
+    """Anything else: a list, a DataLoader over an iterable data set, a generator."""
+
+    batch_size: int | None = None
+
+    def __init__(self, loader: Any, say: Callable[[str], None]) -> None:
+        """`say` is called with how long it took to read up to a position."""
+        self._loader, self._say, self.length = loader, say, length_of(loader)
+
+    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+        """See Source."""
+        begun = time.monotonic()
+        iterator: Iterator[Any] = iter(self._loader)
+        for _ in islice(iterator, batches):
+            continue
+        if batches:
+            kind = type(self._loader).__name__
+            self._say(
+                f"read {batches} batches of {kind} again in {time.monotonic() - begun:.1f} s, to resume after them"
+            )
+        return iterator
+
+    def state(self) -> None:
+        """See Source."""
+
+    def load(self, state: Any) -> None:
+        """See Source."""
+
+
+class Indexed:
+    """A DataLoader over a map-style data set: indices are skipped, so nothing is read twice.
+
+    Its sampler of indices is replaced, in the loader itself, by one that can skip; so persistent workers go on to be used.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int | None) -> None:
+        """`seed`: every sample is seeded by this, the epoch and its position; None: none is."""
+        self.length = length_of(loader)
+        name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+        inner = getattr(loader, name)
+        self._loader, self._skipping = loader, inner if isinstance(inner, Skipping) else Skipping(inner)
+        self.batch_size = inner.batch_size if plain_batches(self._skipping.inner) else None
+        self._skipping.seed = seed
+        if inner is not self._skipping:
+            self._replace(name, self._skipping)
+            if seed is not None:
+                self._replace("dataset", Seeded(loader.dataset))
+
+    def _replace(self, name: str, value: Any) -> None:
+        # DataLoader refuses to set these, since workers that run already would not notice: they are started again.
+        self._loader.__dict__[name] = value
+        self._loader._iterator = None
+
+    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+        """See Source."""
+        self._skipping.arrange(epoch, samples, batches)
+        # Persistent workers draw their seed once, in the process that started them; later epochs draw the order alone.
+        persistent = self._loader.persistent_workers and self._loader._iterator is None
+        self._skipping.restart = again if persistent else None
+        iterator = iter(self._loader)
+        # Without workers the sampler would begin with the first batch, in the midst of what that draws.
+        self._skipping.begin()
+        self._skipping.arrange(epoch, 0, 0)  # for whoever iterates over the loader without us
+        return iterator
+
+    def state(self) -> None:
+        """See Source."""
+
+    def load(self, state: Any) -> None:
+        """See Source."""
+
+
+def plain_batches(sampler: Any) -> bool:
+    """Whether a sampler only puts the indices of another one together."""
+    return type(sampler) is BatchSampler
+
+
+class Skipping:
+    """A sampler of indices or of batches of these, whose next pass can begin in the midst of one of the `inner`."""
+
+    def __init__(self, inner: Any) -> None:
+        """`inner` is the loader's own."""
+        self.inner = inner
+        self.seed: int | None = None
+        self.restart: Callable[[], None] | None = None  # called before the first index is drawn
+        self._epoch = self._samples = self._batches = 0
+        self._under_way: SkippingIterator | None = None
+
+    def arrange(self, epoch: int, samples: int, batches: int) -> None:
+        """Let the next pass, of this epoch, begin after so many `samples`, which only plain batches can, and `batches`."""
+        self._epoch, self._samples, self._batches = epoch, samples, batches
+
+    def begin(self) -> None:
+        """Skip now what the pass that was begun last is to skip."""
+        if self._under_way is not None:
+            self._under_way.begin()
+
+    def __iter__(self) -> SkippingIterator:
+        """Begin a pass, by the DataLoader. Like a sampler of torch's it draws no random number before the first index."""
+        epoch, samples, batches = self._epoch, self._samples, self._batches  # DataLoader calls this twice with workers
+        seeds = None if self.seed is None else seeds_of(self.seed, epoch, samples, *places_of(self.inner))
+        self._under_way = SkippingIterator(self.inner, samples, batches, seeds, self.restart)
+        return self._under_way
+
+    def __len__(self) -> int:
+        """The length of a whole pass."""
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the sampler has; `set_epoch` for one."""
+        if name == "inner":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class SkippingIterator:
+    """A pass over a sampler."""
+
+    def __init__(
+        self,
+        inner: Any,
+        samples: int,
+        batches: int,
+        seeds: Iterator[int] | None,
+        restart: Callable[[], None] | None,
+    ) -> None:
+        """`seeds`: one for each index."""
+        self._restart = restart
+        self._inner, self._samples, self._batches, self._seeds = inner, samples, batches, seeds
+        self._indices: Iterator[Any] | None = None
+
+    def begin(self) -> Iterator[Any]:
+        """Skip what is to be skipped, once."""
+        if self._indices is None:
+            inner = self._inner
+            if self._restart is not None:
+                self._restart()
+            if self._samples:
+                rest = islice(iter(inner.sampler), self._samples, None)
+                inner = BatchSampler(rest, inner.batch_size, inner.drop_last)
+            self._indices = iter(inner)
+            for skipped in islice(self._indices, self._batches):
+                self._with_seeds(skipped)
+        return self._indices
+
+    def __iter__(self) -> SkippingIterator:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next index, or batch of them; with a seed each where they are seeded."""
+        return self._with_seeds(next(self.begin()))
+
+    def _with_seeds(self, indices: Any) -> Any:
+        if self._seeds is None:
+            return indices
+        if isinstance(indices, list | tuple):
+            return list(zip(indices, self._seeds, strict=False))
+        return indices, next(self._seeds)
+
+
+def places_of(sampler: Any) -> tuple[int, int]:
+    """Return which samples of an epoch this process reads: from which position, and every how many."""
+    inner = getattr(sampler, "sampler", sampler)
+    return (inner.rank, inner.num_replicas) if isinstance(inner, DistributedSampler) else (0, 1)
+
+
+def seeds_of(seed: int, epoch: int, samples: int, first: int, every: int) -> Iterator[int]:
+    """Yield the seed of each sample of this process, which depends on seed, epoch and the sample's position in the epoch."""
+    position = first + samples * every
+    while True:
+        digest = hashlib.blake2b(f"{seed} {epoch} {position}".encode(), digest_size=4).digest()
+        yield int.from_bytes(digest, "little")
+        position += every
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose indices come with a seed: random numbers that a sample draws are the same wherever it is read."""
+
+    def __init__(self, inner: Any) -> None:
+        """`inner` is the loader's own."""
+        self.inner = inner
+
+    def __getitem__(self, place: tuple[Any, int]) -> Any:
+        """Read a sample. Random generators are afterwards as they were, since this may be the process that trains."""
+        index, seed = place
+        with seeded(seed):
+            return self.inner[index]
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the data set has, but for reading many samples at once, which could not be seeded one by one."""
+        if name in ("inner", "__getitems__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Have the random generators begin from `seed`, and afterwards be as they were."""
+    before = random_states(CPU) | other_random_states()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        set_random_states(CPU, before)

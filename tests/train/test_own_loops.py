@@ -1,0 +1,162 @@
+"""Loops of users' own: broken off anywhere and started again, they end as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faulty_worker
+import numpy as np
+import own_loops
+import pytest
+import torch
+from training_jobs import Job
+from training_jobs import Run as Ended
+
+from slipway.train.own.run import Run
+
+pytestmark = pytest.mark.pull
+
+
+class BrokenOffError(Exception):
+    """What stands for a SIGKILL."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(Run, "_leave", lambda run: None)
+    begin_with_seed()
+
+
+def begin_with_seed() -> None:
+    """As a script does in its first lines."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+
+def states(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: part if name == "state" else part.state_dict() for name, part in found.items()}
+
+
+def assert_equal(one: Any, other: Any, path: str = "") -> None:
+    """The same values, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_equal(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_equal(left, right, f"{path}.{number}")
+    else:
+        assert one == other, path
+
+
+def break_at(boundary: int) -> pytest.MonkeyPatch:
+    """Let a loop end after that boundary, with its snapshot on the disk."""
+    real, done = Run.boundary, [0]
+
+    def counted(run: Run) -> None:
+        real(run)
+        done[0] += 1
+        if done[0] == boundary:
+            run._snapshots.writer.wait()
+            raise BrokenOffError
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Run, "boundary", counted)
+    return patch
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
+    return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+
+
+@pytest.mark.parametrize("loop", [*own_loops.ALONE, own_loops.with_workers])
+def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
+    loop: own_loops.Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dice: random.Random
+) -> None:
+    whole_seen: list[int] = []
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "whole"))
+    whole = states(loop(whole_seen, save_every=1))
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
+    begin_with_seed()
+    trained: list[int] = []
+    for boundary in (dice.randrange(2, 12), dice.randrange(2, 12), dice.randrange(2, 12)):
+        patch, seen = break_at(boundary), []
+        with pytest.raises(BrokenOffError):
+            loop(seen, save_every=1)
+        patch.undo()
+        trained += seen
+    seen = []
+    found = states(loop(seen, save_every=1))
+    assert_equal(found, whole)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    if loop not in (own_loops.accumulating, own_loops.half_precision):  # which take batches again that led to no step
+        assert trained + seen == whole_seen
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_loops.by_steps([])
+    seen: list[int] = []
+    own_loops.by_steps(seen)
+    assert seen == []
+    assert "was already finished at step 30" in capsys.readouterr().out
+
+
+@pytest.fixture
+def memory() -> Iterator[tuple[str, ...]]:
+    """The two files that a launcher holds for a node."""
+    held = [os.memfd_create(f"test-{number}") for number in (1, 2)]
+    yield (" ".join(f"/proc/{os.getpid()}/fd/{file}" for file in held),)
+    for file in held:
+        os.close(file)
+
+
+def run_job(
+    folder: Path, *args: object, resume: str = "none", processes: int = 2, memory: tuple[str, ...] = ()
+) -> Ended:
+    """A loop on several processes, to its end."""
+    job = Job([folder], memory)
+    job.start("own_loops", args, processes, resume, work=faulty_worker.run_program)
+    return job.end()[0]
+
+
+def results(path: Path, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(Path(f"{path}-{rank}.pt"), weights_only=True)
+    return found
+
+
+@pytest.mark.parametrize("loop", ["classifier", "by_steps"])
+def test_two_processes_killed_three_times_reach_the_same_bits(
+    server: None, tmp_path: Path, memory: tuple[str, ...], dice: random.Random, loop: str
+) -> None:
+    whole = run_job(tmp_path / "whole", loop, tmp_path / "whole")
+    assert whole.exit_code == 0, whole.output
+    for attempt in range(3):
+        kill = dice.randrange(2), dice.randrange(2, 7)
+        broken = run_job(
+            tmp_path / "run", loop, tmp_path / "run", *kill, resume="auto" if attempt else "none", memory=memory
+        )
+        assert broken.exit_code != 0, broken.output
+        assert attempt == 0 or "in memory" in broken.output, broken.output
+    ended = run_job(tmp_path / "run", loop, tmp_path / "run", resume="auto", memory=memory)
+    assert ended.exit_code == 0, ended.output
+    assert [outcome["outcome"] for outcome in ended.outcomes] == ["finished", "finished"]
+    for rank in range(2):
+        one, other = results(tmp_path / "run", rank), results(tmp_path / "whole", rank)
+        seen, of_whole = one.pop("seen"), other.pop("seen")
+        assert seen == of_whole[-len(seen) :], "the rest, and nothing twice"
+        assert_equal(one, other)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")

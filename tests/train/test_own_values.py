@@ -1,0 +1,180 @@
+"""What a snapshot of a user's loop may contain, and what is refused, with its path."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import math
+from collections import Counter, OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.gradients import Gradients
+from slipway.train.own.objects import Objects
+from slipway.train.own.values import from_bytes, pack, to_bytes, unpack
+from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
+from slipway.train.snapshots.tensors import DTYPES
+
+pytestmark = pytest.mark.pull
+
+VALUES: list[Any] = [
+    None, True, 0, 2**80, -1.5, math.inf, -math.inf, "ä\n", [], [1, [2]], (1, (2, "x")), {}, {"a": {1: 2}, "b": ()},
+    OrderedDict(b=1, a=2), Counter({5: 2, 9: 1}), {"tensor": "no tensor"}, {"mapping": [1]}, torch.Size([2, 3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    packed = json.loads(json.dumps(pack(value, "run.state", tensors), allow_nan=False))
+    found = unpack(packed, tensors)
+    assert found == value
+    assert isinstance(found, Counter) == isinstance(value, Counter)
+    assert isinstance(found, tuple) == isinstance(value, tuple)
+    assert from_bytes(to_bytes(value, "it")) == value
+
+
+def test_not_a_number_comes_back() -> None:
+    assert math.isnan(unpack(pack(math.nan, "run.state", {}), {}))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_tensor_of_every_type_that_safetensors_has_is_on_the_disk(kind: str, tmp_path: Any) -> None:
+    value = torch.arange(6).reshape(2, 3).to(getattr(torch, kind)).T
+    tensors: dict[str, torch.Tensor] = {}
+    packed = pack({"x": [value]}, "run.state", tensors)
+    path = save_snapshot(tmp_path, Snapshot(1, {"values": packed}, {"run": tensors}), 1)
+    snapshot = load_snapshot(path)
+    found = unpack(snapshot.state["values"], snapshot.tensors["run"])["x"][0]
+    assert found.dtype == value.dtype
+    assert found.contiguous().view(torch.uint8).tolist() == value.contiguous().view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(1.5), np.int64(7), np.bool_(True), np.arange(6.0).reshape(2, 3), np.array(3 + 1j), np.zeros((0, 2))],
+)
+def test_what_is_numpys_comes_back_as_numpys(value: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    found = unpack(pack(value, "run.state", tensors), tensors)
+    assert type(found) is type(value)
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+Pair = namedtuple("Pair", "a b")
+DEEP: list[Any] = []
+DEEP.append(DEEP)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"f": print}, 'run.state["f"]: a builtin_function_or_method'),
+        ({"f": lambda: 0}, 'run.state["f"]: a function'),
+        ({"a": [1, {2}]}, 'run.state["a"][1]: a set'),
+        ({"when": datetime.date(2020, 1, 1)}, 'run.state["when"]: an object of datetime.date'),
+        ({1.5: 0}, "run.state: the key 1.5, a float"),
+        ({True: 0}, "run.state: the key True, a bool"),
+        ({"b": b"x"}, 'run.state["b"]: a bytes'),
+        ({"c": Colour.RED}, 'run.state["c"]: an object of'),
+        ({"p": Pair(1, 2)}, 'run.state["p"]: an object of'),
+        ({"t": torch.zeros(2, dtype=torch.complex128)}, 'run.state["t"]: a tensor that is complex128'),
+        ({"t": torch.zeros(2).to_sparse()}, 'run.state["t"]: a tensor that is sparse_coo'),
+        ({"t": torch.zeros(2, device="meta")}, 'run.state["t"]: a tensor that is on the meta device'),
+        ({"o": np.array([None])}, 'run.state["o"]: an array of object'),
+        (DEEP, "more than 100 levels"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_saved_is_refused_with_its_path(value: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        pack(value, "run.state", {})
+    assert said in str(error.value)
+    assert "Allowed are" in str(error.value) or "dense" in str(error.value)
+
+
+def snapshot_of(objects: Objects) -> Snapshot:
+    tensors, packed = objects.collect()
+    return Snapshot(5, {"objects": json.loads(json.dumps(packed))}, tensors)
+
+
+def test_a_model_of_another_shape_is_refused_and_three_tensors_are_named() -> None:
+    stored = snapshot_of(Objects({"model": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))}))
+    own = Objects({"model": nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 2))})
+    before = {name: tensor.clone() for name, tensor in own.named["model"][""].state_dict().items()}
+    with pytest.raises(ConfigurationError) as error:
+        own.load(stored)
+    text = str(error.value)
+    assert "0.weight: 4 × 3 in the snapshot, 5 × 3 in the model" in text
+    assert text.count("in the snapshot,") == 3
+    assert "and 2 more" in text
+    after = own.named["model"][""].state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_snapshot_of_another_script_is_refused() -> None:
+    stored = snapshot_of(Objects({"model": nn.Linear(1, 1), "ema": nn.Linear(1, 1)}))
+    with pytest.raises(ConfigurationError, match=r"contains model, ema, and slipway.resume was called with model"):
+        Objects({"model": nn.Linear(1, 1)}).load(stored)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"model": 5}, "model: an int has no state_dict"),
+        ({"models": [nn.Linear(1, 1), print]}, "models[1]: a builtin_function_or_method has no"),
+        ({"Model": nn.Linear(1, 1)}, "Model= cannot be the name"),
+        ({"ranks": nn.Linear(1, 1)}, "ranks= cannot be the name"),
+    ],
+)
+def test_what_has_no_state_or_no_name_is_refused(named: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Objects(named)
+    assert said in str(error.value)
+
+
+def test_wrappers_leave_no_trace_in_the_names() -> None:
+    model = nn.Linear(2, 2)
+    assert Objects({"model": torch.compile(nn.DataParallel(model), backend="eager")}).named["model"][""] is model
+
+
+@pytest.mark.parametrize("style", ["none after", "zeros after", "before backward", "two optimizers"])
+def test_gradients_are_pending_between_a_backward_and_the_step(style: str) -> None:
+    one, two = nn.Linear(2, 1), nn.Linear(1, 2)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, two)]
+    gradients = Gradients(optimizers, lambda: True)
+    for number in range(1, 4):
+        if style == "before backward":
+            optimizers[0].zero_grad()
+        for _ in range(2):
+            one(torch.ones(1, 2)).sum().backward()
+            assert gradients.pending, "accumulating"
+        optimizers[0].step()
+        if style == "two optimizers":
+            optimizers[1].zero_grad()
+            one(two(torch.ones(1, 1))).sum().backward()  # into the first model, too
+            optimizers[1].step()
+            assert not gradients.pending
+            optimizers[0].zero_grad()
+        if style in ("none after", "zeros after"):
+            optimizers[0].zero_grad(set_to_none=style == "none after")
+        assert not gradients.pending
+        assert gradients.steps == number
+
+
+def test_what_was_not_remembered_counts_as_pending() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = Gradients([optimizer], lambda: False)
+    optimizer.step()
+    assert gradients.pending
