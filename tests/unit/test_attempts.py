@@ -97,9 +97,12 @@ NEWER = {"before": 20, "after": 30}
         (tried("lost", gained=5.0), True),
         (tried(evidence="OSError: [Errno 98] Address already in use", **NEWER), False),  # the workload's own doing
         (tried(evidence=NO_MEMORY, **NEWER), False),
-        # Of a script its time is known, and nothing else.
-        (tried(moved=None, enough=600.0, gained=599.9, **NEWER), False),
-        (tried("peer", moved=None, enough=600.0, gained=599.9, **NEWER), False),
+        # Of a script its time is known, and its snapshots if it takes them by slipway.resume.
+        (tried(moved=None, enough=600.0, gained=599.9), False),
+        (tried("peer", moved=None, enough=600.0, gained=599.9), False),
+        (tried(moved=None, enough=600.0, gained=599.9, **NEWER), True),
+        (tried(moved=None, enough=600.0, gained=4.9, **NEWER), False),
+        (tried("peer", moved=None, enough=600.0, **NEWER), True),
         (tried(moved=None, enough=600.0, gained=600.0), True),
         (tried(moved=None, enough=1.0, gained=1.0), True),
         (Try(1, ended("unhealthy")), False),  # one that could not be made

@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from slipway.train.snapshots.snapshot import Snapshot as Snapshot
     from slipway.train.snapshots.snapshot import SnapshotError as SnapshotError
     from slipway.train.snapshots.snapshot import load_newest as load_newest
-    from slipway.train.snapshots.snapshot import save_snapshot as save_snapshot
     from slipway.train.task import Batch as Batch
     from slipway.train.task import Task as Task
     from slipway.train.task import Validation as Validation
@@ -41,7 +40,7 @@ PUBLIC = {
     "train.loop.fit": ("TrainingResult", "fit"),
     "train.observe.replicas": ("ReplicasDifferError", "verify_replicas"),
     "train.observe.traces": ("trace",),
-    "train.snapshots.snapshot": ("Snapshot", "SnapshotError", "load_newest", "save_snapshot"),
+    "train.snapshots.snapshot": ("Snapshot", "SnapshotError", "load_newest"),
     "train.task": ("Batch", "Task", "Validation"),
     "train.worker.context": ("Context", "open_context"),
     "train.worker.prepared": ("cache_folder", "make_together"),

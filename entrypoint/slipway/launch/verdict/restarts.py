@@ -58,8 +58,8 @@ class Try:
         """
         if self.gained >= self.enough:
             return True
-        if self.moved is None:
-            return False  # nobody knows what a user's script saves, and where
+        if self.moved is None and not self.advanced:
+            return False  # nobody knows what a user's script saves unless it does so by `slipway.resume`
         signs = (self.advanced, self.gained >= SPELL)
         return any(signs) if came_from_outside(self.outcome) else all(signs)
 

@@ -35,7 +35,7 @@ def keep_first_metrics(path: Path, count: int) -> int:
     """Drop all lines of a metrics file but the first `count`. Returns how many there are then."""
     if not path.exists():
         return 0
-    kept = [line for line, _ in stored_metrics(path)][:count]
+    kept = [line for line, _ in read_metrics(path)][:count]
     replace_file(path, "".join(f"{line}\n" for line in kept))
     return len(kept)
 

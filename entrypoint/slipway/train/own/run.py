@@ -133,7 +133,8 @@ class Run:
         `exact_augmentation`: seed what each sample draws at random by the sample's position in the epoch, so that it does not
         depend on which process reads it.
         """
-        return self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary)
+        with self._told((ConfigurationError,)):  # what else is raised here, the data did
+            yield from self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary)
 
     def boundary(self) -> None:
         """Call this between two steps, on all ranks: snapshots that are due, the stop flag, the heartbeat.
@@ -205,10 +206,11 @@ class Run:
     # The loops
 
     def _begin_loop(self, name: str) -> None:
-        if self._loop:
-            raise ConfigurationError(
-                f"run.{name} was called, and run.{self._loop} before: a run has one loop. Count all {name} in one call."
-            )
+        with self._told():
+            if self._loop:
+                raise ConfigurationError(
+                    f"run.{name} was called, and run.{self._loop} before: a run has one loop. Count all {name} in one call."
+                )
         self._loop = name
 
     def _run_epochs(self, total: int) -> Iterator[int]:
@@ -381,11 +383,11 @@ class Run:
             signal.signal(number, handler)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, kinds: tuple[type[Exception], ...] = EXPLAINED) -> Iterator[None]:
         """End the process with one line, and its reason written down, where a snapshot, a setting or the disk is at fault."""
         try:
             yield
-        except EXPLAINED as error:
+        except kinds as error:
             self._over = True
             self._failed = end_badly(error, self._context.place, self._context.outcome, self._environ)
             self._let_go()
