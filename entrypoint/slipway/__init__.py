@@ -7,13 +7,13 @@ __version__ = "0.1.0.dev0"
 
 TYPE_CHECKING = False  # importing `typing` takes longer than all of this package may
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
-    from slipway.train.own.run import Run as Run
+    from slipway.train.own.run import ResumableRun as ResumableRun
     from slipway.train.own.run import resume as resume
 
 
 def __getattr__(name: str) -> object:
-    """Load `resume` and `Run`, for training loops of users, when they are first used: they need torch. Raises AttributeError."""
-    if name in ("Run", "resume"):
+    """Load `resume` and `ResumableRun` when they are first used, since they need torch. Raises AttributeError."""
+    if name in ("ResumableRun", "resume"):
         from importlib import import_module
 
         found: object = getattr(import_module("slipway.train.own.run"), name)

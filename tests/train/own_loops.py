@@ -290,11 +290,11 @@ def main(name: str, results: str, *kill: str) -> None:
 
 def die_before(number: int) -> None:
     """Have the boundary with that number be this process's end, once all that is to be kept is there."""
-    from slipway.train.own.run import Run
+    from slipway.train.own.run import ResumableRun
 
-    real, done = Run.boundary, [0]
+    real, done = ResumableRun.boundary, [0]
 
-    def boundary(run: Run) -> None:
+    def boundary(run: ResumableRun) -> None:
         real(run)
         run._snapshots.memory.wait_for_room()
         done[0] += 1
@@ -302,7 +302,7 @@ def die_before(number: int) -> None:
             run._snapshots.memory.wait()
             os.kill(os.getpid(), 9)
 
-    Run.boundary = boundary  # type: ignore[method-assign]
+    ResumableRun.boundary = boundary  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

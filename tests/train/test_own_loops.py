@@ -17,7 +17,7 @@ import torch
 from training_jobs import Job
 from training_jobs import Run as Ended
 
-from slipway.train.own.run import Run
+from slipway.train.own.run import ResumableRun
 
 pytestmark = pytest.mark.pull
 
@@ -31,7 +31,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(Run, "_leave", lambda run: None)
+    monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
     begin_with_seed()
 
 
@@ -64,9 +64,9 @@ def assert_equal(one: Any, other: Any, path: str = "") -> None:
 
 def break_at(boundary: int) -> pytest.MonkeyPatch:
     """Let a loop end after that boundary, with its snapshot on the disk."""
-    real, done = Run.boundary, [0]
+    real, done = ResumableRun.boundary, [0]
 
-    def counted(run: Run) -> None:
+    def counted(run: ResumableRun) -> None:
         real(run)
         done[0] += 1
         if done[0] == boundary:
@@ -74,7 +74,7 @@ def break_at(boundary: int) -> pytest.MonkeyPatch:
             raise BrokenOffError
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Run, "boundary", counted)
+    patch.setattr(ResumableRun, "boundary", counted)
     return patch
 
 

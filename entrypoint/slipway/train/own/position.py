@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.sources import Source, generators_of, open_source, set_epoch
+from slipway.train.own.sources import BatchSource, generators_of, open_source, set_epoch
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 from slipway.train.worker.context import Context
 
@@ -17,7 +17,7 @@ RandomStates = Mapping[str, torch.Tensor]
 
 
 @dataclass
-class Reading:
+class DataPlace:
     """How far a call of `run.batches` came, the same on all ranks.
 
     `samples`: of all processes together, on which a job with another number of processes had trained; `batches`: of each
@@ -62,9 +62,9 @@ class Position:
         """At the beginning."""
         self._context, self._device = context, context.device
         self.epoch, self.in_epochs = 0, False
-        self.reading = Reading()
+        self.reading = DataPlace()
         self._calls = 0
-        self._source: Source | None = None  # that is being read
+        self._source: BatchSource | None = None  # that is being read
         self._begun: Draws | None = None  # as it began
         self._generators: dict[int, list[torch.Generator]] = {}  # of the loaders, by call
         self._stored: dict[int, list[torch.Tensor]] = {}  # their states where the loop resumes, until the call
@@ -80,7 +80,7 @@ class Position:
     def end_epoch(self) -> None:
         """Note that the epoch is over."""
         self.epoch += 1
-        self.reading, self._calls, self._source, self._begun = Reading(), 0, None, None
+        self.reading, self._calls, self._source, self._begun = DataPlace(), 0, None, None
 
     def restore_random(self) -> None:
         """Until the loop has resumed: have the random generators as they were in the snapshot."""
@@ -103,7 +103,7 @@ class Position:
             self.restore_random()
             return
         if call > self.reading.call:
-            self.reading, self._begun = Reading(call), None
+            self.reading, self._begun = DataPlace(call), None
         iterator, reading = self._begin(loader, seed), self.reading
         self.note_resumed()
         try:
@@ -169,7 +169,7 @@ class Position:
         """
         fields = dict(described)
         self.epoch, self.in_epochs = fields.pop("epoch"), fields.pop("in_epochs")
-        self.reading = Reading(**fields)
+        self.reading = DataPlace(**fields)
         if own is not None:
             self._begun = Draws(own["random"], own["begun"]) if own["random"] else None
             self._stored, self._state = dict(own["generators"]), own["source"]
@@ -200,7 +200,7 @@ def all_random_states(device: torch.device) -> RandomStates:
     return random_states(device) | other_random_states()
 
 
-def require_length(reading: Reading, length: int | None, epoch: int) -> None:
+def require_length(reading: DataPlace, length: int | None, epoch: int) -> None:
     """Raise ConfigurationError where a loader that is to be resumed in its midst has another length than it had."""
     if reading.begun and reading.length is not None and length != reading.length:
         raise ConfigurationError(

@@ -59,7 +59,9 @@ EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSE
 LEFT_BY_BREAK = {"POP_TOP", "POP_ITER"}  # what CPython does with an iterator when `break` or `return` leaves its loop
 
 
-def resume(*, save_every: int | None = None, memory_every: int | None = None, keep: int = 2, **objects: Any) -> Run:
+def resume(
+    *, save_every: int | None = None, memory_every: int | None = None, keep: int = 2, **objects: Any
+) -> ResumableRun:
     """Join the job, restore the newest snapshot that verifies into `objects`, and return the run.
 
     `objects`: whatever has `state_dict` and `load_state_dict` (models, wrapped in DistributedDataParallel or not, optimizers,
@@ -69,12 +71,12 @@ def resume(*, save_every: int | None = None, memory_every: int | None = None, ke
     With several processes `torch.distributed` must be initialized before. A mistake ends the process with one line.
     """
     try:
-        return Run(Objects(objects), save_every, memory_every, keep)
+        return ResumableRun(Objects(objects), save_every, memory_every, keep)
     except EXPLAINED as error:
         raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
 
 
-class Run:
+class ResumableRun:
     """A training that resumes. `state` holds plain values of the user's, which are saved and restored with everything else."""
 
     def __init__(self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int) -> None:
@@ -440,7 +442,7 @@ class DiskRhythm:
 
 
 def data_of(ranks: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:
-    """Undo `Run.of_rank` for its data."""
+    """Undo `ResumableRun.of_rank` for its data."""
     stored = ranks[f"{rank}.data"].contiguous()
     size = int(stored[:8].clone().view(torch.int64))
     return dict(from_bytes(stored[8 : 8 + size]))

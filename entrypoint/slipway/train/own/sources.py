@@ -27,7 +27,7 @@ from slipway.train.snapshots.state import other_random_states, random_states, se
 CPU = torch.device("cpu")
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from."""
 
     length: int | None  # of a pass, in batches, where it is known
@@ -47,7 +47,7 @@ class Source(Protocol):
         """Restore `state`, before `begin`."""
 
 
-def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Source:
+def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> BatchSource:
     """Return the source for what a user passed to `run.batches`. `seed`: samples are seeded one by one, None: they are not.
 
     Raises ConfigurationError for what cannot be iterated, and for a `seed` where no sample has an index.
@@ -55,7 +55,7 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> So
     if not isinstance(loader, Iterable):
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        source: Source = WithState(loader)
+        source: BatchSource = WithState(loader)
     elif isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         return Indexed(loader, seed)
     else:
@@ -100,16 +100,16 @@ class WithState:
         self._loader, self.length = loader, length_of(loader)
 
     def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
-        """See Source; its state says where."""
+        """See BatchSource; its state says where."""
         iterator: Iterator[Any] = iter(self._loader)
         return iterator
 
     def state(self) -> Any:
-        """See Source."""
+        """See BatchSource."""
         return self._loader.state_dict()
 
     def load(self, state: Any) -> None:
-        """See Source."""
+        """See BatchSource."""
         self._loader.load_state_dict(state)
 
 
@@ -123,7 +123,7 @@ class Plain:
         self._loader, self._say, self.length = loader, say, length_of(loader)
 
     def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
-        """See Source."""
+        """See BatchSource."""
         begun = time.monotonic()
         iterator: Iterator[Any] = iter(self._loader)
         for _ in islice(iterator, batches):
@@ -136,10 +136,10 @@ class Plain:
         return iterator
 
     def state(self) -> None:
-        """See Source."""
+        """See BatchSource."""
 
     def load(self, state: Any) -> None:
-        """See Source."""
+        """See BatchSource."""
 
 
 class Indexed:
@@ -167,7 +167,7 @@ class Indexed:
         self._loader._iterator = None
 
     def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
-        """See Source."""
+        """See BatchSource."""
         self._skipping.arrange(epoch, samples, batches)
         # Persistent workers draw their seed once, in the process that started them; later epochs draw the order alone.
         persistent = self._loader.persistent_workers and self._loader._iterator is None
@@ -179,10 +179,10 @@ class Indexed:
         return iterator
 
     def state(self) -> None:
-        """See Source."""
+        """See BatchSource."""
 
     def load(self, state: Any) -> None:
-        """See Source."""
+        """See BatchSource."""
 
 
 def plain_batches(sampler: Any) -> bool:

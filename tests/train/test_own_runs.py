@@ -1,0 +1,318 @@
+"""How runs of users' own loops end, what they refuse, and how another number of processes divides what is left of an epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+from training_jobs import raise_stop_flag, worker_environment
+
+import slipway
+from slipway.train.own.position import Position
+from slipway.train.own.run import ResumableRun
+
+pytestmark = pytest.mark.pull
+Step = Callable[[], None]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
+    usual = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    }
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
+def begin(width: int = 1, **more: Any) -> tuple[ResumableRun, Step]:
+    """A run, and what takes a step."""
+    model = nn.Linear(width, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+
+    return slipway.resume(model=model, optimizer=optimizer, **more), step
+
+
+ASKED = {
+    "python": ({}, 75, 79),
+    "torchrun": ({"TORCHELASTIC_RUN_ID": "1"}, 0, 0),
+}
+
+
+@pytest.mark.parametrize("starter", ASKED)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_and_ends_the_loop_by_an_exit_that_its_starter_understands(
+    starter: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables, stopped, cancelled = ASKED[starter]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run, step = begin()
+    done: list[int] = []
+    tidied: list[bool] = []
+
+    def loop() -> None:
+        try:
+            for iteration in run.steps(100):
+                step()
+                done.append(iteration)
+                if iteration == 4:
+                    os.kill(os.getpid(), number)
+        finally:
+            tidied.append(True)
+
+    with pytest.raises(SystemExit) as end:
+        loop()
+    assert end.value.code == (cancelled if number == signal.SIGINT else stopped)
+    assert tidied
+    assert len(done) < 10
+    assert f"at step {len(done)}, snapshot saved" in capsys.readouterr().out
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler), "a second one ends it at once"
+    again, step = begin()
+    assert next(iter(again.steps(100))) == len(done)
+
+
+def test_a_stop_by_the_launcher_is_an_outcome_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in worker_environment(tmp_path / "job", "none").items():
+        monkeypatch.setenv(name, value)
+    run, step = begin()
+    assert (tmp_path / "job" / "node-0" / "honours-stop").exists()
+
+    def loop() -> None:
+        for iteration in run.steps(100):
+            step()
+            if iteration == 3:
+                raise_stop_flag(tmp_path / "job")
+
+    with pytest.raises(SystemExit) as end:
+        loop()
+    assert end.value.code == 0
+    outcome = json.loads((tmp_path / "job" / "node-0" / "outcome" / "rank-0.json").read_text())
+    assert (outcome["outcome"], outcome["step"]) == ("stopped", run.step)
+    assert outcome["snapshot"] == f"step-{run.step:08}"
+    assert not (tmp_path / "job" / "node-0" / "honours-stop").exists(), "what follows gets its signals"
+
+
+def test_a_stop_waits_until_no_gradient_is_pending() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    done: list[int] = []
+
+    def loop() -> None:
+        for micro in run.steps(100):
+            model(torch.ones(1, 1)).sum().backward()
+            if micro == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if micro % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            done.append(micro)
+
+    with pytest.raises(SystemExit):
+        loop()
+    assert done[-1] % 4 == 3
+    assert run.step == len(done) // 4
+
+
+def refused(capsys: pytest.CaptureFixture[str], act: Callable[[], object]) -> str:
+    """What is said by an end with 78."""
+    with pytest.raises(SystemExit) as end:
+        act()
+    assert end.value.code == 78
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return text
+
+
+def test_a_loop_that_is_begun_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = begin()
+    run.epochs(3)
+    assert "run.steps was called, and run.epochs before" in refused(capsys, lambda: run.steps(3))
+
+
+def test_batches_within_batches_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = begin()
+    next(iter(run.batches([1, 2])))
+    outer = run.batches([1, 2])
+    next(outer)
+    assert "iterate over a validation loader without run.batches" in refused(capsys, lambda: next(run.batches([3])))
+
+
+def test_values_that_cannot_be_saved_are_refused_at_the_next_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
+    run, step = begin(save_every=1)
+    run.state["f"] = print
+
+    def loop() -> None:
+        for _ in run.steps(3):
+            step()
+
+    assert 'run.state["f"]: a builtin_function_or_method' in refused(capsys, loop)
+
+
+def test_a_loader_of_another_length_is_refused_in_the_midst_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    run, step = begin(save_every=1)
+
+    def loop() -> None:
+        for _ in run.epochs(1):
+            for _ in run.batches(DataLoader(range(12), 2)):  # type: ignore[arg-type]
+                step()
+                if run.step == 3:
+                    run._snapshots.writer.wait()
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    other, _ = begin(save_every=1)
+    assert next(iter(other.epochs(1))) == 0
+    said = refused(capsys, lambda: next(other.batches(DataLoader(range(20), 2))))  # type: ignore[arg-type]
+    assert "has 10 batches, and it had 6" in said
+    assert "after batch 2 of epoch 0" in said
+
+
+def test_a_model_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run, step = begin()
+    for _ in run.steps(2):
+        step()
+    assert "weight: 1 × 1 in the snapshot, 1 × 2 in the model" in refused(capsys, lambda: begin(2))
+
+
+def test_no_batches_and_no_step_end_well(capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = begin()
+    assert [list(run.batches([])) for _ in run.epochs(3)] == [[], [], []]
+    assert "0 steps" in capsys.readouterr().out
+
+
+def test_breaking_out_of_the_batches_ends_their_epoch() -> None:
+    run, step = begin(save_every=1)
+    seen = []
+    for epoch in run.epochs(3):
+        for batch in run.batches([0, 1, 2, 3]):
+            step()
+            seen.append((epoch, batch))
+            if batch == 1:
+                break
+    assert seen == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def leave(run: ResumableRun, step: Step, how: str) -> None:
+    for _ in run.epochs(9):
+        step()
+        if how == "break":
+            break
+        if how == "return":
+            return
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("how", ["break", "return", "exception"])
+def test_leaving_the_loop_finishes_the_run_and_an_exception_does_not(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, step = begin(save_every=0)
+    if how == "exception":
+        with pytest.raises(ZeroDivisionError):
+            leave(run, step, how)
+    else:
+        leave(run, step, how)
+    finished = how != "exception"
+    assert ("slipway: 1 steps" in capsys.readouterr().out) is finished
+    assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists() is finished
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on
+def test_a_child_that_the_script_forks_takes_no_snapshots() -> None:
+    run, step = begin(save_every=1)
+    for _ in run.steps(2):
+        step()
+        run._snapshots.writer.wait()
+        if not (child := os.fork()):
+            try:
+                run.boundary()
+                run.finish()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert run.step == 2
+
+
+UNDER_WAY: list[Iterator[Any]] = []  # an iterator that is gone has left its loop
+
+
+def position(world_size: int, said: list[str]) -> Position:
+    place = SimpleNamespace(world_size=world_size)
+    return Position(SimpleNamespace(device=torch.device("cpu"), place=place, say=said.append))  # type: ignore[arg-type]
+
+
+def loader_of(size: int, world_size: int, rank: int, batch_size: int) -> DataLoader[Any]:
+    data = list(range(size))
+    sampler = DistributedSampler(data, world_size, rank, seed=4)  # type: ignore[arg-type]
+    return DataLoader(data, batch_size, sampler=sampler)  # type: ignore[arg-type]
+
+
+def take(position: Position, loader: DataLoader[Any], batches: int) -> list[int]:
+    """The samples of so many batches; the loop is not left."""
+    found: list[int] = []
+    position.begin_epoch()
+    iterator = position.batches(loader, None, lambda: None)
+    UNDER_WAY.append(iterator)
+    for _ in range(batches):
+        batch = next(iterator, None)
+        found += [] if batch is None else batch.tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "twice"),
+    [((2, 6), (4, 3), 0), ((4, 3), (2, 6), 0), ((2, 6), (3, 4), 0), ((4, 3), (3, 3), 0), ((4, 3), (1, 5), 0), ((4, 2), (3, 8), 1)],
+)  # fmt: skip
+def test_another_number_of_processes_repeats_and_loses_no_sample(
+    before: tuple[int, int], after: tuple[int, int], twice: int, dice: random.Random
+) -> None:
+    size, said = 144, list[str]()
+    batches = 5 if twice else dice.randrange(1, 144 // (before[0] * before[1]))
+    trained: list[int] = []
+    for rank in range(before[0]):
+        here = position(before[0], said)
+        here.epoch = 3
+        trained += take(here, loader_of(size, before[0], rank, before[1]), batches)
+    for rank in range(after[0]):
+        there = position(after[0], said)
+        there.load(here.describe(), None, before[0])
+        trained += take(there, loader_of(size, after[0], rank, after[1]), 999)
+    assert set(trained) == set(range(size))
+    assert len(trained) == size + twice
+    assert any("samples come twice" in text for text in said) is bool(twice)
+
+
+def test_a_batch_sampler_of_the_users_own_resumes_by_its_batches() -> None:
+    def make() -> DataLoader[Any]:
+        class Own(BatchSampler):
+            pass
+
+        data = list(range(20))
+        return DataLoader(data, batch_sampler=Own(SequentialSampler(data), 3, drop_last=False))  # type: ignore[arg-type]
+
+    here, there = position(1, []), position(1, [])
+    assert take(here, make(), 2) == [0, 1, 2, 3, 4, 5]
+    there.load(here.describe(), here.of_rank(), 1)
+    assert take(there, make(), 9) == list(range(6, 20))
