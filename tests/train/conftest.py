@@ -23,6 +23,7 @@ from slipway.train.worker.context import open_context
 # Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
 TAKE_SECONDS = {
     "test_a_full_disk_leaves_nothing_half_written",
+    "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
     "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
     "test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one",
     "test_of_two_processes_one_fetches",

@@ -19,8 +19,6 @@ from training_jobs import Run as Ended
 
 from slipway.train.own.run import ResumableRun
 
-pytestmark = pytest.mark.pull
-
 
 class BrokenOffError(Exception):
     """What stands for a SIGKILL."""
@@ -107,6 +105,7 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
         assert trained + seen == whole_seen
 
 
+@pytest.mark.pull
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_loops.by_steps([])
     seen: list[int] = []
@@ -138,6 +137,7 @@ def results(path: Path, rank: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.pull
 @pytest.mark.parametrize("loop", ["classifier", "by_steps"])
 def test_two_processes_killed_three_times_reach_the_same_bits(
     server: None, tmp_path: Path, memory: tuple[str, ...], dice: random.Random, loop: str
@@ -160,3 +160,26 @@ def test_two_processes_killed_three_times_reach_the_same_bits(
         assert seen == of_whole[-len(seen) :], "the rest, and nothing twice"
         assert_equal(one, other)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_two_nodes_of_which_one_is_killed_reach_the_same_bits(
+    server: None, tmp_path: Path, dice: random.Random
+) -> None:
+    whole = run_job(tmp_path / "whole", "classifier", tmp_path / "whole", processes=4)
+    assert whole.exit_code == 0, whole.output
+    folders, held = [tmp_path / "one", tmp_path / "other"], [os.memfd_create(f"test-{number}") for number in range(4)]
+    paths = [f"/proc/{os.getpid()}/fd/{file}" for file in held]
+    memory = (" ".join(paths[:2]), " ".join(paths[2:]))
+    kills: list[tuple[int, ...]] = [(dice.randrange(4), dice.randrange(1, 3)) for _ in range(3)]
+    for attempt, kill in enumerate([*kills, ()]):
+        job = Job(folders, memory)
+        words = ("classifier", tmp_path / "run", *kill)
+        job.start("own_loops", words, 4, "auto" if attempt else "none", work=faulty_worker.run_program)
+        ended = job.end()[0]
+        assert (ended.exit_code == 0) is (not kill), ended.output
+    for file in held:
+        os.close(file)
+    for rank in range(4):
+        one, other = results(tmp_path / "run", rank), results(tmp_path / "whole", rank)
+        one.pop("seen"), other.pop("seen")
+        assert_equal(one, other)
