@@ -63,10 +63,11 @@ def test_no_byte_of_a_header_changes_unnoticed(memory: SnapshotMemory, at: int) 
         (["linear"], {"SLIPWAY_MAX_RESTARTS": "0"}, False),
         (["linear"], PER_PROCESS, False),
         (["allreduce"], {}, False),
-        (["train.py"], {"SLIPWAY_MAX_RESTARTS": "3"}, False),
+        (["train.py"], {}, False),
+        (["train.py"], {"SLIPWAY_MAX_RESTARTS": "3"}, True),  # it may use slipway.resume
     ],
 )
-def test_there_is_some_for_workloads_of_ours_that_may_be_started_again(
+def test_there_is_some_for_whatever_may_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environ: dict[str, str], there: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)

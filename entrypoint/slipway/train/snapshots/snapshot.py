@@ -138,7 +138,12 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, written: Snapshot, keep: int) -> None:
-    """Delete all snapshots but the one just `written`, the `keep` - 1 before it, and those of later attempts."""
+    """Delete all snapshots but the one just `written`, the `keep` - 1 before it, and those of later attempts.
+
+    One of the same step that it replaced goes as well.
+    """
+    for replaced in folder.glob(f".{STEP}*.replaced"):
+        remove_tree(replaced)
     snapshots = list_snapshots(folder)
     wanted = [path for path in snapshots if snapshot_step(path) <= written.step][:keep]
     for path in snapshots:
