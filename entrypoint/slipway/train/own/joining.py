@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_file, touch_run_file
+from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, NODE, STOP_FILE, rank_file, touch_run_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
@@ -81,7 +81,7 @@ def place_without_launcher(environ: Mapping[str, str]) -> Place:
         world_size=dist.get_world_size() if several else 1,
         node_rank=node_rank,
         run_dir=run_dir,
-        node_dir=run_dir / f"node-{node_rank}",
+        node_dir=run_dir / f"{NODE}{node_rank}",
         backend=dist.get_backend() if several else "gloo",
         device="cuda" if torch.cuda.is_available() else "cpu",
         resume=environ.get("SLIPWAY_RESUME") or "auto",
