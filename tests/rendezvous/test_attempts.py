@@ -308,7 +308,7 @@ def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_ne
     newcomer: dict[int, Any] = {}
     thread = threading.Thread(target=lambda: newcomer.update(job.join(1)))
     thread.start()
-    wait_until(lambda: any("taken in at the next attempt" in line for line in job.lines[0]), "the newcomer")
+    wait_until(lambda: any("joins at the next attempt" in line for line in job.lines[0]), "the newcomer")
     job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
     gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2})
     thread.join(10)

@@ -250,7 +250,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], tuple[object, ...], str]] = {
     "pickled weights": (pickle_weights, (), "holds no model.safetensors. Weights in other forms are not read"),
     "damaged weights": (spoil_weights, (), "model.safetensors cannot be read"),
     "an output layer": (untie, (), "an output layer of its own"),
-    "an old tokenizer": (lambda folder: (folder / "vocab.json").write_text("{}"), (), "AutoTokenizer.from_pretrained"),
+    "an old tokenizer": (
+        lambda folder: (folder / "vocab.json").write_text("{}"),
+        (),
+        "in a form that is not read (vocab.json",
+    ),
     "a large tokenizer": (lambda folder: add_tokenizer(folder, 300), (), "has 300 tokens, and its model 256"),
     "a long context": (as_is, ("--context", 33), "--context 33 is more than the 32 tokens"),
     "many blocks": (as_is, ("--train-blocks", 4), "--train-blocks 4 is more than the 3 blocks"),

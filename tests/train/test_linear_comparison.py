@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_has_nothing_to_compare_but_tells_what_was_found(
     again = train("linear", *SMALL, "--epochs", 3, resume="auto")
     said = capsys.readouterr().out
     assert again.exit_code == 0
-    assert "both are the same training" in found
+    assert "both trainings are the same" in found
     assert "nothing to compare" in said
     assert "the largest difference was 0.0e+00 (comparison.json)" in said
     assert "without DDP" not in said
