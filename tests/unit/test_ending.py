@@ -16,6 +16,7 @@ from slipway.launch.verdict.cause import Cause, said
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.files import write_json
+from slipway.protocol.tracebacks import ProgramEnd
 
 NOW = 1000.0
 KILLED, ABORTED, ENDED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM
@@ -37,6 +38,9 @@ LOST = file("peer", 1.0, exception="RuntimeError: Connection closed by peer")
 
 
 ECHO = ["RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174"]
+WAITED = [
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+]
 BOOM = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: boom"]
 BAD = ["Traceback (most recent call last):", '  File "model.py", line 2', "    if x", "SyntaxError: expected ':'"]
 DENIED = "PermissionError: [Errno 13] Permission denied: '{}'"
@@ -151,6 +155,19 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         (
             {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [ECC]}},
             "unhealthy", 1, "ECC",
+        ),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: WAITED, 1: BOOM}},
+            "failed", 1, "ValueError: boom",
+        ),
+        (
+            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO},
+                 "ended": {1: ProgramEnd("ValueError: boom", "own.py:3")}},
+            "failed", 1, "ValueError: boom",
+        ),
+        (
+            {}, {"own": False, "status": 1, "ranks": (0, 1, 2), "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM, 2: BOOM}},
+            "failed", 1, "ValueError: boom",
         ),
         # One of ours writes its reason down; what it only printed it may have handled.
         ({0: LOST}, {"status": 1, "failures": [failure(0, 1)], "last": {1: BOOM}}, "peer", 0, "Connection closed by peer"),
@@ -524,9 +541,7 @@ REMOTE = {
     "NCCL's remote error": stderr(nccl_error("ncclRemoteError", REFUSED)),
     "NCCL's system error": stderr(nccl_error("ncclSystemError", REFUSED)),
     "the watchdog": stderr(STALLED),
-    "gloo's time-out": [
-        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
-    ],
+    "gloo's time-out": WAITED,
 }
 
 
@@ -548,14 +563,9 @@ def test_where_every_failure_is_a_remote_error_it_is_76_whichever_rank_is_read_f
 @pytest.mark.parametrize("times", [(1.0, 2.0), (2.0, 1.0)])
 def test_the_same_goes_for_nodes(times: tuple[float, float]) -> None:
     lost = Outcome(0, "n0", "failed", times[0], cause=said("exit code 1: RuntimeError: Connection closed by peer"))
-    waited = Outcome(1, "n1", "peer", times[1], cause=said(REMOTE["gloo's time-out"][0]))
+    waited = Outcome(1, "n1", "peer", times[1], cause=said(WAITED[0]))
     verdict = judge([lost, waited])
     assert (verdict.word, verdict.code(0), verdict.first.node_rank) == ("peer", 76, 1)
-
-
-WAITED = [
-    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
-]
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -263,6 +263,21 @@ def test_who_may_have_counted_processes_is_asked_unless_a_scheduler_gave_the_num
         assert roster.question == ""
 
 
+def test_the_processes_of_a_node_beyond_the_expected_are_not_counted() -> None:
+    roster = make_roster(4, doubtful=True)
+    admit(roster, *(make_hello(rank, 4, processes=2) for rank in (0, 1)), make_hello(9, 10, processes=2))
+    assert roster.question.endswith("The nodes that are here have 2 × 2 = 4: then set WORLD_SIZE=2.")
+
+
+@pytest.mark.parametrize(("tries", "nonce"), [((0, 0), ""), ((0, 1), "of 1"), ((2, 1), "of 0")])
+def test_a_job_that_is_under_way_is_told_from_others_as_those_have_it_that_took_part(
+    tries: tuple[int, ...], nonce: str
+) -> None:
+    roster = make_roster(2)
+    admit(roster, *(make_hello(rank, 2, tries=tried, nonce=f"of {rank}") for rank, tried in enumerate(tries)))
+    assert roster.nonce == nonce
+
+
 def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
     def over_the_wire(hello: Hello) -> Hello:
         return decode(encode(hello))

@@ -85,6 +85,8 @@ def test_so_does_one_of_this_python(tmp_path: Path, program: str, colours: str) 
 
 
 OWN = ["Traceback (most recent call last):", '  File "/home/me/own.py", line 9, in main', "    step()"]
+PLACE = "own.py:9 in main"
+DURING = ["", "During handling of the above exception, another exception occurred:", "", *OWN]
 OURS = ["Traceback (most recent call last):", f'  File "{PACKAGE}train/loop/fit.py", line 3, in fit', "    step()"]
 LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "<frozen os>", line 7, in fork']
 
@@ -109,6 +111,15 @@ LIBRARY = ['  File "/usr/lib64/python3.13t/queue.py", line 2, in get', '  File "
         ([*OWN, "Boom: x", "/usr/lib/a.py:7: UserWarning: leaked"], Raised("Boom: x", "own.py:9 in main")),
         ([*OWN, "Boom: x", "node7:12:13 [0] NCCL INFO bye"], Raised("Boom: x", "own.py:9 in main")),
         ([*OWN, "Boom: x", *["more"] * 99], Raised("\n".join(["Boom: x", *["more"] * 49]), "own.py:9 in main")),
+        # What stands in front of a line, and not within it.
+        ([*OWN, "[rank1]: Boom: of [rank0]: x"], Raised("Boom: of [rank0]: x", PLACE)),
+        ([*OWN, "Boom: rows  | and columns"], Raised("Boom: rows  | and columns", PLACE)),
+        # Another process raised it.
+        (["Original Traceback (most recent call last):", *OWN[1:], "Boom: x"], Raised("Boom: x", PLACE)),
+        (
+            [*OWN, "Boom: x", *DURING, "Bang: y", "", "Original Traceback (most recent call last):", *OWN[1:], "Leaf: z"],
+            Raised("Leaf: z", PLACE, first="Boom: x", within="Bang: y"),
+        ),
         # Which of several: the last one that ended the program.
         ([*OWN, "Boom: x", "", *OWN, "Bang: y"], Raised("Bang: y", "own.py:9 in main")),
         ([*OWN, "Boom: x", "terminate called after y", "  what():  z"], Raised("z")),
@@ -121,9 +132,7 @@ def test_what_is_made_of_lines(lines: list[str], raised: Raised | None) -> None:
     assert read_traceback(lines) == raised
 
 
-DURING = ["", "During handling of the above exception, another exception occurred:", "", *OWN]
 BUSY = "RuntimeError: the file server is busy"
-PLACE = "own.py:9 in main"
 
 
 @pytest.mark.parametrize(
@@ -134,13 +143,14 @@ PLACE = "own.py:9 in main"
         # torch's hook prints only what nobody caught.
         ([*OWN, "[rank1]: KeyError: 'lr'", "bye"], -6, Raised("KeyError: 'lr'", PLACE)),
         # A log printed it, and the program ended by something else.
-        (["loss 1", "ERROR:root:no snapshot yet", *OWN, "KeyError: 'lr'", *DURING, BUSY, "bye"], 1, None),
+        (["loss 1", "loss 2", "ERROR:root:no snapshot yet", *OWN, "KeyError: 'lr'", *DURING, BUSY, "bye"], 1, None),
         ([*OWN, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE)),
         ([*OWN, "KeyError: 'lr'", *DURING, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE, first="KeyError: 'lr'")),
         # Ten lines may be the message's, eleven are a program's that went on.
         ([*OWN, BUSY, *["more"] * 10], 1, Raised("\n".join([BUSY, *["more"] * 10]), PLACE)),
         ([*OWN, BUSY, *["more"] * 11], 1, None),
-        # A signal ends a program, whatever it printed before.
+        # A signal ends a program, whatever it printed before; one that ended with 0 got over it.
+        ([*OWN, "KeyError: 'lr'"], 0, None),
         ([*OWN, "KeyError: 'lr'"], -11, None),
         ([*OWN, "KeyError: 'lr'", "terminate called after y", "  what():  z"], -6, Raised("z")),
     ],
@@ -149,6 +159,12 @@ def test_what_follows_an_exception_says_whether_it_ended_the_program(
     lines: list[str], exitcode: int, raised: Raised | None
 ) -> None:
     assert read_final_traceback(lines, exitcode) == raised
+
+
+@pytest.mark.parametrize(("exitcode", "ended"), [(1, True), (-6, True), (0, False), (2, False), (3, False)])
+def test_what_nobody_caught_ended_the_program_where_its_exit_code_says_so(exitcode: int, ended: bool) -> None:
+    raised = read_final_traceback(["bye"], exitcode, ProgramEnd("KeyError: 'lr'", PLACE))
+    assert raised == (Raised("KeyError: 'lr'", PLACE) if ended else None)
 
 
 def of(program: str, folder: Path) -> tuple[int, list[str], ProgramEnd | None]:

@@ -16,8 +16,8 @@ LONGEST_MESSAGE = 50  # lines
 PACKAGE = str(Path(__file__).parents[1]) + "/"
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x1b\x07]*(?:\x1b\\|\x07)")
-_RANK = re.compile(r"\[rank\d+\]: ?")  # torch's, in front of each line of a traceback
-_MARGIN = re.compile(r" {2,}[|+] ?")  # of a group of exceptions
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's, in front of each line of a traceback
+_MARGIN = re.compile(r"^ {2,}[|+] ?")  # of a group of exceptions
 _END = re.compile(r" +\+-+$")  # of a group
 _PART = re.compile(r" +\+[-+]+ \d+ -+$|(?:\w+ )?Original Traceback|-- Process \d+ terminated with the following error")
 _HEADER = re.compile(r"(?:^|\s)Traceback \(most recent call last\)")
@@ -153,7 +153,7 @@ def read_final_traceback(lines: Iterable[str], exitcode: int, ended: ProgramEnd 
     story = _last_story(told)
     if story is None or story[-1].prefixed or _UNCAUGHT.match(told[story[-1].at]):
         return read_traceback(told)
-    if exitcode < 0:
+    if exitcode <= 0:
         return None
     rest = told[max(entry.at for entry in story) + 1 :]
     follows = [line for line in rest if not _FOLLOWS.match(line)]
@@ -202,7 +202,7 @@ def _stories(told: Sequence[str]) -> list[list[_Entry]]:
 def _entries(lines: Sequence[str]) -> list[_Entry]:
     found: list[_Entry] = []
     entry: _Entry | None = None
-    link, aside, number = "", False, 0
+    link, aside = "", False
 
     def begin() -> _Entry:
         nonlocal link, aside
@@ -211,8 +211,9 @@ def _entries(lines: Sequence[str]) -> list[_Entry]:
         return found[-1]
 
     for number, line in enumerate(lines):
-        bare = _RANK.sub("", line, count=1) if (prefixed := _RANK.match(line) is not None) else line
-        text = _MARGIN.sub("", bare, count=1) if not _PART.match(bare) else bare
+        bare = _RANK.sub("", line)
+        prefixed = bare != line
+        text = bare if _PART.match(bare) else _MARGIN.sub("", bare)
         if _ASIDE.match(text):
             entry, aside = None, True
         elif _END.match(bare):

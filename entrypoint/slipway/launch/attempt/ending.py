@@ -119,7 +119,9 @@ def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
     if facts.lost and facts.still:
         return outcome(Word.LOST, Cause(CauseKind.FROZEN, number=round(facts.still)), time=now - facts.still)
     bad = {rank: record for rank, record in files.items() if is_bad(record)}
-    if facts.own and len(files) == len(facts.ranks) and not bad:  # whatever became of the processes afterwards
+    if (
+        facts.own and not bad and all(rank in files for rank in facts.ranks)
+    ):  # whatever became of the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.stop.disk:
         return outcome(Word.UNHEALTHY, Cause(CauseKind.NO_FLAG, facts.stop.disk, signs=find_signs(facts.stop.disk)))
@@ -189,7 +191,7 @@ def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple
         word = cause_of(raised.evidence) if raised else Word.PEER
         if raised and word != Word.PEER and "killed by signal" not in raised.evidence:
             cause = {"word": word, "cause": said(raised.evidence), "rank": rank, "time": now, "where": raised.where}
-            causes.append(((False, False, False, False, True, now, rank), cause))
+            causes.append(((False, rank), cause))  # which comes before all that only lost a peer
     return causes
 
 

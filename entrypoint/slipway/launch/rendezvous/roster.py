@@ -135,7 +135,7 @@ class Roster:
         if not self.complete:
             return False
         texts = {seat.card.nodes for seat in self.seats.values()}
-        return len(self.seats) >= max((int(text) for text in texts if text.isdecimal() and len(text) < 8), default=0)
+        return all(len(self.seats) >= int(text) for text in texts if text.isdecimal() and len(text) < 8)
 
     def fits(self, seat: Seat) -> bool:
         """Whether a launcher agrees with node 0 in all that must agree."""
@@ -291,9 +291,7 @@ def find_differences(
     """All differences between the cards (by node rank); `offsets` are clocks in seconds ahead of node 0's."""
     found = []
     goes_on = any(card.tries for card in cards.values())  # then a newcomer gets its snapshot from the others
-    for rule in _rules(allow_uneven):
-        if goes_on and rule.name == SNAPSHOT:
-            continue
+    for rule in (rule for rule in _rules(allow_uneven) if not (goes_on and rule.name == SNAPSHOT)):
         nodes = defaultdict(list)
         for node_rank in sorted(cards):
             nodes[rule.read(cards[node_rank])].append(node_rank)
