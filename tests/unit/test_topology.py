@@ -471,16 +471,20 @@ UNKNOWN = [
     {"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "1"},
     {"HOSTNAME": "4", "POOL_NUM_NODES": "2", "POOL_NODE_ID": "1"},  # after a number that counts nothing
 ]
+TFJOB = {
+    "TF_CONFIG": '{"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]}, "task": {"type": "worker", "index": 1}}'
+}
 PBSDSH = [
     {"PBS_JOBID": "7.head", "PBS_NODENUM": "1", "PBS_TASKNUM": "1"},
     {"PBS_JOBID": "7.head", "PBS_NODENUM": "0", "PBS_TASKNUM": "2"},
 ]
 
 
-@pytest.mark.parametrize("environ", [*UNKNOWN, *PBSDSH], ids=lambda environ: next(iter(environ)))
+@pytest.mark.parametrize("environ", [*UNKNOWN, *PBSDSH, TFJOB], ids=lambda environ: next(iter(environ)))
 def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(environ: dict[str, str]) -> None:
     with pytest.raises(
-        LaunchError, match=r"does not (know|say how many).* set NNODES, NODE_RANK and MASTER_ADDR.* type --nnodes 1"
+        LaunchError,
+        match=r"(does not (know|say how many)|TF_CONFIG names 3 tasks).* set NNODES, NODE_RANK and MASTER_ADDR.* type --nnodes 1",
     ) as caught:
         resolve(environ)
     assert caught.value.code == CONFIGURATION
@@ -492,6 +496,11 @@ def test_one_of_several_that_an_unknown_starter_started_is_no_job_of_its_own(env
     "environ",
     [
         {"CI_NODE_TOTAL": "4", "CI_NODE_INDEX": "1"},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:2222"]}, "task": {"type": "worker", "index": 0}}'},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}}'},
+        {"TF_CONFIG": '{"task": {"type": "worker", "index": 0}, "cluster": {"worker": 3}}'},
+        {"TF_CONFIG": "[1]"},
+        {"TF_CONFIG": "worker"},
         {"PBS_JOBID": "7.head", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
         {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ID": "5e:3"},
         {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},

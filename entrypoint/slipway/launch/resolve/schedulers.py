@@ -3,6 +3,7 @@ clouds are in clouds.py. Pure.
 """
 
 import itertools
+import json
 import math
 import re
 import zlib
@@ -118,6 +119,8 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
     for variable, least in _PBSDSH.items():
         if (number := environ.get(variable, "")).isdecimal() and int(number) >= least:
             return f"{variable}={number}: this is one of several processes that PBS started, and it does not say how many. {_SET}"
+    if tasks := _tensorflow_tasks(environ.get("TF_CONFIG", "")):
+        return f"TF_CONFIG names {tasks} tasks, and this command was started for one of them. {_SET}"
     for size, count in environ.items():
         family = _family(size)
         if (
@@ -137,6 +140,16 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
                 f"Slipway does not know. {_SET}"
             )
     return ""
+
+
+def _tensorflow_tasks(config: str) -> int:
+    """How many processes TensorFlow's TF_CONFIG names, which Kubeflow's TFJob sets for any program; 0 where it is one alone."""
+    try:
+        cluster, task = (json.loads(config)[name] for name in ("cluster", "task"))
+        tasks = sum(len(addresses) for addresses in cluster.values())
+        return tasks if tasks > 1 and "index" in task else 0
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return 0
 
 
 # An index without a size, or a size without an index: the name of the first, and what is missing.
