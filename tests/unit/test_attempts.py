@@ -16,13 +16,14 @@ from slipway.launch.verdict.restarts import (
     SPELL,
     STUCK,
     Course,
+    Ending,
     Try,
     came_from_outside,
     count_failures,
     decide,
     is_passing,
 )
-from slipway.launch.verdict.verdict import CODES, Outcome
+from slipway.launch.verdict.verdict import CODES, Outcome, judge
 from slipway.protocol.causes import Sign
 
 
@@ -66,6 +67,12 @@ def test_the_attempts_of_a_job_are_counted(numbers: tuple[int, ...], missed: int
     course = Course(tuple(tried(number=each) for each in numbers), missed=missed)
     assert (course.made, course.number) == (made, number)
     assert (Course().made, Course().number) == (0, 0)
+
+
+def test_an_attempt_that_could_not_be_made_gained_nothing_and_an_end_counts_no_failures() -> None:
+    attempt = Try(1, ended("unhealthy"))
+    assert (attempt.reached, attempt.gained, attempt.advanced) == (0, 0.0, False)
+    assert Ending(judge([attempt.outcome])).failures == 0
 
 
 def test_the_help_names_the_number_of_restarts_that_a_workload_of_ours_has() -> None:

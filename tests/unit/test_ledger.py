@@ -66,6 +66,7 @@ AGAIN = {"restarting": 19.0, "evaluating": 8.0, "saving": 2.0, "ending": 11.0}
     [
         (OURS, True, False, DONE),
         (OURS, False, False, {**DONE, "ending": 1.0, "noticing": 10.0}),
+        (Seen(100.0, 200.0, spoke=190.0, spent=SPENT, reached=60, before=30), True, True, {**AGAIN, "training": 30.0, "repeating": 30.0}),
         (with_steps(20, 60, 20), True, True, {**AGAIN, "training": 60.0}),
         (with_steps(20, 70, 30), True, True, {**AGAIN, "training": 48.0, "repeating": 12.0}),
         (with_steps(20, 60, 60), True, True, {**AGAIN, "repeating": 60.0}),

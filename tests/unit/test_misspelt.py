@@ -17,6 +17,7 @@ SLIPS = {
     "MASTER_ADR": "MASTER_ADDR",
     "MASTER_ADDRESS": "MASTER_ADDR",
     "MASTERADDR": "MASTER_ADDR",
+    "MASTER_ADDDR": "MASTER_ADDR",
     "MASTER_POTR": "MASTER_PORT",
     "WORLDSIZE": "WORLD_SIZE",
     "WOLRD_SIZE": "WORLD_SIZE",
@@ -75,6 +76,9 @@ def test_a_slip_is_told_with_the_right_name(name: str, right: str) -> None:
         "WOLRD_ISZE",  # two slips in a name of 9 letters
         "MASTRE_PROT",
         "MASTER_PROXY",
+        "WOKALOAD",  # neither of these is two letters that changed places
+        "WOZRLOAD",
+        "RKNA",  # in a name of 4, of which only two neighbours may change places
         "SLIPAWY_RUN",  # in one of 11 letters
         "NPORC_PRE_NODS",  # three in one of 12
         "SLIPAWY_GARCE_SECONS",
@@ -101,6 +105,11 @@ def test_what_begins_as_ours_and_is_near_to_nothing_leads_to_the_list() -> None:
 )
 def test_names_of_others_and_of_ours_are_left_alone(environ: dict[str, str]) -> None:
     assert list(misspelt(environ, "the environment")) == []
+
+
+def test_each_name_is_looked_at_whatever_stands_before_it() -> None:
+    given = {"RANK": "0", "SLIPWAY_TYPO": "", **SERVICES, "WORKLAOD": "gpt", "PATH": "/bin", "MASTER_ADRR": "n0"}
+    assert [told.partition(" ")[0] for told in misspelt(given, "the environment")] == ["WORKLAOD", "MASTER_ADRR"]
 
 
 def test_a_name_whose_right_one_is_there_was_not_meant_to_be_that() -> None:

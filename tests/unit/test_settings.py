@@ -156,6 +156,20 @@ def test_a_number_has_bounds_and_the_message_names_them(name: str, least: int, m
         assert re.search(rf"\b{least} to {most}\b", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("NPROC_PER_NODE", "a number from 1 to 1024, auto, gpu or cpu are allowed"),
+        ("SLIPWAY_MAX_RESTARTS", "a number from 0 to 1000 or auto are allowed"),
+        ("SLIPWAY_BACKEND", "auto, nccl, gloo, mpi are allowed"),
+    ],
+)
+def test_the_words_that_are_allowed_are_all_named(name: str, allowed: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        make_sources({name: "many"}).parsed(name)
+    assert f": {allowed}" in str(caught.value)
+
+
 @each()
 def test_what_is_switched_needs_no_value_on_the_command_line(setting: Setting) -> None:
     try:
