@@ -37,7 +37,7 @@ def train(epochs: int, batch_size: int) -> None:
         for batch, labels in run.batches(loader):  # calls the sampler's set_epoch
             loss = nn.functional.binary_cross_entropy_with_logits(parallel(batch.to(DEVICE)), labels.to(DEVICE))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         run.log(loss=loss.item())
         if RANK == 0:

@@ -43,13 +43,17 @@ class AutoOrCount(click.ParamType[int | str]):
 
 
 AUTO_OR_COUNT = AutoOrCount()
-SERVICES = ("wandb", "mlflow")  # that --log-to knows; each is also the name of its package
+# What --log-to knows, by the name of the package that each needs: the class of its sink, and the module of that.
+SERVICES = {
+    "wandb": ("WeightsAndBiases", "slipway.train.observe.weights_and_biases"),
+    "mlflow": ("Mlflow", "slipway.train.observe.mlflow_run"),
+}
 
 
 class Services(click.ParamType[str]):
     """Names out of SERVICES, separated by commas; empty for none."""
 
-    name = "wandb|mlflow"
+    name = "|".join(SERVICES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The names without blanks, each once. Fails with what is allowed."""

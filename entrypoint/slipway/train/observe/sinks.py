@@ -6,6 +6,7 @@ reported once and left out from then on, and the training continues.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from slipway.options.common import SERVICES
 from slipway.protocol.files import CHARTS, METRICS_FILE, append_to_run_file
 
 TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped", "mfu"})
@@ -185,10 +187,6 @@ def open_sinks(
 
 
 def _open_service(service: str, run: Path, options: Mapping[str, Any]) -> Sink:
-    if service == "wandb":
-        from slipway.train.observe.weights_and_biases import WeightsAndBiases
-
-        return WeightsAndBiases(run, options)
-    from slipway.train.observe.mlflow_run import Mlflow
-
-    return Mlflow(run, options)
+    name, module = SERVICES[service]
+    sink: Sink = getattr(importlib.import_module(module), name)(run, options)
+    return sink
