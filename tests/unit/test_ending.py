@@ -392,6 +392,8 @@ def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, num
         ({"disk": "the stop flag cannot be written"}, "unhealthy", "the stop flag cannot be written"),
         ({"status": -9, "ooms": 1}, "failed", "out of memory"),
         ({"status": -15, "ooms": 1}, "failed", "torchrun was ended by SIGTERM"),
+        ({"status": -1, "ooms": 1}, "failed", "torchrun was ended by SIGHUP"),
+        ({"status": 1, "ooms": 1}, "failed", "torchrun ended with 1: no message"),
         ({"status": 1, "started": True, "agent_log": "Timeout"}, "failed", "torchrun ended with 1: Timeout"),
         ({"status": 1, "agent_log": "it timed out"}, "peer", "torchrun ended with 1: it timed out"),
         ({"status": 2, "agent_log": "no such option"}, "failed", "torchrun ended with 2"),

@@ -138,7 +138,7 @@ class Topology:
             return f"{nodes}, {world} {inside}"  # a scheduler may spread its tasks unevenly
         what = "MIG slice" if self.gpus and all(gpu.is_slice for gpu in self.gpus) else "GPU"
         one, many = (what, f"{what}s") if self.device == "cuda" else ("CPU process", "CPU processes")
-        if self.processes_per_node > len(self.gpus) > 0 and not self.process:
+        if self.gpus and self.processes_per_node > len(self.gpus) and not self.process:
             one, many = "process", f"processes sharing {_count(len(self.gpus), what, f'{what}s')}"
         return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}"
 
