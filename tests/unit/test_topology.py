@@ -214,14 +214,18 @@ def test_who_chose_the_cpu_is_not_advised_to_ask_for_gpus(
     assert (";" in note) == advised, note
 
 
-def test_an_indexed_job_without_a_number_of_nodes_says_what_to_set() -> None:
-    notes = resolve({"JOB_COMPLETION_INDEX": "0"}, fqdn="lm-0.lm.default.svc").notes
-    assert any("NNODES" in note for note in notes)
-
-
-def test_an_indexed_job_that_says_how_many_pods_it_has_is_told_nothing() -> None:
-    notes = resolve(INDEXED_JOB | {"NNODES": "4"}, fqdn="lm-2.lm.default.svc").notes
-    assert not any("NNODES" in note for note in notes)
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, True),
+        ({"JOB_COMPLETION_INDEX": "0", "NNODES": "4"}, False),
+        ({"JOB_COMPLETION_INDEX": "2", "NNODES": "4"}, False),
+        ({}, False),
+    ],
+)
+def test_an_indexed_job_without_a_number_of_nodes_says_what_to_set(environ: dict[str, str], told: bool) -> None:
+    notes = resolve(environ, fqdn=f"lm-{environ.get('JOB_COMPLETION_INDEX', 0)}.lm.default.svc").notes
+    assert any("NNODES" in note for note in notes) == told
 
 
 def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
