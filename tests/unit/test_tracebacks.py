@@ -143,7 +143,7 @@ BUSY = "RuntimeError: the file server is busy"
         # torch's hook prints only what nobody caught.
         ([*OWN, "[rank1]: KeyError: 'lr'", "bye"], -6, Raised("KeyError: 'lr'", PLACE)),
         # A log printed it, and the program ended by something else.
-        (["loss 1", "loss 2", "ERROR:root:no snapshot yet", *OWN, "KeyError: 'lr'", *DURING, BUSY, "bye"], 1, None),
+        (["loss 1", "loss 2", "loss 3", "ERROR:root:no snapshot yet", *OWN, "KeyError: 'lr'", *DURING, BUSY, "bye"], 1, None),
         ([*OWN, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE)),
         ([*OWN, "KeyError: 'lr'", *DURING, BUSY, "ERROR: bye"], 1, Raised(f"{BUSY}\nERROR: bye", PLACE, first="KeyError: 'lr'")),
         # Ten lines may be the message's, eleven are a program's that went on.
@@ -165,6 +165,21 @@ def test_what_follows_an_exception_says_whether_it_ended_the_program(
 def test_what_nobody_caught_ended_the_program_where_its_exit_code_says_so(exitcode: int, ended: bool) -> None:
     raised = read_final_traceback(["bye"], exitcode, ProgramEnd("KeyError: 'lr'", PLACE))
     assert raised == (Raised("KeyError: 'lr'", PLACE) if ended else None)
+
+
+@pytest.mark.parametrize(
+    ("printed", "raised"),
+    [
+        ([*OWN, "Boom: x"], Raised("Boom: x", PLACE)),
+        (["Original Traceback (most recent call last):", *OWN[1:], "Boom: x"], Raised("Boom: x", PLACE)),
+        ([*OWN, "Bang: y", *DURING, "Boom: x"], Raised("Boom: x", PLACE, first="Bang: y")),
+        ([*OWN, "Boom: x", "", *OWN, "Bang: y"], Raised("Boom: x", PLACE)),  # which another part of the program caught
+        ([*OWN, "Bang: x"], Raised("Boom: x", "elsewhere.py:1")),
+        ([*OWN, "Boom: y"], Raised("Boom: x", "elsewhere.py:1")),
+    ],
+)
+def test_what_nobody_caught_is_looked_for_in_what_was_printed(printed: list[str], raised: Raised) -> None:
+    assert read_final_traceback(printed, 1, ProgramEnd("Boom: x", "elsewhere.py:1")) == raised
 
 
 def of(program: str, folder: Path) -> tuple[int, list[str], ProgramEnd | None]:
