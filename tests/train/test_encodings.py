@@ -258,7 +258,7 @@ def test_a_list_of_tables_says_that_there_are_more(tmp_path: Path) -> None:
     for number in range(13):
         (tmp_path / f"{number:02}.csv").write_text("id,text\n1,sea\n")
     (tmp_path / "b.md").write_text(PROSE)
-    assert described_sources(find_sources([tmp_path])).endswith("/11.csv, …)")
+    assert described_sources(find_sources([tmp_path])).endswith("/11.csv and 1 more)")
 
 
 # Checkpoints

@@ -61,11 +61,19 @@ ASKED = {
 @pytest.mark.parametrize("starter", ASKED)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_saves_and_ends_the_loop_by_an_exit_that_its_starter_understands(
-    starter: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    starter: str,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     variables, stopped, cancelled = ASKED[starter]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    before = signal.signal(
+        number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    )  # else a shell's &
+    request.addfinalizer(lambda: signal.signal(number, before))
     run, step = begin()
     done: list[int] = []
     tidied: list[bool] = []
