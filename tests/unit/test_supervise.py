@@ -15,7 +15,7 @@ from slipway.launch.attempt import stop_handler, supervise
 from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.hang_watch import HangWatch
 from slipway.launch.attempt.lasting import Lasting, Spare
-from slipway.launch.attempt.stop_handler import Limits
+from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
@@ -24,7 +24,7 @@ from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
 from slipway.process.machine import MACHINE, Machine
 from slipway.process.tree import OwnProcesses, send_signal, trees
-from slipway.protocol.files import HONOURS_STOP
+from slipway.protocol.files import HONOURS_STOP, STOP_FILE
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
 
@@ -151,6 +151,24 @@ def test_a_stopped_script_is_not_said_to_save_a_snapshot(
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),)
     supervise_worker(tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
     assert said == ["SIGTERM received: stopping, the script has at most 60 s to end"]
+
+
+@pytest.mark.parametrize("asked", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGUSR1)], ids=["once", "twice"])
+def test_a_stop_is_reported_once_the_workers_can_see_it(tmp_path: Path, asked: tuple[signal.Signals, ...]) -> None:
+    """Whoever reads the line knows that no further step than the current one is taken."""
+    write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": '{"phase": "train", "step": 1, "monotonic": 1.0}'})
+    run = Run(tmp_path, "none", 1)
+    seen: list[str] = []
+
+    def say(line: str) -> None:
+        seen.append((run.node(0) / STOP_FILE).read_text())
+
+    with Stops() as stops:
+        handler = StopHandler(plan_for(), run, stops, Limits(60.0), say, MACHINE)
+        for moment, number in enumerate(asked):
+            stops.came.append(Stop(60.0 * moment, number, number.name))
+            handler.look([], lambda: True)
+    assert [number.name in text for number, text in zip(asked, seen, strict=True)] == [True] * len(asked)
 
 
 @pytest.mark.parametrize("fails", ["", "worker"], ids=["it ends by itself", "it is killed"])

@@ -51,13 +51,14 @@ class StopHandler:
         if stop is None:
             return
         if stop != self._told:
-            if self._told is None:
+            is_first, self._told, self._signalled = self._told is None, stop, set()
+            if is_first:
                 self.seen = StopSeen(self._stops.word, stop.name)
-                self._say(f"{stop.name} received: stopping{self._begin(now, has_begun)}")
+                said = f"stopping{self._begin(now, has_begun)}"
             else:
-                self._say(f"{stop.name} received: stopping already, at most {self.deadline.left(now):.0f} s are left")
-            self._told, self._signalled = stop, set()
+                said = f"stopping already, at most {self.deadline.left(now):.0f} s are left"
             disk = raise_flag(self._node_dir, stop)
+            self._say(f"{stop.name} received: {said}")  # the workers can see the flag by now
             self.seen = replace(self.seen, numbers=(*self.seen.numbers, stop.number), disk=disk or self.seen.disk)
             if disk:
                 self.deadline.give_up(now)
