@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 from training_jobs import raise_stop_flag, worker_environment
 
 import slipway
+from slipway.train import ConfigurationError, load_newest, trace
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
 
@@ -150,6 +151,21 @@ def refused(capsys: pytest.CaptureFixture[str], act: Callable[[], object]) -> st
     text = capsys.readouterr().err
     assert "Traceback" not in text
     return text
+
+
+def test_a_run_directory_at_an_address_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_RESUME"):
+        monkeypatch.setenv(name, "s3://bucket/run")
+        assert f"{name}=s3://bucket/run: s3:// is not supported" in refused(capsys, begin)
+        monkeypatch.delenv(name)
+    with pytest.raises(ConfigurationError, match="s3:// is not supported"):
+        load_newest(Path("s3://bucket/run"), print)
+    with pytest.raises(ConfigurationError, match="s3:// is not supported"), trace("s3://bucket/traces"):
+        raise AssertionError("the block must not run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_loop_that_is_begun_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

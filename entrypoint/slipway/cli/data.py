@@ -14,6 +14,7 @@ import click
 
 from slipway.launch.resolve.host import make_folders, read_host
 from slipway.options.numbers import Real, Whole
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import FAILED, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 
@@ -53,8 +54,8 @@ def data() -> None:
     epilog="If it is interrupted, run the same command again to continue.\n\n"
     "\b\nExample: slipway data prepare corpus --out tokens && slipway gpt --dataset tokens:tokens",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT…", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for the tokens.")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT…", type=LocalPath(path_type=Path))
+@click.option("--out", required=True, type=LocalPath(file_okay=False, path_type=Path), help="Folder for the tokens.")
 @click.option(
     "--tokenizer", default="bytes", show_default=True, help="bytes, a tokenizer.json, a folder or a Hub repo with one."
 )

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def launcher_options() -> list[click.Parameter]:
             options.append(click.Option([setting.option, setting.name], default=None, help=text, **kind))
     options += [
         click.Option(["--standalone"], is_flag=True, help="A single node, whatever the environment says."),
-        click.Option(["--env-file"], metavar="FILE", type=click.Path(), help="Read this file instead of ./.env."),
+        click.Option(["--env-file"], metavar="FILE", type=LocalPath(), help="Read this file instead of ./.env."),
     ]
     options += [click.Option([name], hidden=True) for name in RDZV]
     for names in TORCHRUN:

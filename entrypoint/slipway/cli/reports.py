@@ -17,6 +17,7 @@ from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.verdict.block import ENDINGS, heading, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 
@@ -71,9 +72,9 @@ def completion(context: click.Context, shell: str) -> None:
 @click.command(
     "report", epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html"
 )
-@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
+@click.argument("names", nargs=-1, metavar="[RUN]...", type=LocalPath(), shell_complete=complete_run)
 @RUNS
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [RUN/report.html]")
+@click.option("--out", type=LocalPath(path_type=Path, dir_okay=False), help="File to write.  [RUN/report.html]")
 def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     """Write one HTML page about RUNs: curves, settings, attempts, throughput. The page needs no network.
 

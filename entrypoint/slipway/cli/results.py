@@ -10,8 +10,9 @@ import click
 from slipway.cli.data import launch_errors
 from slipway.cli.runs import RUNS, complete_run, named_folder
 from slipway.options.numbers import Real, Whole
+from slipway.options.paths import LocalPath
 
-RUN = click.argument("run", shell_complete=complete_run)
+RUN = click.argument("run", type=LocalPath(), shell_complete=complete_run)
 STEP = click.option("--step", type=Whole(0), help="Use the snapshot of this step instead of the newest.")
 
 
@@ -34,7 +35,7 @@ def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature
 
 
 @click.command("eval", epilog="\b\nExample: slipway eval gpt-20260101-120000")
-@click.argument("source", metavar="RUN|DIR", shell_complete=complete_run)
+@click.argument("source", metavar="RUN|DIR", type=LocalPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--dataset", help="Evaluate on the validation part of other data, named as for training.")
 @STEP
@@ -76,7 +77,7 @@ def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int |
 @click.command(epilog="\b\nExample: slipway export gpt-20260101-120000 my-model")
 @RUN
 @RUNS
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("folder", type=LocalPath(path_type=Path), metavar="DIR")
 @STEP
 @click.option("--push", "repo", metavar="OWNER/NAME", help="Upload the model to this repository of the Hub.")
 @click.option("--public", is_flag=True, help="Make a repository that --push creates public.")

@@ -24,6 +24,7 @@ from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.sources import read_sources
 from slipway.launch.run_directory.run import odd_files, odd_records
 from slipway.options.numbers import Whole
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import RUN_FILE
 from slipway.protocol.outcomes import GOOD
@@ -39,7 +40,7 @@ LABEL = 14  # columns of a row's label
 RUNS = click.option(
     "--runs",
     metavar="DIR",
-    type=click.Path(file_okay=False),
+    type=LocalPath(file_okay=False),
     help="Folder that contains the runs.  [SLIPWAY_RUNS, default runs]",
 )
 
@@ -85,7 +86,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 
 
 @click.command(epilog="\b\nExample: slipway status gpt-20260101-120000")
-@click.argument("run", default="", shell_complete=complete_run)
+@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
 @click.option("--watch", is_flag=True, help="Repeat every two seconds until the run ends.")
@@ -150,7 +151,7 @@ def list_all(runs: str | None, last: int, as_json: bool) -> None:
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run", type=LocalPath(), shell_complete=complete_run)
 @RUNS
 @click.option(
     "--wait",

@@ -15,6 +15,7 @@ from slipway.inspect.status import read_status
 from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.launch.run_directory.run_lock import beside, process_of
 from slipway.options.numbers import Whole
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, read_json, touch_run_file
 from slipway.protocol.printable import printable
@@ -24,7 +25,7 @@ GLANCE = 0.1  # s between two looks
 
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")
-@click.argument("run", default="", shell_complete=complete_run)
+@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
 @click.option("--rank", "rank", type=Whole(min=0), metavar="N", help="Only this rank, with all its threads.")
 @RUNS
 def stacks(run: str, rank: int | None, runs: str | None) -> None:

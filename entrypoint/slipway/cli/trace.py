@@ -17,6 +17,7 @@ from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.options.numbers import Whole
+from slipway.options.paths import LocalPath
 from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
     CLOCKS_FILE,
@@ -45,7 +46,7 @@ SAID = {
 
 
 @click.command(epilog="\b\nExample: slipway trace gpt-20260101-120000 --steps 5")
-@click.argument("run", default="", shell_complete=complete_run)
+@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
 @click.option(
     "--steps", type=Whole(1, 100), default=3, show_default=True, metavar="N", help="Number of steps to record."
 )

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.numbers import Real, Whole
+from slipway.options.paths import LocalPath
 from slipway.options.target import require_target
 from slipway.protocol.mistake import ConfigurationError
 
@@ -23,7 +24,7 @@ COUNT_OR_ZERO = Whole(min=0)
 POSITIVE = Real(min=0, min_open=True)
 NOT_NEGATIVE = Real(min=0)
 SHARE = Real(min=0, max=1, max_open=True)
-FILE = click.Path(exists=True, dir_okay=False)
+FILE = LocalPath(exists=True, dir_okay=False)
 AUTO = "auto"
 
 
@@ -226,7 +227,7 @@ class Exportable(Common):
 
     export: str | None = option(
         None,
-        click.Path(file_okay=False),
+        LocalPath(file_okay=False),
         "Write the trained model to this folder, in the format that from_pretrained reads.",
     )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from slipway.options.paths import NotLocalError, explain_address, require_local
 from slipway.protocol.errors import told_if_unreadable
 from slipway.protocol.mistake import ConfigurationError, nearest
 
@@ -34,6 +35,8 @@ class Dataset(click.ParamType[str]):
         scheme, _, rest = str(value).partition(":")
         if value == STDLIB or (scheme in (FILE, TOKENS, HUB) and rest):
             return str(value)
+        if why := explain_address(str(value)):
+            raise NotLocalError(f"{value!r}: {why}. Type {FORMS}.", ctx, param)
         raise click.BadParameter(f"{value!r} is not a data set: type {FORMS}.{meant_dataset(str(value))}", ctx, param)
 
 
@@ -78,6 +81,8 @@ def check_dataset(dataset: str) -> None:
     scheme, _, rest = dataset.partition(":")
     if scheme == HUB:
         parse_hub_data(rest)
+    if scheme in (FILE, TOKENS):
+        require_local(rest, f"--dataset {dataset}")
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
         raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}")
     if scheme == FILE and Path(rest).is_file() and not Path(rest).stat().st_size:
@@ -111,6 +116,7 @@ def require_length(dataset: str, context: int) -> None:
 
 def check_tokenizer(name: str) -> None:
     """Raise ConfigurationError for a path that is not there; what could be a repo of the Hub is asked for later."""
+    require_local(name, f"--tokenizer {name}")
     if not Path(name).exists() and (not REPO.fullmatch(name) or name.endswith(".json") or name.startswith(".")):
         raise ConfigurationError(
             f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest_path(name)} Type bytes, the path of a "

@@ -12,6 +12,7 @@ import click
 from slipway.options.common import COUNT, option
 from slipway.options.dataset import REPO, check_tokenizer, nearest_path, seen_from
 from slipway.options.gpt import TextOptions
+from slipway.options.paths import require_local
 from slipway.protocol.mistake import ConfigurationError
 
 
@@ -51,6 +52,7 @@ class FinetuneOptions(TextOptions):
             check_tokenizer(self.tokenizer)
         if self.model is None or Path(self.model).is_dir():
             return
+        require_local(self.model, f"--model {self.model}")
         if Path(self.model).exists() or self.model.startswith(".") or not REPO.fullmatch(self.model):
             raise ConfigurationError(
                 f"--model {self.model} is no folder{seen_from(self.model)}.{nearest_path(self.model)} Type the path of a folder "

@@ -12,6 +12,7 @@ import click
 from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, Exportable, option
 from slipway.options.dataset import nearest_path, seen_from
 from slipway.options.numbers import Whole
+from slipway.options.paths import NotLocalError, explain_address, require_local
 from slipway.protocol.mistake import ConfigurationError, nearest
 
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
@@ -32,6 +33,8 @@ class PictureData(click.ParamType[str]):
         scheme, _, path = text.partition(":")
         if text in (GLYPHS, CIFAR10) or (scheme == FOLDER and path):
             return text
+        if why := explain_address(text):
+            raise NotLocalError(f"{text!r}: {why}. Type {GLYPHS}, {CIFAR10} or {FOLDER}:PATH.", ctx, param)
         meant = f"{FOLDER}:{text}" if Path(text).is_dir() else nearest(scheme, (GLYPHS, CIFAR10, FOLDER))
         meant = f"{FOLDER}:{path or 'PATH'}" if meant == FOLDER else meant
         hint = f" Did you mean {meant}?" if meant else ""
@@ -112,7 +115,8 @@ class VisionOptions(Exportable):
             name = f"--preset {self.preset}" if self.preset == "imagenet" else f"--image-size {self.image_size}"
             raise click.UsageError(f"{name} is for pictures in a folder; type --dataset folder:PATH with it.")
         if self.folder is not None and not self.folder.is_dir():
-            path = str(self.folder)
+            path = self.dataset.removeprefix(f"{FOLDER}:")
+            require_local(path, f"--dataset {self.dataset}")
             raise ConfigurationError(
                 f"--dataset {self.dataset}: there is no {path}{seen_from(path)}.{nearest_path(path)}"
             )

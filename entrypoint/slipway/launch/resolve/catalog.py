@@ -15,6 +15,7 @@ from typing import Any
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.starters import refuse_starter
+from slipway.options.paths import explain_address
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.printable import printable
@@ -148,6 +149,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest
+    if why := explain_address(first):
+        raise LaunchError(f"{first}: {why}.")
     folder = Path(first).is_dir() and Path(first, "__main__.py").is_file()  # python FOLDER runs it
     if not folder and (refusal := refuse_starter(words)):
         raise LaunchError(refusal)

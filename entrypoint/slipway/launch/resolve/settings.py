@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.resolve.foreign_values import parse_address
+from slipway.options.paths import parse_path
 
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
@@ -130,12 +131,14 @@ SETTINGS = (
         "Communication: auto is nccl with GPUs and gloo without.",
         "auto|nccl|gloo|mpi",
     ),
-    Setting("SLIPWAY_RUNS", "--runs", "runs", str, "Folder that contains the runs; in the image /checkpoints.", "DIR"),
+    Setting(
+        "SLIPWAY_RUNS", "--runs", "runs", parse_path, "Folder that contains the runs; in the image /checkpoints.", "DIR"
+    ),
     Setting(
         "SLIPWAY_RUN_DIR",
         "--run-dir",
         "",
-        str,
+        parse_path,
         "Run directory to use instead of a new one in the folder of runs.",
         "DIR",
     ),
@@ -143,7 +146,7 @@ SETTINGS = (
         "SLIPWAY_RESUME",
         "--resume",
         "none",
-        str,
+        parse_path,
         "none starts a new run; auto resumes this run, or the workload's latest run if none is named; a PATH starts from that "
         "run or snapshot.",
         "auto|none|PATH",

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
+from slipway.options.paths import require_local
 from slipway.protocol.durable import write_whole
 from slipway.protocol.files import CLOCKS_FILE, held_folder, rank_trace, write_json
 from slipway.train.worker.place import silent_stdout
@@ -225,6 +226,7 @@ def trace(folder: Path | str, group: dist.ProcessGroup | None = None) -> Iterato
 
     Rank 0 writes `folder`. Where the block raises nothing is written. `group`: of the ranks that do so, None for all.
     """
+    require_local(folder, str(folder))
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
     side: dist.ProcessGroup | None = None
     rank = 0 if alone else dist.get_rank(group)

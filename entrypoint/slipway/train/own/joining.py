@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slipway.options.paths import require_local
 from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, NODE, STOP_FILE, rank_file, touch_run_file
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
@@ -72,6 +73,8 @@ def join(environ: Mapping[str, str], device: torch.device) -> tuple[Context, Hea
 def place_without_launcher(environ: Mapping[str, str]) -> Place:
     """Return the place of a process that torchrun, another launcher or a user started."""
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "script"
+    for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_RESUME"):
+        require_local(environ.get(name, ""), f"{name}={environ.get(name)}")
     run_dir = Path(environ.get("SLIPWAY_RUN_DIR") or Path(FOLDER, script)).absolute()
     node_rank = int(environ.get("GROUP_RANK") or 0)
     several = dist.is_initialized()

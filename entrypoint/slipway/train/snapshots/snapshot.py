@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from slipway.options.paths import require_local
 from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
 from slipway.protocol.files import (
     LARGEST,
@@ -268,8 +269,9 @@ def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str
 
     `stems`: as for `load_snapshot`.
 
-    Raises NewerFormatError where a later version wrote the newest.
+    Raises NewerFormatError where a later version wrote the newest, ConfigurationError for an address such as s3://bucket.
     """
+    require_local(folder, str(folder))
     for path in newest_first(folder):
         try:
             found = load_snapshot(path, stems)

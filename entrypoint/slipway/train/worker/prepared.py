@@ -19,6 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipway.options.paths import require_local
 from slipway.protocol.durable import sync_tree
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.mistake import ConfigurationError
@@ -45,6 +46,7 @@ def make_together(context: Context, final: Path, make: Callable[[Path, Callable[
     `make` calls `tick` whenever it got on, so that nobody takes it for hanging. Raises what `make` raised, on that
     rank, and PeerError on the others.
     """
+    require_local(final, str(final))
     act_together(context, f"make {final}", lambda tick: make_folder_once(final, lambda folder: make(folder, tick)))
     return final
 

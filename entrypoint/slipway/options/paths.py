@@ -1,0 +1,66 @@
+"""Paths that users type: files and folders of this machine, shared storage included, and never an address such as s3://bucket."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipway.protocol.errors import CONFIGURATION
+from slipway.protocol.mistake import ConfigurationError
+
+# `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
+ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
+COPIES = {
+    "s3": "aws s3 sync",
+    "gs": "gcloud storage rsync --recursive",
+    **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), "azcopy sync"),
+    "hdfs": "hdfs dfs -put",
+}
+
+
+def explain_address(path: str) -> str:
+    """Return why a path is none and what to type instead, as a sentence without its end; empty if it is a path."""
+    if not (found := ADDRESS.match(path)):
+        return ""
+    scheme = found[1].rpartition(":")[2].lower()
+    if scheme == "file":
+        return f"type the path without {found[1]}://"
+    copy = f" To copy between a folder and the store, type {COPIES[scheme]}." if scheme in COPIES else ""
+    if scheme == "hf" or "//huggingface.co/" in path:
+        copy = " A repo of the Hub, where one is taken, is typed OWNER/NAME."
+    return (
+        f"{found[1]}:// is not supported. A local or mounted path is needed, such as runs or /mnt/shared/runs.{copy} A folder "
+        f"whose name looks like an address is ./{path.strip()}"
+    )
+
+
+def require_local(path: str | Path, name: str) -> None:
+    """Raise ConfigurationError if `path` is an address; `name` is what was typed, such as `--resume s3://bucket`."""
+    if why := explain_address(str(path)):
+        raise ConfigurationError(f"{name}: {why}.")
+
+
+def parse_path(text: str) -> str:
+    """Return a setting's path as it is. Raises ValueError if it is an address."""
+    if why := explain_address(text):
+        raise ValueError(why)
+    return text
+
+
+class NotLocalError(click.BadParameter):
+    """An address where a path is needed: a wrong configuration wherever it is typed."""
+
+    exit_code = CONFIGURATION
+
+
+class LocalPath(click.Path):
+    """A path on the command line or in a --config file, which is not an address."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Fails with what is allowed."""
+        if why := explain_address(str(value)):
+            raise NotLocalError(f"{str(value)!r}: {why}.", ctx, param)
+        return super().convert(value, param, ctx)
