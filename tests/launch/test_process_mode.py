@@ -12,7 +12,7 @@ from launchers import Launcher
 from ports import take_ports
 from stand_in_rules import Rule, Rules
 
-from slipway.launch.run_directory.run import last_outcome
+from slipway.launch.run_directory.directory import RunDirectory
 
 Process = Callable[..., Launcher]
 
@@ -70,8 +70,8 @@ def test_a_process_that_starts_late_belongs_to_the_same_attempt_and_rank_0_alone
     assert [first.end(), late.end()] == [0, 0], first.text + late.text
     assert "attempt 2" not in late.text
     assert json.loads((folder / "run.json").read_text())["attempt"] == 1
-    assert last_outcome(folder)["word"] == "finished"
-    assert last_outcome(folder)["first"]["node_rank"] == 0
+    assert RunDirectory(folder).outcome_json["word"] == "finished"
+    assert RunDirectory(folder).outcome_json["first"]["node_rank"] == 0
 
 
 @pytest.mark.pull

@@ -30,7 +30,7 @@ from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.records import Beat
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.run_directory.run_lock import TOUCH, Holder, RunLock
 from slipway.launch.several_nodes import SeveralNodes

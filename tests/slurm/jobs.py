@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster import REPOSITORY, Cluster, Job
 
-from slipway.launch.run_directory.run import last_outcome
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.files import list_snapshots
 from slipway.train.snapshots.snapshot import verify_snapshot
 
@@ -79,7 +79,7 @@ def newest_step(job: Job) -> int:
 
 def outcome(job: Job) -> dict[str, Any]:
     """How the job's last attempt ended, empty while it runs."""
-    return last_outcome(run_of(job))
+    return RunDirectory(run_of(job)).outcome_json
 
 
 def attempt(job: Job) -> int:

@@ -9,7 +9,7 @@ from cluster import Cluster
 from jobs import GPT, LINEAR, SLIPWAY, VENV, newest_step, run_of, train
 from next_lines import next_commands
 
-from slipway.launch.run_directory.run import last_outcome
+from slipway.launch.run_directory.directory import RunDirectory
 
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
 
@@ -107,7 +107,7 @@ def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: C
     assert "attempt 2" not in done.stderr
     assert sorted(re.findall(r"finished on rank (\d)", done.stderr)) == list("0123")
     [name] = set(re.findall(r"run directory (runs/linear-\d+)", done.stderr))
-    assert last_outcome(cluster.shared / "work" / name)["word"] == "finished"
+    assert RunDirectory(cluster.shared / "work" / name).outcome_json["word"] == "finished"
 
 
 def test_the_tasks_of_an_array_are_jobs_of_their_own(cluster: Cluster) -> None:

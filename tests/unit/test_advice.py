@@ -12,6 +12,7 @@ from stand_ins import make_devices, make_host, resolve
 from slipway.check.quick import quick_check
 from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.advice import ADVICE, advise
+from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.verdict.block import what_to_do
 from slipway.protocol.errors import LaunchError
 
@@ -49,7 +50,7 @@ def test_a_pod_that_knows_no_master_is_told_of_services() -> None:
 def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> None:
     lines = ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"]
     facts = Facts(0, "host", own=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines})
-    told = what_to_do(choose_outcome(facts, tmp_path, 1.0), partial(advise, runtime=runtime))
+    told = what_to_do(choose_outcome(facts, NodeDirectory(tmp_path), 1.0), partial(advise, runtime=runtime))
     assert "/dev/shm" in told
     assert not DOCKERS.search(told)
 

@@ -33,7 +33,8 @@ class World:
         """The worker `starts` so many seconds after its parent, and ignores signals until it is `ready`; some are for `deaf` ears."""
         self.now, self.deaf, self.starts, self.ready, self._plan = 0.0, deaf, starts, starts + ready, plan
         self.run, self.signals, self.said = Run(folder, "none", 1), list[tuple[float, int]](), list[str]()
-        self.node_dir = self.run.node(0)
+        self.node = self.run.node(0)
+        self.node_dir = self.node.path
         (self.node_dir / "logs").mkdir(parents=True)
         self.events: list[tuple[float, Callable[[], None]]] = []
         self.pid, self.returncode, self.process = os.getpid(), None, self  # as the parent

@@ -27,10 +27,9 @@ STALE = OSError(errno.ESTALE, "Stale file handle")
 CALLS = (
     "protocol.cgroups.read_kernel_file",
     "protocol.cgroups.cgroup_folders",
-    "launch.attempt.attempt.newest_step",
-    "launch.closing.newest_step",
+    "protocol.files.list_snapshots",
     "launch.closing.fleeting_results",
-    "launch.closing.earlier_attempts",
+    "launch.run_directory.directory.RunDirectory.attempts_before",
     "launch.closing.write_json",
     "launch.run_directory.run_lock.RunLock._mine",
 )

@@ -14,11 +14,10 @@ from slipway.launch.run_directory.bookkeeping import (
     Books,
     Milestones,
     earlier_ledger,
-    last_ledger,
-    read_failures,
     write_ledger,
 )
-from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import Beat
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
@@ -90,26 +89,26 @@ def test_a_job_with_a_restart_from_the_start_of_its_process(hands: Hands, run: R
     }  # fmt: skip
     assert books.ledger.wall == 2 + 1 + 20 + 3 + 4 + 5 + 10 + 6
     assert books.ledger.attempts == 2
-    assert last_ledger(run.path) == books.ledger.written
+    assert run.ledger() == books.ledger.written
     assert books.ledger.until == hands.clock.time()
     told = {"time": 9.0, "node_rank": 1, "host": "n1", "rank": 3, "word": "failed", "evidence": "ValueError: bad"}
-    assert read_failures(run.node(0)) == [{"attempt": 1, **told}]
+    assert run.node(0).failures() == [{"attempt": 1, **told}]
 
 
 def test_it_is_written_every_few_seconds_while_an_attempt_runs(hands: Hands, run: Run) -> None:
     books = keep_books(hands)
     books.meet(run, books.ledger, again=False)
     train(hands, books, EVERY, 0, 40)
-    kept = last_ledger(run.path)
+    kept = run.ledger()
     assert kept
     assert (kept.wall, kept.attempts, kept.until) == (2 + EVERY, 1, hands.clock.time())
     milestones = Milestones(hands.now, 0)
     hands.now += EVERY - 1
     books.look(milestones)
-    assert last_ledger(run.path) == kept
+    assert run.ledger() == kept
     hands.now += 1
     books.look(milestones)
-    assert (later := last_ledger(run.path))
+    assert (later := run.ledger())
     assert later.wall == 2 + 2 * EVERY
     assert books.ledger.wall == 2, "what goes on is not booked yet"
 
@@ -123,12 +122,12 @@ def test_only_who_speaks_for_a_node_writes_and_not_once_another_went_on_with_the
 ) -> None:
     write_files(run.path, {"run.json": json.dumps({"attempt": attempt})})
     plan = plan_for(("linear",), environ)
-    run.node(plan.topology.node_rank).mkdir(exist_ok=True)
+    run.node(plan.topology.node_rank).path.mkdir(exist_ok=True)
     books = keep_books(hands, plan)
     books.meet(run, books.ledger, again=False)
     train(hands, books, 20, 0, 40)
     books.end_attempt(GOOD)
-    assert (last_ledger(run.path, plan.topology.node_rank) is not None) is writes
+    assert (run.ledger(plan.topology.node_rank) is not None) is writes
 
 
 def test_a_newcomer_goes_on_with_the_ledger_of_those_who_stayed(hands: Hands, run: Run) -> None:
@@ -162,13 +161,13 @@ def test_the_time_between_two_launchers_is_the_queues_where_the_job_was_to_go_on
     write_files(run.path, {"run.json": '{"attempt": 1}', "node-0/ledger.json": json.dumps(LEFT)})
     if outcome:
         write_files(run.path, {"outcome.json": json.dumps(outcome)})
-    found = earlier_ledger(run.path, 0, hands.clock)
+    found = earlier_ledger(run, 0, hands.clock)
     assert found[Kind.QUEUED] == queued
     assert keep_books(hands, ledger=found).ledger[Kind.RESTARTING] == 5.0
 
 
 def test_a_new_run_has_nothing_behind_it(hands: Hands, tmp_path: Path) -> None:
-    assert earlier_ledger(tmp_path / "new", 0, hands.clock) == NOTHING
+    assert earlier_ledger(RunDirectory(tmp_path / "new"), 0, hands.clock) == NOTHING
 
 
 def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +177,12 @@ def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pyte
 
 
 def test_what_failed_is_kept_over_launchers_and_in_bounds(hands: Hands, run: Run) -> None:
-    write_ledger(run.node(0), NOTHING, [{"attempt": number} for number in range(KEPT + 9)])
+    write_ledger(run.node(0).path, NOTHING, [{"attempt": number} for number in range(KEPT + 9)])
     books = keep_books(hands)
     books.meet(run, books.ledger, again=False)
     books.end_attempt(BAD)
-    assert [row["attempt"] for row in read_failures(run.node(0))] == [*range(10, KEPT + 9), 1]
+    assert [row["attempt"] for row in run.node(0).failures()] == [*range(10, KEPT + 9), 1]
     write_files(run.path, {"node-0/ledger.json": '{"failures": [7, {"attempt": 2}]}'})
-    assert read_failures(run.node(0)) == [{"attempt": 2}]
+    assert run.node(0).failures() == [{"attempt": 2}]
     write_files(run.path, {"node-0/ledger.json": '{"failures": 7}'})
-    assert read_failures(run.node(0)) == []
+    assert run.node(0).failures() == []

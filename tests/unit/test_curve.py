@@ -6,6 +6,7 @@ import pytest
 
 from slipway.launch import closing
 from slipway.launch.closing import COLUMNS, ROWS, draw_curve
+from slipway.launch.run_directory.directory import RunDirectory
 
 FALLS = [(50, 4.0), (100, 3.0), (500, 2.0), (1000, 1.0)]
 
@@ -42,4 +43,4 @@ def test_losses_are_read_past_what_a_crash_tore(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 3.5}\n{"step": 1, "val_loss": 3}\n[1]\n{"step": 2, "loss": null}\n{"st'
     )
-    assert closing.losses_of(tmp_path) == [(1, 3.5)]
+    assert closing.losses_of(RunDirectory(tmp_path)) == [(1, 3.5)]

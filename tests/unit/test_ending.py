@@ -11,6 +11,7 @@ from stand_ins import write_files
 
 from slipway.launch.attempt.ending import Facts, HangSeen, StopSeen, choose_outcome, is_cause_known
 from slipway.launch.resolve.advice import advise
+from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import Cause, said
 from slipway.launch.verdict.verdict import Outcome, judge
@@ -86,7 +87,7 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
         else None
     )
     given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "stop": stop, "hang": hang, **facts}
-    return choose_outcome(Facts(**given), folder, NOW)
+    return choose_outcome(Facts(**given), NodeDirectory(folder), NOW)
 
 
 def helps(outcome: Outcome, runtime: str = "host", run: Path | None = None) -> str:
@@ -264,7 +265,7 @@ def test_a_launcher_that_ran_out_of_memory_says_so(tmp_path: Path) -> None:
 def test_a_worker_that_wrote_half_a_file_is_told_by_its_status(tmp_path: Path) -> None:
     write_files(tmp_path, {"outcome/rank-0.json": '{"outcome": "fin'})
     facts = Facts(0, "n0", True, (0,), started=True, status=1, failures=[failure(0, KILLED)])
-    assert "SIGKILL" in choose_outcome(facts, tmp_path, NOW).evidence
+    assert "SIGKILL" in choose_outcome(facts, NodeDirectory(tmp_path), NOW).evidence
 
 
 @pytest.mark.parametrize(
@@ -649,7 +650,7 @@ def test_what_torchs_record_wrote_counts_before_what_is_left_of_stderr(
     write_json(tmp_path / "outcome" / "error-1.json", record)
     last = {1: ["thousands of lines"]}
     facts = Facts(0, "n0", False, (0, 1), started=True, status=1, failures=[failure(1, 1)], last=last)
-    outcome = choose_outcome(facts, tmp_path, NOW)
+    outcome = choose_outcome(facts, NodeDirectory(tmp_path), NOW)
     assert (outcome.evidence, outcome.where) == (evidence, where)
 
 

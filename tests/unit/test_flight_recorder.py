@@ -75,8 +75,8 @@ def test_ranks_that_hang_are_asked_for_their_last_collectives(tmp_path: Path, mo
     monkeypatch.setattr(supervise, "TICK", 0.05)
     monkeypatch.setattr(flight_recorder, "DUMP_SECONDS", 1.0)
     run = Run(tmp_path, "none", 7)
-    (run.node(0) / "logs").mkdir(parents=True)
-    (run.node(0) / "heartbeat").mkdir()
+    (run.node(0).path / "logs").mkdir(parents=True)
+    (run.node(0).path / "heartbeat").mkdir()
     with Stops() as stops:
         machine, say = Machine(adopt_orphans=lambda: None), lambda line: None
         attempt = Attempt(
@@ -88,7 +88,7 @@ def test_ranks_that_hang_are_asked_for_their_last_collectives(tmp_path: Path, mo
     assert facts.hang.text.startswith("no rank moves any more")
     assert facts.status == -signal.SIGKILL
     assert facts.hang.recorded
-    assert [(run.node(0) / f"logs/nccl-attempt-7-rank-{rank}").read_text() for rank in (0, 1)] == ["dump", "dump"]
+    assert [(run.node(0).path / f"logs/nccl-attempt-7-rank-{rank}").read_text() for rank in (0, 1)] == ["dump", "dump"]
     assert started[0].mode == 0o700, "nobody else may ask, or put a pipe there"
     assert not started[0].folder.exists()
 

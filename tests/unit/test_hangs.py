@@ -9,12 +9,13 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.hangs.hang import HangDetector
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
+from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.records import Beat
 from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 
 
 def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
-    file = heartbeat_file(node, rank)
+    file = NodeDirectory(node).heartbeat_file(rank)
     file.parent.mkdir(exist_ok=True)
     file.write_text(content if isinstance(content, str) else json.dumps(content))
 
@@ -22,7 +23,7 @@ def write(node: Path, rank: int, content: str | dict[str, Any]) -> None:
 def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     write(tmp_path, 3, {"phase": "train", "step": 7, "steps": 20, "monotonic": 12.5, "pid": 99, "beats": 31})
     write(tmp_path, 4, {"phase": "setup", "step": 0, "steps": None, "monotonic": 1})
-    assert read_beats(tmp_path, (3, 4, 5)) == {
+    assert NodeDirectory(tmp_path).beats((3, 4, 5)) == {
         3: Beat(3, Phase.TRAIN, 7, 20, 12.5, 99, 31),
         4: Beat(4, Phase.SETUP, 0, None, 1.0, None),
     }
@@ -33,7 +34,7 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_a_beat_that_makes_no_sense_is_none(tmp_path: Path, content: str) -> None:
     write(tmp_path, 0, content)
-    assert read_beats(tmp_path, (0,)) == {}
+    assert NodeDirectory(tmp_path).beats((0,)) == {}
 
 
 def look(detector: HangDetector, seconds: range, *beats: Beat) -> None:

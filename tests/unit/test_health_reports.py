@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -36,6 +37,7 @@ from slipway.launch.rendezvous.messages import Finding, Peer
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.records import NodeEnd
 from slipway.protocol.decoding import MalformedError
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, PEER, UNHEALTHY, LaunchError
 from slipway.protocol.files import write_json
@@ -253,9 +255,9 @@ def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("rank", "code"), [(0, CONFIGURATION), (1, UNHEALTHY)])
 def test_only_the_node_with_the_wrong_result_is_unhealthy(rank: int, code: int) -> None:
-    first = {"node_rank": 1, "host": "n1", "word": "failed", "evidence": "WrongResultError: all-reduce: rank 1 got …"}
-    assert judge_outcome({"first": first}, rank).code == code
-    assert judge_outcome({"first": first | {"word": "unhealthy", "evidence": "ECC"}}, rank).code == code
+    first = NodeEnd(node_rank=1, host="n1", word="failed", evidence="WrongResultError: all-reduce: rank 1 got …")
+    assert judge_outcome(first, rank).code == code
+    assert judge_outcome(dataclasses.replace(first, word="unhealthy", evidence="ECC"), rank).code == code
 
 
 def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from slipway.launch.resolve import schedulers
+from slipway.protocol import files
 
 PACKAGE = Path(schedulers.__file__).parents[2]
 RECORDS = {"schedulers.py", "clouds.py"}
@@ -63,6 +66,49 @@ def test_no_other_module_asks_which_scheduler_it_is() -> None:
     files = [file for part in ("launch", "cli", "check", "inspect") for file in (PACKAGE / part).rglob("*.py")]
     found = [line for file in files if file.name not in RECORDS for line in questions_about_schedulers(file)]
     assert found == [], "give the record of launch/resolve/schedulers.py a field instead"
+
+
+# What reads files of a run, and the folder whose modules may.
+READERS = {
+    "list_snapshots", "newest_attempt", "newest_step", "parse_json", "read_differences", "read_json", "read_metrics", "read_run_text",
+    "snapshot_attempt", "why_unreadable",
+}  # fmt: skip
+SEARCHES = {"glob", "rglob", "iterdir", "listdir", "scandir", "walk"}
+NAMES_IN_RUNS = {name for name, value in vars(files).items() if name.isupper() and isinstance(value, str)}
+
+
+def readings_of_runs(source: str) -> Iterator[str]:
+    """Where a module reads JSON of a run, or searches in one, itself."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slipway.protocol."):
+            yield from (f"line {node.lineno}: {alias.name}" for alias in node.names if alias.name in READERS)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+            reads = node.func.attr in SEARCHES or ast.unparse(node.func) == "json.loads"
+            if reads and names & NAMES_IN_RUNS:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_only_the_run_itself_reads_what_is_in_a_run_directory() -> None:
+    parts = ("launch", "inspect", "cli", "check", "render")
+    modules = [file for part in parts for file in (PACKAGE / part).rglob("*.py") if file.parent.name != "run_directory"]
+    found = [f"{file.relative_to(PACKAGE)}, {line}" for file in modules for line in readings_of_runs(file.read_text())]
+    assert found == [], "ask RunDirectory or NodeDirectory (launch/run_directory/directory.py) instead"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from slipway.protocol.files import RUN_FILE, read_json",
+        "from slipway.protocol.replicas import read_differences",
+        "runs.glob(f'*/{RUN_FILE}')",
+        "[*(run / SNAPSHOTS).iterdir()]",
+        "os.listdir(run / LOGS)",
+        "json.loads((run / RUN_FILE).read_text())",
+    ],
+)
+def test_that_is_noticed_however_it_is_done(source: str) -> None:
+    assert len([*readings_of_runs(source)]) == 1
 
 
 def test_a_program_begins_at_the_end_of_its_module() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.launch.run_directory.bookkeeping import go_on, last_ledger, write_ledger
+from slipway.launch.run_directory.bookkeeping import go_on, write_ledger
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.verdict.ledger import (
     COSTS,
     KIND_OF,
@@ -203,12 +204,12 @@ def test_a_ledger_is_written_and_read_again(tmp_path: Path) -> None:
     node.mkdir()
     kept = ledger(3, training=10.25, repeating=2.5)
     write_ledger(node, kept)
-    assert last_ledger(tmp_path) == kept
+    assert RunDirectory(tmp_path).ledger() == kept
     later = Ledger(kept.seconds, 4, 2000.0)
     (tmp_path / "outcome.json").write_text(json.dumps({"ledger": ledger_json(later)}))
-    assert last_ledger(tmp_path) == later
+    assert RunDirectory(tmp_path).ledger() == later
     assert ledger_of({"seconds": {"training": 10.25}}) == ledger(0, training=10.25, until=0.0)
-    assert last_ledger(tmp_path / "nowhere", 3) is None
+    assert RunDirectory(tmp_path / "nowhere").ledger(3) is None
     write_ledger(tmp_path / "gone", kept)  # a disk that is away
 
 

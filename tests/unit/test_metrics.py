@@ -16,7 +16,7 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from slipway import __version__
 from slipway.launch.monitoring import Metrics, open_metrics
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.heartbeats import newest_numbers
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json
 
@@ -117,9 +117,9 @@ def test_a_run_that_has_written_nothing_yet_is_no_mistake(metrics: tuple[Metrics
 
 
 def test_the_loss_is_the_newest_that_makes_sense(tmp_path: Path) -> None:
-    assert newest_numbers(tmp_path) == {}
+    assert RunDirectory(tmp_path).newest_numbers() == {}
     (tmp_path / METRICS_FILE).write_text('{"loss": 1.5}\n{"loss": NaN}\n{"val_loss": 2}\n[1]\n{"lo')
-    assert newest_numbers(tmp_path)["loss"] == 1.5
+    assert RunDirectory(tmp_path).newest_numbers()["loss"] == 1.5
 
 
 def test_a_port_that_is_taken_is_a_warning() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.heartbeats import Beat, highest_step
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import Beat
 from slipway.protocol.files import STEPS
 from slipway.protocol.phases import Phase
 
@@ -77,7 +78,7 @@ def test_the_first_rank_of_a_node_speaks_for_all_of_a_workload_of_ours() -> None
         ({"snapshots/step-00000040/manifest.json": "{}"}, 40),
         ({"outcome.json": '{"attempts": [{"reached": 57}, {"reached": "x"}, 7, {}]}'}, 57),
         ({"node-1/heartbeat/rank-3.json": '{"phase": "train", "step": 61, "monotonic": 1.0}'}, 61),
-        ({"outcome.json": json.dumps({"attempts": [{"reached": 10**17}]})}, STEPS),
+        ({"outcome.json": json.dumps({"attempts": [{"reached": 10**17}, {"reached": 3}]})}, 3),
         ({"outcome.json": '{"attempts": 7}'}, 0),
     ],
 )
@@ -87,4 +88,4 @@ def test_how_far_a_run_ever_came_is_read_from_what_is_left_of_it(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert highest_step(tmp_path) == step
+    assert RunDirectory(tmp_path).highest_step == step

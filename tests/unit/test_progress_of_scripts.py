@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slipway.inspect.status import RankStatus, Status, status_json, status_lines
-from slipway.inspect.status import _read_workers as read_workers
+from slipway.inspect.status import Status, status_json, status_lines
 from slipway.launch.hangs.watch import LINE, Sight, count_done, progress
+from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.records import Holder, OutcomeRecord, RankStatus, RunRecord
 
 
 def test_rates_are_those_since_the_last_look() -> None:
@@ -26,10 +27,9 @@ def test_the_collectives_of_all_groups_count() -> None:
 
 
 def make_status(*workers: RankStatus, hang: str = "") -> Status:
-    holder = type("Holder", (), {"text": "the launcher"})()
-    return Status(
-        Path("run"), {"workload": "own"}, (holder,), (0,), {}, (), (), None, {}, {"text": hang} if hang else {}, workers
-    )
+    node, holder = NodeDirectory(Path("run/node-0")), Holder("n0", 7, "", 1, 1.0, "x")
+    known = (Path("run"), RunRecord(workload="own"), (node,), (holder,), None, (), (), None, OutcomeRecord(), {})
+    return Status(*known, hang, workers)
 
 
 def test_status_shows_a_row_per_rank_and_what_hangs() -> None:
@@ -58,13 +58,7 @@ def test_a_column_shows_how_busy_gpus_are_where_anybody_knows() -> None:
 
 
 def test_json_has_the_same() -> None:
-    shown = json.loads(
-        json.dumps(
-            status_json(
-                Status(Path("run"), {}, (), (), {}, (), (), None, {}, {}, (RankStatus(0, 1, 2.0, 3.0, 4.0, "x"),))
-            )
-        )
-    )
+    shown = json.loads(json.dumps(status_json(make_status(RankStatus(0, 1, 2.0, 3.0, 4.0, "x")))))
     assert shown["workers"] == [{"rank": 0, "collectives": 1, "per_second": 2.0, "cores": 3.0, "gpu": 4.0, "line": "x"}]
     assert shown["hang"] is None
 
@@ -85,4 +79,4 @@ def test_json_has_the_same() -> None:
 )
 def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content: object, found: list[RankStatus]) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps(content))
-    assert [*read_workers(tmp_path / "ranks.json")] == found
+    assert NodeDirectory(tmp_path).workers() == found

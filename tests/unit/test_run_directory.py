@@ -20,7 +20,8 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, make_plan
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
-from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, newest_run, prepare_run
+from slipway.launch.run_directory.directory import newest_run
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, prepare_run
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import newest_step, read_json, write_json
 
@@ -419,8 +420,8 @@ def test_what_the_attempt_before_left_is_cleared_and_nothing_else() -> None:
     left = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
     own = f"node-0/.ledger.json.{os.getpid()}.new"
     assert left == {"run.json", "node-1/stop", "node-0/logs/rank-0.log", own}
-    assert (run.node(0) / "outcome").is_dir()
-    assert (run.node(0) / "heartbeat").is_dir()
+    assert (run.node(0).path / "outcome").is_dir()
+    assert (run.node(0).path / "heartbeat").is_dir()
 
 
 def test_only_node_0_writes_the_record() -> None:

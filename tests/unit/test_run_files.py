@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
-from slipway.launch.run_directory.run import odd_files, odd_records, refuse_links
+from slipway.launch.run_directory.directory import RunDirectory, odd_records
+from slipway.launch.run_directory.run import refuse_links
 from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.block import outcome_record
 from slipway.launch.verdict.cause import said
@@ -144,7 +145,7 @@ def test_only_so_many_odd_files_are_named(tmp_path: Path) -> None:
         "and",
     ]
     assert odd_records(tmp_path)[-1] == "and 2 more are skipped"
-    assert odd_files(tmp_path / "gpt-0") == []
+    assert RunDirectory(tmp_path / "gpt-0").odd_files() == []
 
 
 @pytest.mark.parametrize("make", [make_pipe, link_to_zeros, link_to_another])

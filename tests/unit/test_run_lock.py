@@ -14,12 +14,11 @@ from waiting import wait_until
 
 from slipway.inspect.status import sleep
 from slipway.launch.attempt.stops import Stops, ask_to_stop
+from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, read_holder
+from slipway.launch.run_directory.records import Holder
 from slipway.launch.run_directory.run_lock import (
-    Holder,
     RunLock,
-    find_lock_files,
     is_alive,
-    read_holder,
     refuse_held,
     this_launcher,
 )
@@ -53,7 +52,7 @@ def test_a_holder_is_named_while_it_holds_and_gone_afterwards(file: Path, stops:
         holder = read_holder(file)
         assert holder is not None
         assert (holder.pid, holder.host) == (os.getpid(), os.uname().nodename)
-        assert find_lock_files(file.parent.parent) == [file]
+        assert RunDirectory(file.parent.parent).launchers() == [NodeDirectory(file.parent)]
         before = file.stat().st_mtime_ns
         wait_until(lambda: file.stat().st_mtime_ns > before, "a sign of life")
     assert list(file.parent.iterdir()) == []

@@ -17,7 +17,8 @@ from slipway.launch.job import decide_next
 from slipway.launch.node import Node, enter
 from slipway.launch.rendezvous.messages import Go
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.run import Run, last_outcome
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import SeveralNodes, agree, make_card, may_count_processes, runs_folder
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Course, Ending, Try
@@ -176,14 +177,14 @@ def test_who_was_left_behind_leaves_what_later_attempts_found(tmp_path: Path, be
     write_json(tmp_path / "run.json", {"attempt": begun})
     write_json(tmp_path / "outcome.json", {"attempt": begun, "word": "finished"})
     conclude(judge([LOST]), job_of(), Run(tmp_path, "none", 1), Course((Try(1, LOST),)))
-    assert last_outcome(tmp_path)["word"] == stands
+    assert RunDirectory(tmp_path).outcome_json["word"] == stands
 
 
 def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
     for number, outcome in enumerate((Outcome(0, "n0", "finished", 1.0), LOST), 1):
         write_json(tmp_path / "run.json", {"attempt": number})
         conclude(judge([outcome]), job_of(), Run(tmp_path, "auto", number), Course((Try(number, outcome),)))
-    told = last_outcome(tmp_path)
+    told = RunDirectory(tmp_path).outcome_json
     assert [(tried["number"], tried["outcome"]["word"]) for tried in told["attempts"]] == [(1, "finished"), (2, "lost")]
     assert told["word"] == "lost"
 
@@ -192,7 +193,7 @@ def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
 def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attempts: Any) -> None:
     write_json(tmp_path / "outcome.json", {"attempts": attempts})
     conclude(judge([LOST]), job_of(), Run(tmp_path, "auto", 2), Course((Try(2, LOST),)))
-    assert [tried["number"] for tried in last_outcome(tmp_path)["attempts"]] == [2]
+    assert [tried["number"] for tried in RunDirectory(tmp_path).outcome_json["attempts"]] == [2]
 
 
 def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:

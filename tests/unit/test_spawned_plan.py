@@ -11,6 +11,7 @@ from slipway.launch.attempt.child import parent_of
 from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.catalog import WORKLOADS, spawned
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.directory import NodeDirectory
 
 
 def made(slipway: Slipway, *words: str, **environ: str) -> dict[str, Any]:
@@ -89,5 +90,5 @@ def test_other_workloads_do_not_know_it(slipway: Slipway) -> None:
 def test_its_end_is_told_by_its_name(tmp_path: Path) -> None:
     plan = make_plan(resolve({}, devices=make_devices()), spawned(WORKLOADS["linear"]), [], make_sources({}))
     facts = Facts(0, "n0", True, plan.topology.ranks, status=-9, started=True, parent=parent_of(plan))
-    outcome = choose_outcome(facts, tmp_path, 1.0)
+    outcome = choose_outcome(facts, NodeDirectory(tmp_path), 1.0)
     assert outcome.evidence == "the process that spawns the workers was ended by SIGKILL; its workers were ended, too"

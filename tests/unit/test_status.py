@@ -17,13 +17,12 @@ from stand_ins import Slipway
 from slipway.cli.reports import describe_ending
 from slipway.cli.runs import CLEAR, WATCH, watch_run
 from slipway.cli.runs import shown as shown_status
-from slipway.inspect import status as module
 from slipway.inspect.runs import read_row
 from slipway.inspect.status import find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file
-from slipway.launch.run_directory.run import last_outcome
-from slipway.launch.run_directory.run_lock import RunLock, beside, this_launcher
+from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory
+from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.run_lock import RunLock, this_launcher
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
 
@@ -51,7 +50,10 @@ def make(name: str = "gpt-1", outcome: dict[str, Any] | None = None, beats: int 
     if outcome:
         write_json(run / "outcome.json", outcome)
     for rank in range(beats):
-        write_json(heartbeat_file(run / "node-0", rank), {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0})
+        write_json(
+            NodeDirectory(run / "node-0").heartbeat_file(rank),
+            {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0},
+        )
     return run
 
 
@@ -127,7 +129,7 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
     for rank, own in ((0, 0.05), (1, 0.0612)):
         told = {"own": own, "slow": [1, 0.224], "waited": {"1": 3.5, "x": 1, "2": "y"}, "again": 0.5}
         beat = {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0, **told}
-        write_json(heartbeat_file(run / "node-0", rank), beat)
+        write_json(NodeDirectory(run / "node-0").heartbeat_file(rank), beat)
     rows = [{"time": 1000.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs from the others in w"}, 7, {}]
     write_json(run / "replicas.json", {"differences": rows})
     with held(run):
@@ -153,7 +155,7 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
 def test_a_slow_rank_that_makes_no_sense_is_none(odd: object) -> None:
     run = make()
     write_json(
-        heartbeat_file(run / "node-0", 0),
+        NodeDirectory(run / "node-0").heartbeat_file(0),
         {"phase": "train", "step": 7, "monotonic": 1.0, "slow": odd, "own": -1, "waited": {"3": -1}, "again": "x"},
     )
     with held(run):
@@ -163,7 +165,7 @@ def test_a_slow_rank_that_makes_no_sense_is_none(odd: object) -> None:
 
 def test_a_heartbeat_that_goes_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(beats=2)
-    monkeypatch.setattr(module, "read_beats", lambda *_: {0: Beat(0), 7: Beat(7)})
+    monkeypatch.setattr(NodeDirectory, "beats", lambda _: {0: Beat(0), 7: Beat(7)})
     status = read_status(run)
     assert ([beat.rank for beat in status.beats], len(status.ages)) == ([0], 1)
 
@@ -197,10 +199,10 @@ def test_a_run_whose_launcher_was_killed_has_no_verdict(outcome: dict[str, Any] 
 
 
 def test_a_verdict_counts_for_its_own_attempt_only(tmp_path: Path) -> None:
-    assert last_outcome(make("a", outcome=FAILED)) == FAILED
-    assert last_outcome(make("b", outcome=FAILED, attempt=3)) == {}
+    assert RunDirectory(make("a", outcome=FAILED)).outcome_json == FAILED
+    assert RunDirectory(make("b", outcome=FAILED, attempt=3)).outcome_json == {}
     write_json(tmp_path / "outcome.json", FAILED)
-    assert last_outcome(tmp_path) == FAILED, "a node without the record of node 0"
+    assert RunDirectory(tmp_path).outcome_json == FAILED, "a node without the record of node 0"
 
 
 def test_the_commands_tell_what_is_missing(slipway: Slipway) -> None:
@@ -234,7 +236,7 @@ def test_a_job_of_several_nodes_shows_those_that_run_now_and_not_those_that_left
     run = make(beats=1, nodes=2)
     left = run / "node-1"
     (left / "heartbeat").mkdir(parents=True)
-    write_json(heartbeat_file(left, 1), {"phase": "finish", "step": 5, "steps": 20, "monotonic": 1.0})
+    write_json(NodeDirectory(left).heartbeat_file(1), {"phase": "finish", "step": 5, "steps": 20, "monotonic": 1.0})
     with held(run):
         status = read_status(run)
         lines = "\n".join(status_lines(status))
@@ -289,7 +291,7 @@ def test_a_run_under_way_and_one_that_hangs_are_listed_as_such() -> None:
     run = make(beats=1)
     with held(run):
         assert read_row(read_status(run)).state == "running"
-        write_json(beside(run / "node-0" / "launcher.json", "hang.json"), {"text": "rank 1"})
+        write_json(run / "node-0" / "hang.json", {"text": "rank 1"})
         assert read_row(read_status(run)).state == "hangs"
 
 

@@ -77,7 +77,7 @@ def supervise_worker(
 
     machine = Machine(adopt_orphans=lambda: None)  # pytest's process should stay as it is
     run = Run(folder, "none", 1)
-    (run.node(0) / "logs").mkdir(parents=True, exist_ok=True)
+    (run.node(0).path / "logs").mkdir(parents=True, exist_ok=True)
     with Stops() as stops:
         stops.came = [*asked]
         limits, say = Limits(60.0, after_failure=after_failure), (said if said is not None else []).append
@@ -161,7 +161,7 @@ def test_a_stop_is_reported_once_the_workers_can_see_it(tmp_path: Path, asked: t
     seen: list[str] = []
 
     def say(line: str) -> None:
-        seen.append((run.node(0) / STOP_FILE).read_text())
+        seen.append((run.node(0).path / STOP_FILE).read_text())
 
     with Stops() as stops:
         handler = StopHandler(plan_for(), run, stops, Limits(60.0), say, MACHINE)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chrome_traces import flying, span, write_traces
@@ -16,6 +15,8 @@ from waiting import wait_until
 
 from slipway.cli import trace as command
 from slipway.launch.attempt.stops import Stops
+from slipway.launch.run_directory.directory import NodeDirectory, read_record
+from slipway.launch.run_directory.records import TraceAnswer
 from slipway.launch.run_directory.run_lock import RunLock
 from slipway.protocol.files import read_json, write_json
 
@@ -29,16 +30,16 @@ def _run(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(NODE.parent / "run.json", {"workload": "gpt", "started": 1.0, "attempt": 2})
     monkeypatch.setattr(command, "LOOK", 0.2)
     monkeypatch.setattr(command, "GLANCE", 0.01)
-    monkeypatch.setattr(command, "read_json", note)
+    monkeypatch.setattr(NodeDirectory, "trace_answer", note)
 
 
 SEEN: list[object] = []  # the states of answers that the command has read
 
 
-def note(file: Path) -> dict[str, Any]:
-    """Read a file for the command."""
-    found = read_json(file)
-    SEEN.append(found.get("state"))
+def note(node: NodeDirectory) -> TraceAnswer:
+    """Read the answer for the command."""
+    found = read_record(TraceAnswer, node.path / "trace.json")
+    SEEN.append(found.state)
     return found
 
 

@@ -27,9 +27,11 @@ from slipway.launch.rendezvous.roster import draw_table, find_differences
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import NodeEnd
 from slipway.launch.several_nodes import SeveralNodes
 from slipway.protocol.errors import CANCELLED, PEER, STOPPED, UNHEALTHY, LaunchError
-from slipway.protocol.files import CHECK_FILE, OUTCOME_FILE, read_json
+from slipway.protocol.files import CHECK_FILE
 from slipway.protocol.outcomes import Word
 
 EXCHANGE_SECONDS = 180.0  # seconds for torchrun, two imports of torch, and the all-reduce
@@ -57,7 +59,7 @@ def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
         folder = Path(name)
         seconds = job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT") + EXCHANGE_SECONDS
         peers, trouble = start(passing(job, folder), folder / RUN, seconds, own)
-        return assemble(own, peers, read_json(folder / RUN / CHECK_FILE), trouble)
+        return assemble(own, peers, RunDirectory(folder / RUN).content(CHECK_FILE), trouble)
 
 
 def passing(job: Job, folder: Path) -> Job:
@@ -105,7 +107,7 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
         return peers, row(OTHERS, refusal, TOGETHER if code == PEER else "")
     if not code:
         return peers, None
-    found = judge_outcome(read_json(folder / OUTCOME_FILE), own.node_rank)
+    found = judge_outcome(RunDirectory(folder).first_cause, own.node_rank)
     if str(folder) in found.advice:  # which is temporary
         found = dataclasses.replace(found, advice="what its processes printed stands above")
     return peers, found
@@ -124,15 +126,14 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def judge_outcome(outcome: Mapping[str, Any], node_rank: int) -> Finding:
-    """The row for a job that started and did not end well, from its `outcome.json`. Pure."""
-    first = outcome.get("first")
-    if not isinstance(first, dict):
+def judge_outcome(first: NodeEnd | None, node_rank: int) -> Finding:
+    """The row for a job that started and did not end well, from the first cause of that. Pure."""
+    if first is None:
         return misconfigured(OTHERS, "the job that connects the nodes failed; its output says why")
-    found = f"node {first.get('node_rank')} ({first.get('host')}): {first.get('evidence') or first.get('word')}"
-    ill = first.get("word") == Word.UNHEALTHY or "WrongResultError" in found
-    row = sick if ill and first.get("node_rank") == node_rank else misconfigured
-    return row(OTHERS, found, str(first.get("advice") or ""))
+    found = f"node {first.node_rank} ({first.host}): {first.evidence or first.word}"
+    ill = first.word == Word.UNHEALTHY or "WrongResultError" in found
+    row = sick if ill and first.node_rank == node_rank else misconfigured
+    return row(OTHERS, found, first.advice)
 
 
 def assemble(

@@ -27,8 +27,9 @@ from slipway.check.selftest_trial import (
     judge_stacks,
     judge_training,
 )
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
-from slipway.protocol.files import ALLREDUCE_FILE, LOGS, MANIFEST, SNAPSHOTS, node_folder, read_json, snapshot_name
+from slipway.protocol.files import ALLREDUCE_FILE, LOGS, NODE, SNAPSHOTS, snapshot_name
 
 KERNELS = "slipway.train.measure.kernels"
 LEARNING = "gpt --preset tiny --steps 50 --warmup 10 --log-every 25 --eval-samples 16 --sample-tokens 0".split()  # noqa: SIM905
@@ -85,7 +86,7 @@ def try_allreduce(name: str, ground: Ground) -> Iterator[Result]:
         f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[ground.device]}".split()
     )
     ended = ground.run(name, *words)
-    yield judge_bandwidth(name, ended, read_json(ended.run / ALLREDUCE_FILE), describe_links(ground.devices))
+    yield judge_bandwidth(name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(ground.devices))
 
 
 def try_gpt(name: str, ground: Ground) -> Iterator[Result]:
@@ -102,8 +103,8 @@ def try_resume(name: str, ground: Ground) -> Iterator[Result]:
     whole = ground.rehearse(name, "none", *RESUMED)
     half = whole.run / SNAPSHOTS / snapshot_name(HALF)
     resumed = whole if whole.code else ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
-    files = [read_json(run / SNAPSHOTS / snapshot_name(WHOLE) / MANIFEST) for run in (whole.run, resumed.run)]
-    yield judge_resume(name, whole, resumed, (files[0].get("files") or {}, files[1].get("files") or {}))
+    first, second = (RunDirectory(run).snapshot_files(snapshot_name(WHOLE)) for run in (whole.run, resumed.run))
+    yield judge_resume(name, whole, resumed, (first, second))
 
 
 def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
@@ -113,7 +114,7 @@ def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
         patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
         ended = ground.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
         row = judge_fault(name, fault, ground.device, ground.processes - 1, ended)
-        recorded = len(list((node_folder(ended.run, 0) / LOGS).glob("*nccl*")))
+        recorded = len(RunDirectory(ended.run).files(f"{NODE}0/{LOGS}/*nccl*"))
         yield judge_stacks(row, ground.processes, recorded, ended) if fault == "hang" else row
 
     return look

@@ -19,19 +19,11 @@ from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import NodeEnd
 from slipway.launch.verdict.cause import CauseKind
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEALTHY, LaunchError
-from slipway.protocol.files import (
-    LOGS,
-    METRICS_FILE,
-    OUTCOME_FILE,
-    node_folder,
-    rank_log,
-    read_json,
-    read_metrics,
-    read_run_text,
-)
 from slipway.protocol.printable import last_line
 
 PATIENCE = 300.0  # s that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
@@ -53,24 +45,23 @@ class Ended:
         return last_line(self.said.splitlines()) or "it printed nothing"
 
     @property
-    def first(self) -> Mapping[str, Any]:
-        """What its verdict names as the first cause; empty where there is none."""
-        first = read_json(self.run / OUTCOME_FILE).get("first")
-        return first if isinstance(first, dict) else {}
+    def first(self) -> NodeEnd:
+        """What its verdict names as the first cause; an empty one where there is none."""
+        return RunDirectory(self.run).first_cause or NodeEnd()
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of each number in metrics.jsonl."""
         numbers: dict[str, float] = {}
         with suppress(OSError):
-            for _, values in read_metrics(self.run / METRICS_FILE):
+            for values in RunDirectory(self.run).metrics_by_step():
                 numbers |= values
         return numbers
 
     def log(self, rank: int) -> str:
         """What a rank printed."""
         with suppress(OSError):
-            return read_run_text(node_folder(self.run, 0) / LOGS / rank_log(rank))
+            return RunDirectory(self.run).node(0).log_text(rank)
         return ""
 
 
@@ -210,8 +201,8 @@ def failed_job(what: str, ended: Ended) -> Result | None:
         return None
     if ended.code is None:
         return broken(what, f"had not ended after {PATIENCE:.0f} s; {ended.last}")
-    found = ended.first.get("evidence") or ended.last
-    return broken(what, f"ended with {ended.code}: {found}", ended.code, str(ended.first.get("advice") or ""))
+    found = ended.first.evidence or ended.last
+    return broken(what, f"ended with {ended.code}: {found}", ended.code, ended.first.advice)
 
 
 class TrialResult(NamedTuple):
@@ -235,7 +226,7 @@ VERDICTS: Mapping[tuple[str, str], TrialResult] = {
 def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Result:
     """Whether a job whose rank `rank` had a fault ended as it has to."""
     wanted = VERDICTS.get((fault, device)) or VERDICTS[fault, ""]
-    evidence, named, cause = str(ended.first.get("evidence") or ended.last), *map(ended.first.get, ("rank", "cause"))
+    evidence, named, cause = ended.first.evidence or ended.last, ended.first.rank, ended.first.cause
     if (ended.code, named, cause) != (wanted.code, rank, wanted.cause) or wanted.words not in evidence:
         return broken(
             what,

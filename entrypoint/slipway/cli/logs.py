@@ -19,7 +19,7 @@ from slipway.cli.runs import RUNS, complete_run, mention, named_run
 from slipway.inspect.status import read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.sources import read_all_values
-from slipway.launch.run_directory.run import odd_files
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath
 
@@ -99,7 +99,7 @@ def logs(
             raise click.UsageError("--bundle packs everything; omit the options that select lines.")
         _bundle(path, bundle)
         return
-    mention([*odd_files(path), *([elsewhere] if (elsewhere := tell_elsewhere(path)) else [])])
+    mention([*RunDirectory(path).odd_files(), *([elsewhere] if (elsewhere := tell_elsewhere(path)) else [])])
     texts, count = _texts(path, _wanted(filters), as_json, follow), 0
     try:
         for text in _last(texts, tail) if tail else texts:

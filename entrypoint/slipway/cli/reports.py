@@ -4,9 +4,7 @@ one or several runs.
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,6 +13,7 @@ from slipway.inspect.report_run import RECORDS, RunEnding, Tried, read_run
 from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.run_directory.records import NodeEnd, RunRecord, TriedRecord
 from slipway.launch.verdict.block import ENDINGS, heading, utc
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.options.paths import LocalPath
@@ -112,11 +111,9 @@ def _find_run(name: str, runs: str | None) -> Path:
 
 
 def describe_ending(status: Status) -> RunEnding:
-    """How a run is going or ended, in words for a page. Files may be damaged, so nothing in them is relied on."""
-    outcome = status.outcome
-    word, first, attempts = str(outcome.get("word")), outcome.get("first"), outcome.get("attempts")
-    tried = attempts if isinstance(attempts, list) else []
-    tries = tuple(_tried(attempt) for attempt in tried if isinstance(attempt, dict))
+    """How a run is going or ended, in words for a page."""
+    outcome, first = status.outcome, status.outcome.first
+    tries = tuple(_tried(tried) for tried in outcome.attempts)
     seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
     lost = waiting_texts(status.ledger) if status.ledger else []
     differed = [f"differed at {difference}" for difference in status.differences]
@@ -124,36 +121,33 @@ def describe_ending(status: Status) -> RunEnding:
     if status.alive:
         running = [("running", holder.text) for holder in status.holders[:1]]
         return RunEnding("running", facts=(*running, *seen), seconds=seconds)
-    if word not in ENDINGS or not isinstance(first, dict):
-        return RunEnding("without a verdict", not status.record, tuple(seen), tries, seconds)
-    facts = [("verdict", _or_none(first.get("evidence"))), ("where", _place(first)), ("ended", _when(first))]
-    if isinstance(stacks := first.get("stacks"), list) and stacks:
-        facts.append(("stacks", "\n".join(map(str, stacks))))
-    facts += [("what to do", str(first["advice"]).replace("`", ""))] if first.get("advice") else []
-    facts += [("exit code", _or_none(outcome.get("code")))]
-    if outcome.get("no_restart"):
-        facts.append(("no restart", str(outcome["no_restart"])))
-    return RunEnding(heading(word, first.get("cause")), word in GOOD, (*facts, *seen), tries, seconds)
+    if outcome.word not in ENDINGS or first is None:
+        return RunEnding("without a verdict", status.record == RunRecord(), tuple(seen), tries, seconds)
+    facts = [
+        ("verdict", first.evidence or NONE),
+        ("where", _place(first)),
+        ("ended", _when(first)),
+        ("stacks", "\n".join(first.stacks)),
+        ("what to do", first.advice.replace("`", "")),
+        ("exit code", NONE if outcome.code is None else str(outcome.code)),
+        ("no restart", outcome.no_restart),
+        *seen,
+    ]
+    said = tuple((label, text) for label, text in facts if text)
+    return RunEnding(heading(outcome.word, first.cause), outcome.word in GOOD, said, tries, seconds)
 
 
-def _tried(tried: Mapping[str, Any]) -> Tried:
-    ended = tried.get("outcome")
-    ended = ended if isinstance(ended, dict) else {}
-    word = str(ended.get("word"))
-    called = heading(word, ended.get("cause")) if word in ENDINGS else "unknown"
-    evidence = f"{called}: {_or_none(ended.get('evidence'))}"
-    return Tried(_or_none(tried.get("number")), _place(ended), evidence, _when(ended), _or_none(tried.get("after")))
+def _tried(tried: TriedRecord) -> Tried:
+    end = tried.outcome
+    called = heading(end.word, end.cause) if end.word in ENDINGS else "unknown"
+    after = NONE if tried.after is None else str(tried.after)
+    return Tried(str(tried.number or NONE), _place(end), f"{called}: {end.evidence or NONE}", _when(end), after)
 
 
-def _place(outcome: Mapping[str, Any]) -> str:
-    rank = "" if outcome.get("rank") is None else f", rank {outcome['rank']}"
-    return f"node {_or_none(outcome.get('node_rank'))} ({_or_none(outcome.get('host'))}){rank}"
+def _place(end: NodeEnd) -> str:
+    node = NONE if end.node_rank is None else end.node_rank
+    return f"node {node} ({end.host or NONE}){'' if end.rank is None else f', rank {end.rank}'}"
 
 
-def _when(outcome: Mapping[str, Any]) -> str:
-    at = outcome.get("time")
-    return utc(at) if isinstance(at, int | float) else NONE
-
-
-def _or_none(value: object) -> str:
-    return NONE if value in (None, "") else str(value)
+def _when(end: NodeEnd) -> str:
+    return NONE if end.time is None else utc(end.time)

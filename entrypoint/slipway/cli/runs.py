@@ -22,11 +22,10 @@ from slipway.launch.attempt.terminal import columns_of, fold
 from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.sources import read_sources
-from slipway.launch.run_directory.run import odd_files, odd_records
+from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, odd_records
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
-from slipway.protocol.files import RUN_FILE
 from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import printable
 
@@ -79,9 +78,7 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 
     names: list[str] = []
     with contextlib.suppress(LaunchError):  # nobody wants to read of a wrong setting at the Tab key
-        names = sorted(
-            file.parent.name for file in chosen_runs_folder(context.params.get("runs")).glob(f"*/{RUN_FILE}")
-        )
+        names = [run.path.name for run in list_run_directories(chosen_runs_folder(context.params.get("runs")))]
     return [CompletionItem(typed, "dir"), *(CompletionItem(name) for name in names if name.startswith(typed))]
 
 
@@ -95,7 +92,7 @@ def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
     if watch and as_json:
         raise click.UsageError("--watch is for people; in programs, run --json repeatedly instead.")
     path = named_run(run, runs)
-    mention(odd_files(path))
+    mention(RunDirectory(path).odd_files())
     if watch:
         with contextlib.suppress(KeyboardInterrupt):  # who watches may stop watching
             watch_run(partial(read_status, path), click.echo, time.sleep, clear=sys.stdout.isatty())
@@ -168,7 +165,7 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
     path = named_run(run, runs)
     found = read_status(path)
     if not found.alive:
-        code = found.outcome.get("code")
+        code = found.outcome.code
         how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
         raise LaunchError(f"{path} is not running: {how}. For details: slipway status {shlex.quote(str(path))}")
     try:
@@ -188,6 +185,6 @@ def _wait_for_end(path: Path) -> int:
     while (found := read_status(path)).alive:
         time.sleep(TICK)
     click.echo("\n".join(map(printable, status_lines(found))))
-    if found.outcome.get("word") in GOOD:
+    if found.outcome.word in GOOD:
         return FINISHED
-    return int(found.outcome.get("code", FAILED))
+    return FAILED if found.outcome.code is None else found.outcome.code

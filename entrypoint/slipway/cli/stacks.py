@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,11 +12,11 @@ import click
 from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.inspect.status import read_status
 from slipway.launch.hangs.standing import Standing, read_standing
-from slipway.launch.run_directory.run_lock import beside, process_of
+from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError, code_of
-from slipway.protocol.files import STACKS_FILE, STACKS_WANTED, read_json, touch_run_file
+from slipway.protocol.files import STACKS_WANTED, touch_run_file
 from slipway.protocol.printable import printable
 
 PATIENCE = 15.0  # s for an answer, which takes a second or two, and longer where a process does not answer
@@ -37,44 +36,39 @@ def stacks(run: str, rank: int | None, runs: str | None) -> None:
     found = read_status(path)
     if not found.alive:
         raise LaunchError(f"{path} is not running. `slipway status {shlex.quote(str(path))}` shows how it ended.")
-    answers = ask(found.locks)
-    missing = [lock for lock in found.locks if lock not in answers]
+    answers = ask(found.launchers)
+    missing = [node for node in found.launchers if node not in answers]
     silent = f"did not answer within {PATIENCE:.0f} s; none does with SLIPWAY_WATCH=0"
     if not answers:
         raise LaunchError(f"The launcher of {path} {silent}.")
-    nodes = dict(zip(found.locks, found.nodes, strict=True))
-    rows = {int(one): (nodes[lock], row) for lock, ranks in answers.items() for one, row in ranks.items()}
+    rows = {one: (node.rank, row) for node, ranks in answers.items() for one, row in ranks.items()}
     if rank is not None and rank not in rows and not missing:
         raise LaunchError(f"There is no rank {rank} here; there are {', '.join(map(str, sorted(rows)))}.")
     for number in sorted(rows) if rank is None else [rank] if rank in rows else []:
-        node, row = rows[number]
-        for line in describe(number, node, row, whole=rank is not None):
+        node_rank, row = rows[number]
+        for line in describe(number, node_rank, row, whole=rank is not None):
             click.echo(printable(line))
-    for lock in missing:
-        process = process_of(lock)
-        who = f"node {nodes[lock]}" if process is None else f"rank {process}"
+    for node in missing:
+        who = f"node {node.rank}" if node.process is None else f"rank {node.process}"
         click.echo(f"{who}: its launcher {silent}", err=True)
 
 
-def ask(locks: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
-    """What launchers answer, by rank, of each by the file in which it says that it holds its folder. Raises LaunchError where
-    they cannot be asked.
-    """
-    files = {lock: beside(lock, STACKS_FILE) for lock in locks}
-    before = {lock: read_json(file).get("time") for lock, file in files.items()}
+def ask(launchers: Sequence[NodeDirectory]) -> dict[NodeDirectory, Mapping[int, Mapping[str, Any]]]:
+    """What launchers answer, by rank. Raises LaunchError where they cannot be asked."""
+    before = {node: node.stacks().time for node in launchers}
     try:
-        for lock in locks:
-            touch_run_file(beside(lock, STACKS_WANTED))
+        for node in launchers:
+            touch_run_file(node.file(STACKS_WANTED))
     except OSError as error:
         raise LaunchError(f"The request cannot be written: {error}", code_of(error)) from None
-    answers: dict[Path, Mapping[str, Any]] = {}
+    answers: dict[NodeDirectory, Mapping[int, Mapping[str, Any]]] = {}
     until = time.monotonic() + PATIENCE
-    while len(answers) < len(files) and time.monotonic() < until:
+    while len(answers) < len(launchers) and time.monotonic() < until:
         time.sleep(GLANCE)
-        for lock, file in files.items():
-            content = read_json(file)
-            if content.get("time") not in (None, before[lock]) and isinstance(content.get("ranks"), dict):
-                answers[lock] = content["ranks"]
+        answered = {node: node.stacks() for node in launchers}
+        answers |= {
+            node: content.ranks for node, content in answered.items() if content.time not in (None, before[node])
+        }
     return answers
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,21 +16,12 @@ from slipway.cli.runs import RUNS, complete_run, mention, named_run
 from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import TraceAnswer
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath
 from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable
-from slipway.protocol.files import (
-    CLOCKS_FILE,
-    TRACE_FILE,
-    TRACE_WANTED,
-    TRACEABLE,
-    TRACES,
-    held_folder,
-    newest_attempt,
-    node_folder,
-    read_json,
-    write_json,
-)
+from slipway.protocol.files import CLOCKS_FILE, TRACE_WANTED, TRACEABLE, TRACES, held_folder, write_json
 from slipway.protocol.printable import printable
 
 if TYPE_CHECKING:
@@ -71,38 +62,37 @@ def recorded(path: Path, steps: int) -> Path:
     """Have a run record steps; the folder with the traces. Raises LaunchError."""
     found = read_status(path)
     require_traceable(found)
-    node = node_folder(path, 0)
-    attempt, token = newest_attempt(path), secrets.token_hex(8)
-    answer = read_json(node / TRACE_FILE)
-    busy = answer.get("attempt") == attempt and answer.get("state") in ("taken", "tracing", "collecting")
-    if busy or (node / TRACE_WANTED).exists():
+    run = RunDirectory(path)
+    node, attempt, token = run.node(0), run.record.attempt, secrets.token_hex(8)
+    answer = node.trace_answer()
+    busy = answer.attempt == attempt and answer.state in ("taken", "tracing", "collecting")
+    if busy or node.file(TRACE_WANTED).exists():
         raise LaunchError(f"Steps of {path} are being traced already. Try again in a moment.", FAILED)
     try:
-        write_json(node / TRACE_WANTED, {"id": token, "steps": steps, "attempt": attempt})
+        write_json(node.file(TRACE_WANTED), {"id": token, "steps": steps, "attempt": attempt})
     except OSError as error:
         raise LaunchError(f"The request cannot be written: {error}", code_of(error)) from None
     try:
-        return wait_for_traces(path, attempt, token)
+        return wait_for_traces(run, attempt, token)
     finally:  # whatever ended the waiting, Ctrl-C too: nobody waits for a trace that was not begun
-        if read_json(node / TRACE_WANTED).get("id") == token:
-            with suppress(OSError), held_folder(node) as folder:
+        if node.trace_request() == token:
+            with suppress(OSError), held_folder(node.path) as folder:
                 (folder / TRACE_WANTED).unlink(missing_ok=True)
 
 
 def require_traceable(found: Status) -> None:
     """Raise LaunchError unless a training of ours runs, whose rank 0 reads this folder."""
-    path = shlex.quote(str(found.path))
+    path, node = shlex.quote(str(found.path)), RunDirectory(found.path).node(0)
     if not found.alive:
         raise LaunchError(f"{found.path} is not running. `slipway status {path}` shows how it ended.")
-    if 0 not in found.nodes and not node_folder(found.path, 0).is_dir():
+    if 0 not in found.nodes and not node.path.is_dir():
         holder = found.holders[0].text
         raise LaunchError(
             f"Rank 0 of {found.path} runs on another node with a disk of its own; here is {holder}. Type this on node 0."
         )
-    if (node_folder(found.path, 0) / TRACEABLE).exists():
+    if node.file(TRACEABLE).exists():
         return
-    workload = found.record.get("workload")
-    if workload in WORKLOADS:
+    if found.record.workload in WORKLOADS:
         raise LaunchError(
             f"{found.path} is not training, or not yet: `slipway status {path}` tells. Try again when it is.", FAILED
         )
@@ -112,44 +102,43 @@ def require_traceable(found: Status) -> None:
     )
 
 
-def wait_for_traces(path: Path, attempt: int, token: str) -> Path:
+def wait_for_traces(run: RunDirectory, attempt: int, token: str) -> Path:
     """Return the folder with the traces once all is in it. Raises LaunchError where nothing will come any more."""
-    node, said, looked = node_folder(path, 0), None, time.monotonic()
+    said, looked = None, time.monotonic()
     while True:
-        answer = read_json(node / TRACE_FILE)
-        state = str(answer.get("state")) if answer.get("id") == token else ""
+        answer = run.node(0).trace_answer()
+        state = answer.state if answer.id == token else ""
         if state == "done":
-            return path / TRACES / Path(str(answer.get("folder"))).name
+            return run.path / TRACES / Path(answer.folder).name
         if state == "failed":
-            raise LaunchError(f"There is no trace: {answer.get('why')}.", FAILED)
+            raise LaunchError(f"There is no trace: {answer.why}.", FAILED)
         if state != said:
             mention([SAID[state].format(**described(answer))] if state in SAID else [])
             said = state
         if time.monotonic() - looked > LOOK:
-            if gone := why_gone(path, attempt, token):
+            if gone := why_gone(run, attempt, token):
                 raise LaunchError(f"There is no trace: {gone}.", FAILED)
             looked = time.monotonic()
         time.sleep(GLANCE)
 
 
-def described(answer: dict[str, Any]) -> dict[str, str]:
+def described(answer: TraceAnswer) -> dict[str, str]:
     """An answer's numbers in words."""
-    steps = answer.get("steps")
-    return {"steps": "1 step" if steps == 1 else f"{steps} steps", "step": str(answer.get("step"))}
+    return {"steps": "1 step" if answer.steps == 1 else f"{answer.steps} steps", "step": str(answer.step)}
 
 
-def why_gone(path: Path, attempt: int, token: str) -> str:
-    """Why nobody will answer a request any more; empty where somebody may."""
-    node = node_folder(path, 0)
-    if newest_attempt(path) != attempt:
+def why_gone(run: RunDirectory, attempt: int, token: str) -> str:
+    """Why no answer to a request will come any more; empty where one may."""
+    node = run.node(0)
+    if run.record.attempt != attempt:
         return "the attempt ended, and another one began; ask again"
-    wanted = read_json(node / TRACE_WANTED).get("id")  # before the answer, which is written before this is gone
-    if wanted != token and read_json(node / TRACE_FILE).get("id") != token:
+    wanted = node.trace_request()  # before the answer, which is written before this is gone
+    if token not in (wanted, node.trace_answer().id):
         return (
             "another request came in between; ask again" if wanted else "rank 0 took the request and does not answer it"
         )
-    if not (node / TRACEABLE).exists() or not read_status(path).alive:
-        return "training ended before" if read_json(node / TRACE_FILE).get("state") != "done" else ""
+    if not node.file(TRACEABLE).exists() or not read_status(run.path).alive:
+        return "training ended before" if node.trace_answer().state != "done" else ""
     return ""
 
 

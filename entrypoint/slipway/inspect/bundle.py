@@ -19,6 +19,7 @@ from slipway.inspect.logs import tell_elsewhere
 from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.packages import read_versions
+from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.verdict.block import utc
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
@@ -33,7 +34,6 @@ from slipway.protocol.files import (
     PLAN_FILE,
     RUN_FILE,
     open_run_file,
-    read_json,
 )
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
 
@@ -100,17 +100,14 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
         yield from look_here(run, environ)
         yield ArchivePart("README.txt", (readme(run, files, notes, left_out, now),))
 
-    arguments = read_json(run / RUN_FILE).get("arguments")
-    typed = secret_arguments(arguments) if isinstance(arguments, list) else []
+    typed = secret_arguments(list(RunDirectory(run).record.arguments))
     write_archive(target, parts(), make_redactor([*secrets.values(), *typed]), now)
     return Bundle(target, target.stat().st_size, tuple(notes), left_out)
 
 
 def find_files(run: Path) -> list[Path]:
-    """The files of a run directory to pack. None that a link leads to from outside, or that a process died while writing."""
-    run = run.resolve()
-    found = [path for pattern, _ in PARTS for path in sorted(run.glob(pattern))]
-    return [path for path in found if path.is_file() and path.resolve() == path and not path.name.startswith(".")]
+    """The files of a run directory to pack."""
+    return [path for pattern, _ in PARTS for path in RunDirectory(run).files(pattern)]
 
 
 def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:

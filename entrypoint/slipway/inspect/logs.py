@@ -19,24 +19,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
-from slipway.launch.run_directory.run import last_outcome
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import NodeEnd
 from slipway.launch.verdict.block import ENDINGS, locate
 from slipway.launch.verdict.cause import Cause
-from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.files import (
-    ATTEMPTS,
-    LOGS,
-    NODE,
-    NODES,
-    OUTCOME_FILE,
-    PLAN_FILE,
-    RANK,
-    RUN_FILE,
-    number_in,
-    open_run_file,
-    read_json,
-)
-from slipway.protocol.printable import one_line, printable, rank_ranges
+from slipway.launch.verdict.verdict import CODES, Outcome
+from slipway.protocol.files import open_run_file
+from slipway.protocol.printable import printable, rank_ranges
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
@@ -137,11 +126,8 @@ def readable(raw: bytes) -> str:
 
 def find_logs(run: Path) -> list[LogFile]:
     """All logs of ranks, and of what started them, in a run directory."""
-    found = []
-    for path in run.glob(f"{NODE}*/{LOGS}/*.log"):
-        node, rank = number_in(path.parent.parent.name, NODE), PARENTS.get(path.stem, number_in(path.stem, RANK))
-        if node is not None and rank is not None:
-            found.append(LogFile(path, node, rank))
+    logs = [(log, PARENTS.get(log.path.stem, log.rank)) for log in RunDirectory(run).logs()]
+    found = [LogFile(log.path, log.node_rank, rank) for log, rank in logs if rank is not None]
     return sorted(found, key=lambda log: (log.node, log.rank))
 
 
@@ -150,10 +136,7 @@ def tell_elsewhere(run: Path) -> str:
     here = {log.node for log in find_logs(run)}
     if not here:
         return f"there are no logs in {run} so far."
-    plans = [read_json(file).get("topology") for file in run.glob(f"{NODE}*/{PLAN_FILE}")]
-    records = [read_json(run / RUN_FILE), *(plan for plan in plans if isinstance(plan, dict))]
-    counts = [record.get("nodes") for record in records]
-    nodes = max((count for count in counts if isinstance(count, int) and count <= NODES), default=0)
+    nodes = max(RunDirectory(run).node_counts())
     missing = set(range(nodes)) - here
     if not missing:
         return ""
@@ -166,9 +149,7 @@ def tell_elsewhere(run: Path) -> str:
 def tell_extent(run: Path) -> str:
     """What there is to choose from: `ranks 0-7 and attempts 1, 2`."""
     ranks = {log.rank for log in find_logs(run) if log.rank >= 0}
-    newest = read_json(run / RUN_FILE).get("attempt")
-    attempts = range(1, newest + 1) if isinstance(newest, int) and newest <= ATTEMPTS else range(0)
-    extents = {"rank": ranks, "attempt": attempts}
+    extents = {"rank": ranks, "attempt": range(1, RunDirectory(run).record.attempt + 1)}
     return " and ".join(
         f"{what}{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)}"
         for what, numbers in extents.items()
@@ -276,27 +257,19 @@ def heading(run: Path, attempt: int) -> str:
 
 def closing(run: Path, attempt: int) -> str:
     """The line below the last attempt of a run that is over; empty for any other."""
-    ending = read_endings(run).get(attempt) if last_outcome(run).get("attempt") == attempt else None
+    ending = read_endings(run).get(attempt) if RunDirectory(run).outcome.attempt == attempt else None
     return f"--- attempt {attempt} ended: {ending} ---" if ending else ""
-
-
-READ = ("node_rank", "host", "word", "rank", "evidence")  # of an attempt's outcome
 
 
 def read_endings(run: Path) -> dict[int, str]:
     """How each attempt ended: `node 1 (gpu08): no heartbeat for 30 s`. What is damaged is left out."""
-    tries = read_json(run / OUTCOME_FILE).get("attempts")
-    endings = {}
-    for tried in tries if isinstance(tries, list) else []:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            node, host, word, rank, text = (tried["outcome"].get(name) for name in READ)
-            endings[int(tried["number"])] = one_line(_tell(Outcome(node, host, word, 0.0, rank, Cause(text=text))))[
-                :1000
-            ]
-    return endings
+    ends = RunDirectory(run).ends
+    return {number: describe(end)[:1000] for number, end in ends.items() if end.word in CODES}
 
 
-def _tell(outcome: Outcome) -> str:
+def describe(end: NodeEnd) -> str:
+    """How an attempt ended, in a line."""
+    outcome = Outcome(end.node_rank or 0, end.host or "", end.word, 0.0, end.rank, Cause(text=end.evidence))
     if outcome.good:
         return f"{ENDINGS[outcome.word]}{outcome.evidence and f': {outcome.evidence}'}"
     return f"{locate(outcome)}: {outcome.evidence or ENDINGS[outcome.word]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -10,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import RunRecord
 from slipway.protocol.files import (
     ALLREDUCE_FILE,
     CHARTS,
@@ -19,8 +20,6 @@ from slipway.protocol.files import (
     METRICS_FILE,
     OPTIONS_FILE,
     RUN_FILE,
-    read_json,
-    read_run_text,
 )
 from slipway.train.measure.plots import Point
 
@@ -73,7 +72,7 @@ class Record:
 
     path: Path
     name: str
-    about: Mapping[str, Any]
+    about: RunRecord
     ending: RunEnding
     options: Mapping[str, Any]
     metrics: MetricCurves
@@ -85,7 +84,7 @@ class Record:
     @property
     def workload(self) -> str:
         """What was trained."""
-        return str(self.about.get("workload") or self.options.get("workload") or "a run")
+        return str(self.about.workload or self.options.get("workload") or "a run")
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -96,39 +95,34 @@ class Record:
 
 def read_run(path: Path, ending: RunEnding) -> Record:
     """Read a run's directory; `ending` is the launcher's to tell."""
-    texts, pictures = read_charts(path / CHARTS)
+    run, (texts, pictures) = RunDirectory(path), read_charts(path / CHARTS)
     return Record(
-        path, path.name, read_json(path / RUN_FILE), ending, read_json(path / OPTIONS_FILE), read_metrics(path / METRICS_FILE),
-        read_json(path / ALLREDUCE_FILE), read_json(path / COMPARISON_FILE), texts, pictures,
+        path, path.name, run.record, ending, run.content(OPTIONS_FILE), read_curves(run), run.content(ALLREDUCE_FILE),
+        run.content(COMPARISON_FILE), texts, pictures,
     )  # fmt: skip
 
 
-def read_metrics(path: Path) -> MetricCurves:
-    """The curves in a metrics file. Lines that are torn or make no sense are counted, values that are no numbers left out."""
+def read_curves(run: RunDirectory) -> MetricCurves:
+    """The curves of a run. Lines that are torn or make no sense are counted, values that are no numbers left out."""
     curves: dict[str, dict[float, float]] = {}
     times, damaged = [], 0
     try:
-        lines = read_run_text(path).splitlines()
+        lines = list(run.metrics())
     except OSError:
         return MetricCurves()
-    for text in lines:
-        try:
-            line = json.loads(text)
-            step, now = int(line["step"]), float(line["time"])
-            if not is_number(now) or not is_number(step):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, OverflowError):
+    for line in lines:
+        if line is None or not is_number(step := line.get("step")) or not is_number(now := line.get("time")):
             damaged += 1
             continue
-        times.append(now)
+        times.append(float(now))
         for name, value in line.items():
             if name not in ("time", "step") and is_number(value):
-                curves.setdefault(str(name), {})[step] = float(value)
+                curves.setdefault(str(name), {})[int(step)] = float(value)
     points = {name: tuple(sorted(places.items())) for name, places in curves.items()}
     return MetricCurves(points, min(times, default=None), max(times, default=None), damaged)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a JSON value can be a point of a curve."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 

@@ -46,13 +46,13 @@ def overview(runs: Sequence[Record]) -> list[TableRow]:
         ("workload", lambda run: run.workload),
         ("state", lambda run: run.ending.state),
         *((label, pick_fact(label)) for label in dict.fromkeys(fact for run in runs for fact, _ in run.ending.facts)),
-        ("started", lambda run: clock_text(run.about.get("started"))),
+        ("started", lambda run: clock_text(run.about.started)),
         ("topology", topology),
-        ("attempts", lambda run: scalar_text(run.about.get("attempt"))),
+        ("attempts", lambda run: str(run.about.attempt or NONE)),
         ("steps", lambda run: f"{run.metrics.steps:,}" if run.metrics.curves else NONE),
         ("from first to last report", duration),
         ("arguments", arguments),
-        ("slipway", lambda run: scalar_text(run.about.get("version"))),
+        ("slipway", lambda run: run.about.version or NONE),
         ("directory", lambda run: str(run.path)),
         ("damaged lines", lambda run: str(run.metrics.damaged or "")),
     ]
@@ -67,8 +67,8 @@ def pick_fact(label: str) -> Callable[[Record], str]:
 
 def topology(run: Record) -> str:
     """Nodes and processes, as the launcher wrote them down."""
-    nodes, each = run.about.get("nodes"), run.about.get("processes_per_node")
-    if not (isinstance(nodes, int) and isinstance(each, int)):
+    nodes, each = run.about.nodes, run.about.processes_per_node
+    if not (nodes and each):
         processes = run.allreduce.get("processes")
         return f"{processes} processes" if isinstance(processes, int) else NONE
     return f"{nodes} {'node' if nodes == 1 else 'nodes'} × {each} = {nodes * each} processes"
@@ -76,8 +76,8 @@ def topology(run: Record) -> str:
 
 def arguments(run: Record) -> str:
     """What was typed after the workload's name."""
-    words = run.about.get("arguments")
-    return shlex.join(redact_words([*map(str, words)])) if isinstance(words, list) and words else NONE
+    words = [*map(str, run.about.arguments)]
+    return shlex.join(redact_words(words)) if words else NONE
 
 
 def duration(run: Record) -> str:
@@ -89,17 +89,12 @@ def duration(run: Record) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-def clock_text(seconds: object) -> str:
-    """A time in Unix seconds as people read it; NONE for anything else that a file holds."""
+def clock_text(seconds: float | None) -> str:
+    """A time in Unix seconds as people read it; NONE where it is unknown, or none that a clock could show."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(seconds)))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, OSError):
+        return NONE if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):
         return NONE
-
-
-def scalar_text(value: object) -> str:
-    """What a file holds, where that is a text or a number; else NONE."""
-    return str(value) if isinstance(value, str | int | float) else NONE
 
 
 def last_values(runs: Sequence[Record]) -> list[TableRow]:

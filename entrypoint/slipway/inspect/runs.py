@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.inspect.status import Status, read_status, sleep
+from slipway.launch.run_directory.directory import list_run_directories
 from slipway.launch.verdict.block import ENDINGS, utc
-from slipway.protocol.files import RUN_FILE, read_json
 
 HEAD = ("run", "started", "step", "state")
 
@@ -34,7 +34,7 @@ def list_runs(runs: Path, most: int, stopped: Callable[[float], bool] = sleep) -
 
     Takes up to a few seconds where a launcher runs on another host, or did: all are asked side by side.
     """
-    started = {file.parent: _seconds(read_json(file).get("started")) for file in runs.glob(f"*/{RUN_FILE}")}
+    started = {run.path: run.record.started for run in list_run_directories(runs)}
     newest = sorted(started, key=lambda path: (started[path] or 0.0, path.name), reverse=True)
     with ThreadPoolExecutor(max_workers=32) as pool:
         rows = list(pool.map(lambda path: read_row(read_status(path, stopped)), newest[:most]))
@@ -44,12 +44,11 @@ def list_runs(runs: Path, most: int, stopped: Callable[[float], bool] = sleep) -
 def read_row(status: Status) -> RunRow:
     """A run's row of the table."""
     steps = [beat.step for beat in status.beats] + ([] if status.snapshot is None else [status.snapshot])
-    word = str(status.outcome.get("word"))
-    state = ENDINGS.get(word, "without a verdict")
+    state = ENDINGS.get(status.outcome.word, "without a verdict")
     if status.alive:
         state = "hangs" if status.hang else "waiting for nodes" if status.waiting else "running"
-    workload, started = str(status.record.get("workload") or "–"), _seconds(status.record.get("started"))
-    return RunRow(status.path.name, workload, started, max(steps, default=None), status.alive, state)
+    workload = status.record.workload or "–"
+    return RunRow(status.path.name, workload, status.record.started, max(steps, default=None), status.alive, state)
 
 
 def table_lines(rows: Iterable[RunRow]) -> list[str]:
@@ -61,7 +60,3 @@ def table_lines(rows: Iterable[RunRow]) -> list[str]:
 
 def _started(row: RunRow) -> str:
     return "–" if row.started is None else utc(row.started)
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

@@ -4,77 +4,62 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.run_directory.bookkeeping import last_ledger, read_failures
-from slipway.launch.run_directory.heartbeats import Beat, heartbeat_file, read_beats
-from slipway.launch.run_directory.run import last_outcome, newest_run
-from slipway.launch.run_directory.run_lock import TOUCH, Holder, beside, find_lock_files, is_alive, read_holder
+from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, list_run_directories, newest_run
+from slipway.launch.run_directory.records import (
+    Beat,
+    Holder,
+    NodeEnd,
+    OutcomeRecord,
+    RankStatus,
+    RunRecord,
+    WaitingRecord,
+)
+from slipway.launch.run_directory.run_lock import TOUCH, is_alive
 from slipway.launch.verdict.block import heading, stack_lines, utc
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
-from slipway.protocol.decoding import decode_rows
+from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
-from slipway.protocol.files import (
-    HANG_FILE,
-    HEARTBEATS,
-    LOGS,
-    NODE,
-    RANK,
-    RANKS_FILE,
-    RUN_FILE,
-    WAITING_FILE,
-    newest_step,
-    node_folder,
-    number_in,
-    read_json,
-    whole_number,
-)
-from slipway.protocol.replicas import ReplicaDifference, read_differences
+from slipway.protocol.files import HEARTBEATS
+from slipway.protocol.replicas import ReplicaDifference
 
 SHOWN = 5  # attempts that failed, the newest
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
-
-
-class RankStatus(NamedTuple):
-    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, percent of the time
-    in which its GPU was in use, its last line.
-    """
-
-    rank: int
-    collectives: int | None = None
-    per_second: float | None = None
-    cores: float | None = None
-    gpu: float | None = None
-    line: str = ""
 
 
 @dataclass(frozen=True)
 class Status:
     """A run as its directory shows it. `ages` are the seconds since each rank's heartbeat changed.
 
-    `nodes` are the node ranks of the `holders`, and `locks` the files in which these say that they are. While launchers wait for
-    others there are no ranks, and `waiting` says since when (unix seconds), and for which attempt.
+    `launchers` are those alive, each by the folder that it holds as one of the `holders`. While they wait for others there are no
+    ranks, and `waiting` says since when, and for which attempt.
     """
 
     path: Path
-    record: Mapping[str, Any]
-    holders: tuple[Holder, ...]  # those alive
-    nodes: tuple[int, ...]
-    waiting: Mapping[str, Any]
+    record: RunRecord
+    launchers: tuple[NodeDirectory, ...]
+    holders: tuple[Holder, ...]
+    waiting: WaitingRecord | None
     beats: tuple[Beat, ...]
     ages: tuple[float, ...]
     snapshot: int | None
-    outcome: Mapping[str, Any]
-    hang: Mapping[str, Any] = field(default_factory=dict)  # what was told of one that lasts
+    outcome: OutcomeRecord
+    outcome_json: Mapping[str, Any]  # as it was written
+    hang: str = ""  # one that lasts, in words
     workers: tuple[RankStatus, ...] = ()  # of a script
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
-    locks: tuple[Path, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node ranks of the launchers."""
+        return tuple(node.rank for node in self.launchers)
 
     @property
     def alive(self) -> bool:
@@ -90,9 +75,9 @@ def find_run(name: str, runs: Path) -> Path:
     """
     candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
     for path in candidates:
-        if _is_run(path):
+        if RunDirectory(path).exists:
             return path
-    known = sorted(file.parent.name for file in runs.glob(f"*/{RUN_FILE}"))
+    known = [run.path.name for run in list_run_directories(runs)]
     missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
     if not name or not known:
         raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.")
@@ -100,10 +85,6 @@ def find_run(name: str, runs: Path) -> Path:
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
     raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
-
-
-def _is_run(path: Path) -> bool:
-    return (path / RUN_FILE).is_file() or bool(find_lock_files(path)) or any(path.glob(f"{NODE}*/{LOGS}"))
 
 
 def sleep(seconds: float) -> bool:
@@ -114,45 +95,43 @@ def sleep(seconds: float) -> bool:
 
 def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     """Look at a run. Takes up to a few seconds where a launcher runs on another host, or did."""
-    files = find_lock_files(path)
-    with ThreadPoolExecutor(max_workers=len(files) or 1) as pool:  # each may take its few seconds
-        alive = list(pool.map(lambda file: is_alive(file, stopped, GLANCE), files))
-    living = [file for file, lives in zip(files, alive, strict=True) if lives]
-    holders = {file: holder for file in living if (holder := read_holder(file))}
-    waits = [record for file in living if (record := read_json(file.with_name(WAITING_FILE)))]
-    # Those of nodes that left the job are of no interest while it runs without them.
-    folders = {file.parent / HEARTBEATS for file in living} or path.glob(f"{NODE}*/{HEARTBEATS}")
-    beats, ages = [], []
-    for folder in sorted(folders) if not waits else ():
-        ranks = [rank for file in folder.glob("*.json") if (rank := number_in(file.stem, RANK)) is not None]
-        for beat in read_beats(folder.parent, sorted(ranks)).values():
-            with suppress(FileNotFoundError):  # another attempt may just begin
-                ages.append(max(0.0, time.time() - heartbeat_file(folder.parent, beat.rank).stat().st_mtime))
-                beats.append(beat)
+    run = RunDirectory(path)
+    known = run.launchers()
+    with ThreadPoolExecutor(max_workers=len(known) or 1) as pool:  # each may take its few seconds
+        alive = list(pool.map(lambda node: is_alive(node.lock, stopped, GLANCE), known))
+    living = {node: holder for node, lives in zip(known, alive, strict=True) if lives and (holder := node.holder)}
+    waiting = next((record for node in living if (record := node.waiting)), None)
+    beats, ages = _read_beats(run, [*living]) if not waiting else ([], [])
+    workers = [worker for node in living if not waiting for worker in node.workers()]
     return Status(
         path,
-        read_json(path / RUN_FILE),
-        tuple(holders.values()),
-        tuple(number_in(file.parent.name, NODE) or 0 for file in holders),
-        waits[0] if waits else {},
+        run.record,
+        tuple(living),
+        tuple(living.values()),
+        waiting,
         tuple(beats),
         tuple(ages),
-        newest_step(path),
-        last_outcome(path),
-        next((record for file in living if (record := read_json(beside(file, HANG_FILE)))), {}),
-        tuple(sorted(worker for file in living if not waits for worker in _read_workers(beside(file, RANKS_FILE)))),
-        last_ledger(path),
-        read_failures(node_folder(path, 0)),
-        read_differences(path),
-        tuple(holders),
+        run.newest_step,
+        run.outcome,
+        run.outcome_json,
+        next((hang for node in living if (hang := node.hang)), ""),
+        tuple(sorted(workers)),
+        run.ledger(),
+        run.node(0).failures(),
+        run.differences(),
     )
 
 
-def _read_workers(file: Path) -> list[RankStatus]:
-    """The rows of a node; what makes no sense is passed over."""
-    ranks = read_json(file).get("ranks")
-    rows = ranks.items() if isinstance(ranks, dict) else ()
-    return decode_rows(RankStatus, [{**row, "rank": whole_number(rank)} for rank, row in rows if isinstance(row, dict)])
+def _read_beats(run: RunDirectory, living: Sequence[NodeDirectory]) -> tuple[list[Beat], list[float]]:
+    """The newest heartbeats, and the age of each. Those of nodes that left the job are not shown while it runs without them."""
+    folders = {node.path: node for node in living or run.nodes(HEARTBEATS)}
+    beats, ages = [], []
+    for _, node in sorted(folders.items()):
+        for beat in node.beats().values():
+            with suppress(FileNotFoundError):  # another attempt may just begin
+                ages.append(max(0.0, time.time() - node.heartbeat_file(beat.rank).stat().st_mtime))
+                beats.append(beat)
+    return beats, ages
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -160,46 +139,45 @@ def status_json(status: Status) -> dict[str, Any]:
     return {
         "run": str(status.path),
         "alive": status.alive,
-        "attempt": status.record.get("attempt"),
+        "attempt": status.record.attempt or None,
         "snapshot": status.snapshot,
         "holders": [
             {"node": node} | {name: value for name, value in asdict(holder).items() if name != "token"}
             for node, holder in zip(status.nodes, status.holders, strict=True)
         ],
-        "waiting": dict(status.waiting) or None,
+        "waiting": asdict(status.waiting) if status.waiting else None,
         "ranks": [
             {name: getattr(beat, name) for name in ("rank", "phase", "step", "steps", "own")} | {"age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
         ],
         "workers": [worker._asdict() for worker in status.workers],
         "slow": next(({"rank": beat.slow[0], "slower": beat.slow[1]} for beat in status.beats if beat.slow), None),
-        "hang": status.hang.get("text"),
+        "hang": status.hang or None,
         "ledger": ledger_json(status.ledger) if status.ledger else None,
         "failures": list(status.failures),
         "replicas": [difference._asdict() for difference in status.differences],
-        "outcome": dict(status.outcome) or None,
+        "outcome": dict(status.outcome_json) or None,
     }  # fmt: skip
 
 
 def status_lines(status: Status) -> list[str]:
     """The same for people: who runs it and where each rank stands, or how it ended."""
     record = status.record
-    lines = [f"{status.path}: {record.get('workload', 'a run')}, attempt {record.get('attempt', 1)}"]
-    several = isinstance(nodes := record.get("nodes"), int) and nodes > 1
+    lines = [f"{status.path}: {record.workload or 'a run'}, attempt {record.attempt or 1}"]
     for node, holder in zip(status.nodes, status.holders, strict=True):
-        lines.append(f"  running     {f'node {node}: ' if several else ''}{holder.text}")
-    if isinstance(since := status.waiting.get("since"), int | float):
-        attempt = status.waiting.get("attempt")
-        lines.append(f"  waiting     for nodes, since {max(0.0, time.time() - since):.0f} s, for attempt {attempt}")
+        lines.append(f"  running     {f'node {node}: ' if record.nodes > 1 else ''}{holder.text}")
+    if (waiting := status.waiting) and waiting.since is not None:
+        seconds = max(0.0, time.time() - waiting.since)
+        lines.append(f"  waiting     for nodes, since {seconds:.0f} s, for attempt {waiting.attempt}")
     if status.hang:
-        lines.append(f"  hang        {status.hang.get('text')}")
+        lines.append(f"  hang        {status.hang}")
     if not status.alive:
         lines += _ending(status)
     if status.ledger and status.ledger.wall:
         lines.append(f"  time        {ledger_line(status.ledger)}")
-    lines += [f"  failed      {_failure(row)}" for row in status.failures[-SHOWN:]]
+    lines += [f"  failed      {_failure(decode_known(NodeEnd, row) or NodeEnd())}" for row in status.failures[-SHOWN:]]
     lines += [f"  replicas    differed at {difference}" for difference in status.differences[-SHOWN:]]
-    if status.snapshot is not None or record.get("workload") in WORKLOADS:
+    if status.snapshot is not None or record.workload in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.alive and status.beats:
         lines += _beat_lines(status.beats, status.ages)
@@ -220,12 +198,15 @@ def _beat_lines(beats: Sequence[Beat], ages: Sequence[float]) -> Iterator[str]:
         yield f"  {beat.rank:>6}  {beat.phase:<10}  {step:>15}  {time}{age:.0f} s ago"
 
 
-def _failure(row: Mapping[str, Any]) -> str:
+def _failure(end: NodeEnd) -> str:
     """An attempt that failed: which, when, where and why, as far as it is known."""
-    rank = "" if row.get("rank") is None else f", rank {row['rank']}"
-    when = f", {utc(at)}" if isinstance(at := row.get("time"), int | float) else ""
-    where = f"node {row.get('node_rank')} ({row.get('host')}){rank}"
-    return f"attempt {row.get('attempt')}{when}: {where}: {row.get('evidence') or row.get('word')}"
+    when = "" if end.time is None else f", {utc(end.time)}"
+    return f"attempt {end.attempt or None}{when}: {_place(end)}: {end.evidence or end.word or None}"
+
+
+def _place(end: NodeEnd) -> str:
+    """The node, and the rank if it is known."""
+    return f"node {end.node_rank} ({end.host}){'' if end.rank is None else f', rank {end.rank}'}"
 
 
 def _worker_lines(workers: Sequence[RankStatus]) -> Iterator[str]:
@@ -241,18 +222,12 @@ def _worker_lines(workers: Sequence[RankStatus]) -> Iterator[str]:
 
 def _ending(status: Status) -> list[str]:
     """How it ended, as far as anybody wrote it down."""
-    outcome = status.outcome
-    word, first = str(outcome.get("word")), outcome.get("first")
-    if word not in CODES or not isinstance(first, dict):
+    word, first = status.outcome.word, status.outcome.first
+    if word not in CODES or first is None:
         return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
-    rank = "" if first.get("rank") is None else f", rank {first['rank']}"
-    lines = [
-        f"  ended       {heading(word, first.get('cause'))}: node {first.get('node_rank')} ({first.get('host')}){rank}: "
-        f"{first.get('evidence')}"
-    ]
-    if isinstance(at := first.get("time"), int | float):
-        lines.append(f"  when        {utc(at)}")
-    stacks = first.get("stacks")
-    lines += stack_lines([str(line) for line in stacks]) if isinstance(stacks, list) else []
-    lines += [f"  what to do  {str(first['advice']).replace('`', '')}"] if first.get("advice") else []
-    return [*lines, f"  exit code   {outcome.get('code')}"]
+    lines = [f"  ended       {heading(word, first.cause)}: {_place(first)}: {first.evidence}"]
+    if first.time is not None:
+        lines.append(f"  when        {utc(first.time)}")
+    lines += stack_lines(list(first.stacks))
+    lines += [f"  what to do  {first.advice.replace('`', '')}"] if first.advice else []
+    return [*lines, f"  exit code   {status.outcome.code}"]

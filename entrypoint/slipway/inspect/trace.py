@@ -7,28 +7,15 @@ from typing import Any
 
 from slipway.inspect.trace_events import STEP, Trace, is_in_flight, packed, read_trace
 from slipway.inspect.trace_summary import RankSummary, summarise
-from slipway.protocol.decoding import decode_rows
+from slipway.launch.run_directory.directory import read_clocks
+from slipway.launch.run_directory.records import TracedRank
 from slipway.protocol.durable import write_whole
 from slipway.protocol.errors import LaunchError, code_of
-from slipway.protocol.files import CLOCKS_FILE, MERGED_FILE, held_folder, rank_trace, read_json, why_unreadable
+from slipway.protocol.files import MERGED_FILE, held_folder, rank_trace
 
 EARLIER = 60_000_000_000  # nanoseconds; by so much other ranks may have begun before the first, and times stay positive
 LANES = 1_000_000_000  # a thread's number from which collectives in flight are drawn
 LINKED = ("s", "t", "f", "b", "n", "e")  # events that others are found by an id
-
-
-@dataclass(frozen=True)
-class Source:
-    """A rank's part of a trace. Its clock was `offset` nanoseconds ahead of rank 0's, give or take `spread`."""
-
-    rank: int
-    node: int
-    host: str
-    pid: int
-    offset: int
-    spread: int
-    bytes: int
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,17 +34,9 @@ class Merged:
 
 def merge(folder: Path) -> Merged:
     """Make one file of a folder of traces, and sum up what is in it. Raises LaunchError."""
-    clocks = read_json(folder / CLOCKS_FILE)
-    sources = [source for source in decode_rows(Source, clocks.get("ranks")) if source.rank >= 0]
-    if not sources:
-        why = why_unreadable(folder / CLOCKS_FILE) or "tells of no rank"
-        raise LaunchError(f"{folder / CLOCKS_FILE} {why}: {folder} holds no trace.")
-    numbers = {
-        name: clocks[name] if type(clocks.get(name)) is int else 0
-        for name in ("first", "steps", "wanted", "world_size")
-    }
-    # The profiler stops behind the last step, when the next one's name has begun.
-    work = Merging(folder, sources, unfinished=f"{STEP}{numbers['first'] + numbers['steps'] + 1}")
+    clocks = read_clocks(folder)
+    # The profiler stops after the last step, when the next one's name has begun.
+    work = Merging(folder, clocks.ranks, unfinished=f"{STEP}{clocks.first + clocks.steps + 1}")
     head: dict[str, Any] = {"displayTimeUnit": "ms", "schemaVersion": 1}
     try:
         content = packed(head, work.events())
@@ -67,12 +46,11 @@ def merge(folder: Path) -> Merged:
             write_whole(held / MERGED_FILE, content)
     except OSError as error:
         raise LaunchError(f"The merged trace cannot be written: {error}", code_of(error)) from None
-    beyond = numbers["world_size"] - len(sources)
+    beyond = clocks.world_size - len(clocks.ranks)
     missing = [*work.missing, *([f"of the last {beyond} ranks nothing is kept"] if beyond > 0 else [])]
-    return Merged(
-        folder / MERGED_FILE, numbers["first"], numbers["steps"], numbers["wanted"], str(clocks.get("why") or ""),
-        max(source.spread for source in sources), work.summaries, missing,
-    )  # fmt: skip
+    spread = max(rank.spread for rank in clocks.ranks)
+    merged = folder / MERGED_FILE
+    return Merged(merged, clocks.first, clocks.steps, clocks.wanted, clocks.why, spread, work.summaries, missing)
 
 
 @dataclass
@@ -80,7 +58,7 @@ class Merging:
     """A merge under way: rank by rank, since all of them at once may be more than the memory holds."""
 
     folder: Path
-    sources: Sequence[Source]
+    sources: Sequence[TracedRank]
     unfinished: str  # the name of what is left out
     summaries: list[RankSummary] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -105,7 +83,7 @@ class Merging:
             self.summaries.append(summarise(source.rank, trace.events))
             yield from self.of_rank(source, trace)
 
-    def of_rank(self, source: Source, trace: Trace) -> Iterator[dict[str, Any]]:
+    def of_rank(self, source: TracedRank, trace: Trace) -> Iterator[dict[str, Any]]:
         """A rank's events, in the time of rank 0, with processes and threads of their own."""
         if self.origin is None:
             begins = [event["ts"] for event in trace.events if event["ph"] != "M"]
@@ -135,7 +113,7 @@ class Merging:
         self.pids += len(numbers.pids)
 
 
-def names(source: Source, numbers: "Numbers", lanes: "Lanes") -> Iterator[dict[str, Any]]:
+def names(source: TracedRank, numbers: "Numbers", lanes: "Lanes") -> Iterator[dict[str, Any]]:
     """What a rank's processes and threads are called, and in which order they stand."""
     for old, new in numbers.pids.items():
         if old == source.pid:

@@ -19,15 +19,15 @@ from slipway.launch.resolve.container_checks import fleeting_results, results_fo
 from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import USUAL_IMAGE, Invocation, as_typed, fill_in, fold_command, next_commands
-from slipway.launch.run_directory.run import Run, earlier_attempts, is_newest
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.restarts import Course
 from slipway.launch.verdict.verdict import Verdict
-from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, newest_step, read_metrics, write_json
+from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
-from slipway.protocol.replicas import read_differences
 
 SHOWN = 3  # times that the replicas differed, the newest
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
@@ -42,16 +42,16 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, wri
     node_rank, lacks = job.plan.topology.node_rank, partial(advise, runtime=job.host.runtime)
     helps = partial(what_to_do, lacks=lacks, run=run.path if run else None)
     run = run if writes else None
-    if run and is_newest(run.path, course.number):
+    if run and run.is_newest(course.number):
         with suppress(OSError):
-            earlier = earlier_attempts(run.path, course.tries[0].number)
-            differences = [difference._asdict() for difference in read_differences(run.path)]
+            earlier = run.attempts_before(course.tries[0].number)
+            differences = [difference._asdict() for difference in run.differences()]
             write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences, helps))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(f"time: {line}")
-        for difference in read_differences(run.path)[-SHOWN:]:
+        for difference in run.differences()[-SHOWN:]:
             say(f"the replicas differed at {difference}")
     for line in block(verdict, course, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
         say(line)
@@ -87,7 +87,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
         if job.plan.workload.own:
-            show_losses(run.path)
+            show_losses(run)
         say(f"results are in {short_path(run.path)}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     if fleeting:
@@ -96,7 +96,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
 
 def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     """Say what to type next, where there is something to go on from."""
-    step, here = newest_step(run.path), find_here(job, bool(fleeting))
+    step, here = run.newest_step, find_here(job, bool(fleeting))
     fleeting = fleeting or (here.runtime == "docker" and not here.source)
     if step is None and job.plan.workload.resumes:
         return
@@ -148,16 +148,16 @@ def typed_program() -> str:
     return "slipway" if found and Path(found).samefile(ours) else shlex.quote(short_path(ours))
 
 
-def show_losses(run: Path) -> None:
+def show_losses(run: RunDirectory) -> None:
     """Draw the losses of a run that has enough of them."""
     with suppress(OSError):
         if lines := draw_curve(losses_of(run), columns_of(sys.stderr.fileno())):
             write_own("\n".join(lines))
 
 
-def losses_of(run: Path) -> list[tuple[int, float]]:
+def losses_of(run: RunDirectory) -> list[tuple[int, float]]:
     """The losses that a run wrote down, by step. Raises OSError."""
-    losses = ((values["step"], values.get("loss")) for _, values in read_metrics(run / METRICS_FILE))
+    losses = ((values["step"], values.get("loss")) for values in run.metrics_by_step())
     return [(step, loss) for step, loss in losses if isinstance(loss, float) and math.isfinite(loss)]
 
 

@@ -31,7 +31,7 @@ from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import STOP_FILE, WAITING_FILE, newest_step, write_json
+from slipway.protocol.files import STOP_FILE, WAITING_FILE, write_json
 from slipway.protocol.outcomes import Word
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
 def hang_report(job: Job, run: Run, hears: Callable[[str], None], compare: Compare) -> HangReport:
     """What reports a hang in the next attempt."""
     end, topology = job.sources.value("SLIPWAY_ON_HANG") == "end", job.plan.topology
-    node_dir, limit = run.node(topology.node_rank), job.patience or math.inf
+    node_dir, limit = run.node(topology.node_rank).path, job.patience or math.inf
     return HangReport(node_dir, limit, say, end=end, hears=hears, compare=compare, process=topology.process_rank)
 
 
@@ -213,12 +213,12 @@ def give_up(tries: tuple[Try, ...]) -> Try:
 
 def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_memory: int = -1) -> None:
     """Say how an attempt ended, and that another follows; `in_memory`: the step of a snapshot there, -1 without one."""
-    number, path = node.run.attempt + 1, node.run.path
+    number = node.run.attempt + 1
     later = f" in {pause:.0f} s" if pause else ""
     for line in block(ending.verdict)[:2]:
         say(line)
     if job.single:
-        step = newest_step(path)
+        step = node.run.newest_step
         start = f" from the snapshot of step {step}" if step is not None else ""
         start = f" from the snapshot in memory of step {in_memory}" if in_memory > (step or -1) else start
         say(f"starting again{later}{start}: attempt {number}")
@@ -227,7 +227,7 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
     then = f" {how} node {ranks}" if ranks else ""
     say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):
-        write_json(node.run.node(job.plan.topology.node_rank) / WAITING_FILE, {"attempt": number, "since": now})
+        write_json(node.run.node(job.plan.topology.node_rank).path / WAITING_FILE, {"attempt": number, "since": now})
 
 
 def end(job: Job, node: Node, verdict: Verdict, why: Cause | None) -> int:

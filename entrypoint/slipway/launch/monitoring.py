@@ -11,21 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from slipway import __version__
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.bookkeeping import last_ledger
-from slipway.launch.run_directory.heartbeats import newest_numbers, read_beats
+from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.ledger import KINDS, WORK
 from slipway.launch.verdict.verdict import Verdict
-from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
-from slipway.protocol.replicas import ReplicaDifference, read_differences
+from slipway.protocol.replicas import ReplicaDifference
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -85,7 +82,7 @@ class Notices:
             self._find_drift(run)
 
     def _find_drift(self, run: Run) -> None:
-        found = read_differences(run.path)
+        found = run.differences()
         known, self._known = self._known, {*found}
         for difference in () if known is None else (each for each in found if each not in known):
             self._tell(run, "drift", f"the replicas differed at {difference}")
@@ -109,7 +106,7 @@ class Notices:
             return
         fields |= {"run": str(run.path), "attempt": run.attempt, "time": time.time()}
         with suppress(OSError):  # a disk that is away
-            fields["snapshot"] = newest_step(run.path)
+            fields["snapshot"] = run.newest_step
         self._waiting.put({"event": event, "text": f"{run.path.name}: {text}", **self._facts, **fields})
 
     def _send_on(self) -> None:
@@ -264,16 +261,15 @@ class Metrics:
             return
         yield gauge("slipway_attempt", "The number of this attempt.", {(): self._run.attempt})
         yield from self._ranks(self._run.node(topology.node_rank))
-        with suppress(OSError):  # a disk that is away
-            if (saved := newest_step(self._run.path)) is not None:
-                yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
+        if (saved := self._run.newest_step) is not None:
+            yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
         if 0 in topology.ranks:
-            yield from self._numbers(self._run.path)
-            yield from self._time(self._run.path, topology.node_rank)
+            yield from self._numbers(self._run)
+            yield from self._time(self._run, topology.node_rank)
 
-    def _ranks(self, node_dir: Path) -> Iterator[Metric]:
+    def _ranks(self, node: NodeDirectory) -> Iterator[Metric]:
         """The step, the phase and the speed of each rank of this node, by its heartbeat."""
-        beats = read_beats(node_dir, self._job.plan.topology.ranks)
+        beats = node.beats(self._job.plan.topology.ranks)
         steps = {(rank,): beat.steps for rank, beat in beats.items() if beat.steps is not None}
         phases = {(rank, beat.phase): 1 for rank, beat in beats.items()}
         own = {(rank,): beat.own for rank, beat in beats.items() if beat.own is not None}
@@ -286,11 +282,11 @@ class Metrics:
         slower = {(rank,): share for rank, share in slow}
         yield gauge("slipway_slower", "By which share the rank that all wait for is slower.", slower, "rank")
 
-    def _time(self, run: Path, node_rank: int) -> Iterator[Metric]:
+    def _time(self, run: Run, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and the share of it that was training."""
-        found = len(read_differences(run))
+        found = len(run.differences())
         yield gauge("slipway_replica_differences", "Times that the replicas differed.", {(): found})
-        ledger = last_ledger(run, node_rank)
+        ledger = run.ledger(node_rank)
         if ledger is None or not ledger.wall:
             return
         seconds = {(kind,): ledger[kind] for kind in KINDS}
@@ -298,10 +294,10 @@ class Metrics:
         share = sum(ledger[kind] for kind in WORK) / ledger.wall
         yield gauge("slipway_goodput", "Share of the job's time that was training.", {(): share})
 
-    def _numbers(self, run: Path) -> Iterator[Metric]:
+    def _numbers(self, run: Run) -> Iterator[Metric]:
         """The newest numbers of the training."""
         others = {}
-        for name, value in newest_numbers(run).items():
+        for name, value in run.newest_numbers().items():
             if name in NAMED or name.endswith("_per_second"):
                 yield gauge(f"slipway_{name}", NAMED.get(name, "Rate of all processes."), {(): value})
             elif name not in LEFT_OUT:

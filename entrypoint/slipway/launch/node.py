@@ -20,15 +20,14 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.topology import FREE_PORT
 from slipway.launch.run_directory.bookkeeping import earlier_ledger
-from slipway.launch.run_directory.heartbeats import highest_step
-from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, odd_records, place_run, release
+from slipway.launch.run_directory.directory import odd_records
+from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import newest_step
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK) 
     name_odd_runs(job)
     try:
         run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack))
-        return Node(run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, job.plan.topology.node_rank))
+        return Node(run, reached=run.highest_step, ledger=earlier_ledger(run, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, clock.time()), job.plan), stops)
         raise
@@ -75,9 +74,7 @@ def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK) -> Node:
             name_odd_runs(job)
             take = partial(hold, stack)
             run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
-            return dataclasses.replace(
-                node, run=run, reached=highest_step(run.path), ledger=earlier_ledger(run.path, 0, clock)
-            )
+            return dataclasses.replace(node, run=run, reached=run.highest_step, ledger=earlier_ledger(run, 0, clock))
     except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))
     except LaunchError as error:
@@ -122,7 +119,7 @@ class SingleNode:
         if stopped():
             return None
         run = node.run
-        resume = run.resume if newest_step(run.path) is None and run.resume != "none" else "auto"
+        resume = run.resume if run.newest_step is None and run.resume != "none" else "auto"
         run = dataclasses.replace(run, attempt=run.attempt + 1, resume=resume)
         return with_free_port(job), dataclasses.replace(node, run=run)
 

@@ -25,7 +25,6 @@ from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.process.machine import CLOCK, Clock
-from slipway.protocol.files import newest_step
 
 LOOK_SECONDS = 5.0  # between two looks at the others once this node is through
 
@@ -173,7 +172,7 @@ def make_card(job: Job, node: Node) -> Card:
         nccl=installed("nvidia-nccl-cu12"),
         job=topology.job,
         data=job.data() if job.data else None,
-        snapshot=newest_step(run.path) if node.tries or run.resume == "auto" else None,
+        snapshot=run.newest_step if node.tries or run.resume == "auto" else None,
         attempt=run.attempt if node.tries else run.attempt - 1,
         goes_on=run.resume == "auto",
         tries=node.missed + len(node.tries),

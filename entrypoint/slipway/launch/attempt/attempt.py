@@ -22,7 +22,6 @@ from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Try
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import EXITS, LaunchError, code_of
-from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
 
@@ -46,22 +45,19 @@ def attempt(
     prepare_run(run, job.plan, __version__, time.time())
     if job.plan.topology.process is None or job.plan.topology.process.local_rank == 0:
         with suppress(OSError):  # a disk that is full so far may have room when it counts
-            write_plan(run.node(job.plan.topology.node_rank), job.plan, job.sources)
+            write_plan(run.node(job.plan.topology.node_rank).path, job.plan, job.sources)
     number = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if job.plan.workload.keeps:
         say(f"{job.plan.workload.name}: run directory {short_path(run.path)}{number}")
-    before, folder = newest_step(run.path), run.identity
+    before, folder = run.newest_step, run.identity
     limits = Limits(job.seconds("SLIPWAY_GRACE_SECONDS"), job.patience, job.start_patience, job.after_failure)
     watched = report if job.sources.parsed("SLIPWAY_WATCH") else None
     under_way = Attempt(job.plan, run, limits, stops, say, watched, lasting)
     kept = lasting.memory.variables if lasting.memory else {}
     facts = under_way.supervise({**job.plan.environment(job.environ), **tell(lasting.previous), **kept}, lost)
-    try:
-        after = newest_step(run.path)
-    except OSError:  # a disk that is away now changes nothing of how the workers ended
-        after = before
+    after = run.newest_step
     facts = dataclasses.replace(facts, saved=after if after != before else None)
-    outcome = choose_outcome(facts, under_way.node_dir, time.time())
+    outcome = choose_outcome(facts, under_way.node, time.time())
     if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         cause = Cause(CauseKind.RUN_GONE, outcome.evidence, name=str(run.path))  # the next one would begin at step 0
         outcome = dataclasses.replace(outcome, word=Word.UNHEALTHY, time=time.time(), cause=cause)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
 from slipway.protocol.causes import Sign, cause_of, find_signs, in_one_line
-from slipway.protocol.files import OUTCOMES, error_file, rank_file, read_json
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line, rank_ranges
 from slipway.protocol.tracebacks import ProgramEnd, read_final_traceback
@@ -78,23 +78,6 @@ class Facts:
     store_port: int = 0  # of torch's store, as the plan has it; 0: unknown
 
 
-def read_outcomes(node_dir: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """What those of the ranks that came to an end so far wrote about it, by rank."""
-    return {rank: record for rank in ranks if (record := read_json(rank_file(node_dir, OUTCOMES, rank)))}
-
-
-def read_recorded(node_dir: Path, ranks: Iterable[int]) -> dict[int, list[str]]:
-    """The tracebacks that `torch.distributed.elastic`'s @record wrote, by rank, in lines."""
-    found = {}
-    for rank in ranks:
-        message = read_json(node_dir / OUTCOMES / error_file(rank)).get("message")
-        more = message.get("extraInfo") if isinstance(message, dict) else None
-        stack = more.get("py_callstack") if isinstance(more, dict) else None
-        if isinstance(stack, str):
-            found[rank] = stack.splitlines()
-    return found
-
-
 def is_bad(record: Mapping[str, Any]) -> bool:
     """Whether a rank wrote that it failed, or lost another."""
     return str(record.get("outcome")) not in GOOD
@@ -108,10 +91,10 @@ def is_cause_known(records: Mapping[int, Mapping[str, Any]], failures: Iterable[
     return any(records.get(rank, {}).get("outcome") != Word.PEER for rank in told | bad)
 
 
-def choose_outcome(facts: Facts, node_dir: Path, now: float) -> Outcome:
+def choose_outcome(facts: Facts, node: NodeDirectory, now: float) -> Outcome:
     """Return this node's outcome, its first cause chosen by causality: a rank that failed itself before one that lost it."""
-    files = read_outcomes(node_dir, facts.ranks)
-    facts = replace(facts, last={**facts.last, **read_recorded(node_dir, facts.ranks)})
+    files = node.outcomes(facts.ranks)
+    facts = replace(facts, last={**facts.last, **node.tracebacks(facts.ranks)})
 
     def outcome(word: str, cause: Cause, **more: Any) -> Outcome:
         return Outcome(facts.node_rank, facts.host, word, **{"time": now, "cause": cause, **more})

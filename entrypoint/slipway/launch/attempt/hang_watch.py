@@ -17,10 +17,10 @@ from slipway.launch.hangs.watch import Watch
 from slipway.launch.resolve.devices import GpuUse
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.heartbeats import Beat, read_beats
+from slipway.launch.run_directory.records import Beat
 from slipway.launch.run_directory.run import Run
 from slipway.process.machine import Machine
-from slipway.protocol.files import HEARTBEATS, LOGS, newest_step, write_json
+from slipway.protocol.files import HEARTBEATS, LOGS, write_json
 from slipway.protocol.tracebacks import ProgramEnd
 
 
@@ -39,8 +39,8 @@ class HangWatch:
         """`report` judges where the ranks stand; None: they are not watched. `say` prints a line."""
         topology = plan.topology
         self._plan, self._run, self._limits, self._report, self._say = plan, run, limits, report, say
-        self._machine, self._node_dir, self._ranks = machine, run.node(topology.node_rank), topology.ranks
-        self._begun = (newest_step(run.path) or 0) if run.resume == "auto" else 0
+        self._machine, self._node, self._ranks = machine, run.node(topology.node_rank), topology.ranks
+        self._begun = (run.newest_step or 0) if run.resume == "auto" else 0
         self._pipes = flight_recorder.Pipes(self._ranks)
         self.seen: HangSeen | None = None
         self._watch: Watch | None = None
@@ -49,7 +49,7 @@ class HangWatch:
             gpus = place_gpus(topology.gpus, topology.processes_per_node)
             gpus = gpus[topology.process.local_rank :] if topology.process else gpus
             self._gpu_use = GpuUse(dict(zip(self._ranks, gpus, strict=False)))
-            limit, where = 0.0 if plan.workload.own else limits.hang or math.inf, (topology.node_rank, self._node_dir)
+            limit, where = 0.0 if plan.workload.own else limits.hang or math.inf, (topology.node_rank, self._node.path)
             now, last_line = machine.clock.monotonic(), lambda rank: self._output.last_line(rank)
             self._watch = Watch(self._ranks, *where, limit, now, last_line, self._gpu_use, topology.process_rank)
 
@@ -64,7 +64,7 @@ class HangWatch:
             except OSError as error:  # a sandbox without Unix sockets, say
                 self._give_up(error)
         if self._plan.topology.backend == "nccl":
-            prefix = f"{self._node_dir}/{LOGS}/nccl-attempt-{self._run.attempt}-rank-"
+            prefix = f"{self._node.path}/{LOGS}/nccl-attempt-{self._run.attempt}-rank-"
             told |= flight_recorder.record(environ, prefix)
             # Nobody watches a script for hangs, and it may choose its groups and their ranks as it likes.
             told |= self._pipes.open(environ) if self._plan.workload.own else {}
@@ -88,7 +88,7 @@ class HangWatch:
     def read_beats(self) -> Mapping[int, Beat]:
         """Take the newest heartbeats. Those of a script, where it writes any, say nothing of what it does outside of `fit`: one
         that only opens a context beats once, in `setup`, and works on for days."""
-        beats = read_beats(self._node_dir, self._ranks) if self._plan.workload.own else {}
+        beats = self._node.beats(self._ranks) if self._plan.workload.own else {}
         self._detector.look(beats, self._machine.clock.monotonic())
         return beats
 
@@ -101,7 +101,7 @@ class HangWatch:
         return HangDetector(self._ranks, self._limits.hang, self._machine.clock.monotonic(), self._limits.start)
 
     def _can_write(self) -> bool:
-        probe = self._node_dir / HEARTBEATS / "probe"
+        probe = self._node.path / HEARTBEATS / "probe"
         try:
             write_json(probe, {"probe": "x" * 4096})
             probe.unlink()

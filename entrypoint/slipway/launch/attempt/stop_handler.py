@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slipway.launch.attempt.child import Child
-from slipway.launch.attempt.ending import StopSeen, is_cause_known, read_outcomes
+from slipway.launch.attempt.ending import StopSeen, is_cause_known
 from slipway.launch.attempt.stops import AFTER_FAILURE, AFTER_FAILURE_OF_SCRIPT, Deadline, Stop, Stops, raise_flag
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
@@ -38,7 +38,7 @@ class StopHandler:
     ):
         """`say` prints a line."""
         self._own, self._ranks, self._run = plan.workload.own, plan.topology.ranks, run
-        self._node_dir, self._stops, self._limits = run.node(plan.topology.node_rank), stops, limits
+        self._node, self._stops, self._limits = run.node(plan.topology.node_rank), stops, limits
         self._say, self._machine = say, machine
         self.deadline, self.seen = Deadline(limits.grace), StopSeen()
         self._told: Stop | None = None
@@ -57,7 +57,7 @@ class StopHandler:
                 said = f"stopping{self._begin(now, has_begun)}"
             else:
                 said = f"stopping already, at most {self.deadline.left(now):.0f} s are left"
-            disk = raise_flag(self._node_dir, stop)
+            disk = raise_flag(self._node.path, stop)
             self._say(f"{stop.name} received: {said}")  # the workers can see the flag by now
             self.seen = replace(self.seen, numbers=(*self.seen.numbers, stop.number), disk=disk or self.seen.disk)
             if disk:
@@ -77,7 +77,7 @@ class StopHandler:
     @property
     def _handles_signals(self) -> bool:
         """Whether the workers are a user's script that has not asked for the stop flag."""
-        return not self._own and not os.path.exists(self._node_dir / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
+        return not self._own and not os.path.exists(self._node.path / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
 
     def signal(self, workers: Sequence[int], number: signal.Signals) -> None:
         """Signal each worker of a user's script once."""
@@ -99,7 +99,7 @@ class StopHandler:
             return self._limits.after_failure
         if self._handles_signals:
             return AFTER_FAILURE_OF_SCRIPT
-        if not self._own or not (known or is_cause_known(read_outcomes(self._node_dir, self._ranks), child.failures)):
+        if not self._own or not (known or is_cause_known(self._node.outcomes(self._ranks), child.failures)):
             return AFTER_FAILURE
         snapshots = (self._run.path / SNAPSHOTS).resolve()
         return AFTER_FAILURE if any(self._machine.has_open(pid, snapshots) for pid in child.workers) else 0.0

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from slipway.protocol.files import STOP_FILE, read_json, touch_run_file, write_json
+from slipway.launch.run_directory.directory import read_stop
+from slipway.protocol.files import STOP_FILE, touch_run_file, write_json
 from slipway.protocol.outcomes import Word
 
 STOP_WORDS = {
@@ -100,7 +101,7 @@ class Stops:
             return
         self._seen = seen
         if seen:
-            for_good = read_json(self._file).get("outcome") == Word.CANCELLED
+            for_good = read_stop(self._file) == Word.CANCELLED
             number, name = (signal.SIGINT, "`slipway stop`") if for_good else (signal.SIGTERM, "the stop file")
             self.came.append(Stop(time.monotonic(), number, name))
 

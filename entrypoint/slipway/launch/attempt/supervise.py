@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child, parent_of
-from slipway.launch.attempt.ending import Facts, is_bad, read_outcomes
+from slipway.launch.attempt.ending import Facts, is_bad
 from slipway.launch.attempt.hang_watch import HangWatch
 from slipway.launch.attempt.lasting import ALONE, Lasting, Spare
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
@@ -24,7 +24,6 @@ from slipway.launch.attempt.worker_output import StandardInput, WorkerOutput
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.heartbeats import read_beats
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import utc
 from slipway.process.machine import MACHINE, Machine
@@ -49,7 +48,7 @@ class Elsewhere(NamedTuple):
 
 
 class Attempt:
-    """One attempt on this node, from start to end: the event loop. `milestones`: how far its workers came."""
+    """One attempt on this node, from start to end: the event loop. `node`: its folder; `milestones`: how far its workers came."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class Attempt:
         """
         self._plan, self._run, self._stops, self._say, self._lasting = plan, run, stops, say, lasting
         self._machine, self._start_child, topology = machine, start, plan.topology
-        self.node_dir, self._ranks, self._own = run.node(topology.node_rank), topology.ranks, plan.workload.own
+        self.node, self._ranks, self._own = run.node(topology.node_rank), topology.ranks, plan.workload.own
         self._processes = lasting.own or OwnProcesses()
         self._spare = lasting.spare or Spare(self._processes, wanted=False)
         self._stopping = StopHandler(plan, run, stops, limits, say, machine)
@@ -113,13 +112,13 @@ class Attempt:
         """Start the workload, and what passes on its output. Raises OSError."""
         topology, workload, selector = self._plan.topology, self._plan.workload, self._selector
         header = f"attempt {self._run.attempt}, {utc(self._machine.clock.time())}"
-        where = (self._ranks, topology.node_rank, topology.world_size == 1, self.node_dir / LOGS)
+        where = (self._ranks, topology.node_rank, topology.world_size == 1, self.node.path / LOGS)
         output = WorkerOutput(*where, selector, lambda: bool(self._stops.came), header, workload.own)
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
         told = self._environment(environ, output)
         self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
         files = (selector, header, self._stdin.file, self._spare)
-        child = self._start_child(self._plan, self.node_dir, told, output, *files)
+        child = self._start_child(self._plan, self.node.path, told, output, *files)
         self._stdin.hand_on()
         return child, output
 
@@ -127,7 +126,7 @@ class Attempt:
         terminal = output.console.terminal
         told = {
             "SLIPWAY_RUN_DIR": str(self._run.path),
-            "SLIPWAY_NODE_DIR": str(self.node_dir),
+            "SLIPWAY_NODE_DIR": str(self.node.path),
             "SLIPWAY_SHARED_RUN_DIR": "1" if self._run.shared else "0",
             "SLIPWAY_RESUME": self._run.resume,
             "SLIPWAY_ATTEMPT": str(self._run.attempt),
@@ -187,7 +186,7 @@ class Attempt:
                 self._lasting.hears(f"hang: {hang.text}")
         self._lasting.look_on(self.milestones)
         self._prepare_next(child)
-        outcomes = read_outcomes(self.node_dir, self._ranks)
+        outcomes = self.node.outcomes(self._ranks)
         # Its process may be long in coming to an end: NCCL waits for peers that are connected.
         if self._failed or any(map(is_bad, outcomes.values())):
             self._stopping.fail(child)
@@ -244,7 +243,7 @@ class Attempt:
             last=output.last,
             printed=output.printed,
             ended=ended,
-            places={rank: beat.place for rank, beat in read_beats(self.node_dir, self._ranks).items()},
+            places={rank: beat.place for rank, beat in self.node.beats(self._ranks).items()},
             agent_log=child.words,
             parent=parent_of(self._plan),
             run=self._run.path,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.launch.hangs.standing import Call, Standing, clock
-from slipway.launch.run_directory.heartbeats import Beat
+from slipway.launch.run_directory.records import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import STATES

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.heartbeats import Beat
-from slipway.launch.run_directory.run import Run, is_newest, last_outcome
-from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json, ledger_of
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.machine import CLOCK, Clock
-from slipway.protocol.files import LEDGER_FILE, OUTCOME_FILE, STEPS, node_folder, read_json, write_json
+from slipway.protocol.files import LEDGER_FILE, STEPS, write_json
 from slipway.protocol.outcomes import Word
 
 
@@ -107,7 +108,7 @@ class Books:
             self.book(kind)
         else:
             self.ledger, self._kept = go_on(ledger, kind, self._clock.time()), self._clock.monotonic()
-        self._failures = self._failures or read_failures(run.node(self._node_rank))
+        self._failures = self._failures or run.node(self._node_rank).failures()
         self._run, self._milestones = run, None
 
     def look(self, milestones: Milestones) -> None:
@@ -136,8 +137,8 @@ class Books:
 
     def _write(self, ledger: Ledger) -> None:
         self._written = self._clock.monotonic()
-        if self._run and self._writes and is_newest(self._run.path, self._run.attempt):
-            write_ledger(self._run.node(self._node_rank), ledger, self._failures)
+        if self._run and self._writes and self._run.is_newest(self._run.attempt):
+            write_ledger(self._run.node(self._node_rank).path, ledger, self._failures)
 
 
 def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
@@ -154,24 +155,11 @@ def write_ledger(node_dir: Path, ledger: Ledger, failures: Sequence[Mapping[str,
         write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), "failures": list(failures)[-KEPT:]})
 
 
-def read_failures(node_dir: Path) -> list[dict[str, Any]]:
-    """The attempts that failed, as a node kept them beside its ledger, oldest first; what makes no sense is left out."""
-    rows = read_json(node_dir / LEDGER_FILE).get("failures")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def last_ledger(run: Path, node_rank: int = 0) -> Ledger | None:
-    """The newest ledger of a run, of a node or beside the verdict; None without one."""
-    records = (read_json(node_folder(run, node_rank) / LEDGER_FILE), read_json(run / OUTCOME_FILE).get("ledger"))
-    found = [ledger for record in records if (ledger := ledger_of(record))]
-    return max(found, key=lambda ledger: ledger.until, default=None)
-
-
-def earlier_ledger(run: Path, node_rank: int, clock: Clock = CLOCK) -> Ledger:
+def earlier_ledger(run: RunDirectory, node_rank: int, clock: Clock = CLOCK) -> Ledger:
     """What the launchers before this one booked in a run, and the time between them and this one; nothing in a new run.
 
     A run that was finished, or that its user stopped, was in no queue meanwhile.
     """
-    found = last_ledger(run, node_rank) or NOTHING
-    wanted = last_outcome(run).get("word") not in (Word.FINISHED, Word.CANCELLED)
+    found = run.ledger(node_rank) or NOTHING
+    wanted = run.outcome.word not in (Word.FINISHED, Word.CANCELLED)
     return go_on(found, Kind.QUEUED, clock.time() - clock.age()) if found.until and wanted else found

@@ -1,22 +1,19 @@
-"""The run directory: its name, what it holds already, the files that the launcher keeps in it, and which files are skipped
-because they cannot be read.
-"""
+"""The run directory of a job: its name, what it contains already, and the files that the launcher keeps in it."""
 
 import dataclasses
 import itertools
 import os
 import re
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.sources import Sources
+from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
+from slipway.launch.run_directory.records import RunRecord
 from slipway.protocol.durable import unfinished
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
@@ -25,7 +22,6 @@ from slipway.protocol.files import (
     HEARTBEATS,
     HONOURS_STOP,
     LOGS,
-    NODE,
     OUTCOME_FILE,
     OUTCOMES,
     PLAN_FILE,
@@ -39,18 +35,12 @@ from slipway.protocol.files import (
     TRACEABLE,
     TRACES,
     WAITING_FILE,
-    attempt_in,
     held_folder,
-    list_snapshots,
-    newest_attempt,
-    newest_step,
     node_folder,
     number_in,
     own_file,
     rank_file,
     read_json,
-    snapshot_attempt,
-    why_unreadable,
     write_json,
 )
 from slipway.protocol.mistake import did_you_mean
@@ -61,21 +51,17 @@ OTHER_RUN = "Choose another with --run-dir, --runs or --resume."
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run directory, and what its workers are to resume from: `none`, `auto` or a path.
+class Run(RunDirectory):
+    """The run directory of this job, and what its workers are to resume from: `none`, `auto` or a path.
 
-    `shared`: whether all nodes see the same directory. `own`: whether this job made it before it was requeued.
+    `attempt` is the one that begins. `shared`: whether all nodes see the same directory. `own`: whether this job made it before
+    it was requeued.
     """
 
-    path: Path
     resume: str
     attempt: int
     shared: bool = True
     own: bool = False
-
-    def node(self, node_rank: int) -> Path:
-        """The folder with what belongs to one node: logs, outcomes, the stop flag."""
-        return node_folder(self.path, node_rank)
 
     @property
     def identity(self) -> tuple[int, int] | None:
@@ -147,7 +133,7 @@ def choose_run(
     run = place_run(plan, sources, now)
     if run.resume not in ("auto", "none") and not Path(run.resume).exists():
         given = sources.value("SLIPWAY_RESUME")
-        runs = sorted(str(file.parent) for file in Path(sources.value("SLIPWAY_RUNS")).glob(f"*/{RUN_FILE}"))
+        runs = [str(known.path) for known in list_run_directories(Path(sources.value("SLIPWAY_RUNS")))]
         meant = did_you_mean(given.lower(), ("auto", "none")) or did_you_mean(given, runs)
         raise NoNewRunError(f"--resume {given}: there is no such run or snapshot.{meant} Give its path, auto or none.")
     if run.resume == "auto":
@@ -179,7 +165,7 @@ def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
     numbered = (run.path.with_name(f"{run.path.name}-{number}") for number in itertools.count(2))
     left = plan.topology.may_have_begun and run.path.is_dir() and not any(run.path.iterdir())
     path = run.path if left else next(path for path in itertools.chain([run.path], numbered) if take(path))
-    return dataclasses.replace(run, path=path, attempt=_attempt_of(plan, path, {}))
+    return dataclasses.replace(run, path=path, attempt=_attempt_of(plan, RunDirectory(path), RunRecord()))
 
 
 @told_if_unreadable(OTHER_RUN)
@@ -201,69 +187,37 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
-    record = read_json(path / RUN_FILE)
-    own = plan.topology.may_have_begun and record.get("job") == plan.topology.job is not None
-    if own and (resume == "none" or newest_step(path) is not None):
-        resume = "auto"  # a job that was requeued, or whose pod was replaced, goes on with its own run, whatever it began from
-    return Run(path, resume, _attempt_of(plan, path, record, resume), own=own)
+    directory = RunDirectory(path)
+    record = directory.record
+    own = plan.topology.may_have_begun and record.job == plan.topology.job is not None
+    if own and (resume == "none" or directory.newest_step is not None):
+        resume = (
+            "auto"  # a job that was requeued, or whose pod was replaced, resumes its own run, whatever it began from
+        )
+    return Run(path, resume, _attempt_of(plan, directory, record, resume), own=own)
 
 
-def _attempt_of(plan: Plan, run: Path, record: Mapping[str, Any], resume: str = "none") -> int:
+def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = "none") -> int:
     """The number of the attempt that begins. With a launcher per process that of rank 0 may have written it down already; without
     a scheduler that tells one start from another, what rank 0 wrote of a new run is of this start.
     """
-    topology, newest = plan.topology, attempt_in(record)
+    topology, newest = plan.topology, record.attempt
     if topology.process and topology.rank and topology.start is None and resume != "auto":
         newest = 0
-    begun = topology.process and topology.rank and topology.start is not None and record.get("start") == topology.start
+    begun = topology.process and topology.rank and topology.start is not None and record.start == topology.start
     if begun and newest:
         return newest
     # Snapshots that were copied here, or whose run.json is lost, must not look newer than what is written from now on.
-    with suppress(OSError):
-        newest = max(newest, *map(snapshot_attempt, list_snapshots(run / SNAPSHOTS)), 0)
-    return max(newest, topology.restarts) + 1
-
-
-def newest_run(runs: Path, workload: str = "") -> Path | None:
-    """Return the run (of a workload) that was started last, by its own record and not by file times."""
-    started = {
-        file.parent: _number(record.get("started"))
-        for file in runs.glob(f"*/{RUN_FILE}")
-        if (record := read_json(file)).get("workload") == (workload or record.get("workload"))
-    }
-    return max(started, key=started.__getitem__, default=None)
-
-
-def _number(value: object) -> float:
-    """A number in a file, or 0: files get damaged."""
-    return value if isinstance(value, int | float) else 0
+    return max(newest, run.snapshots_attempt, topology.restarts) + 1
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
-    record, outcome = read_json(path / RUN_FILE), last_outcome(path)
-    if outcome.get("word") == Word.FINISHED and record.get("arguments") == list(plan.arguments):
+    run = RunDirectory(path)
+    if run.outcome.word == Word.FINISHED and run.record.arguments == plan.arguments:
         raise AlreadyFinishedError(
             f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
             "Kubernetes: with a Job of another name), or give more steps."
         )
-
-
-def last_outcome(path: Path) -> dict[str, Any]:
-    """Return the verdict on a run's last attempt; empty while it runs, and where its launcher was killed before it judged."""
-    outcome, record = read_json(path / OUTCOME_FILE), read_json(path / RUN_FILE)
-    return outcome if not record or outcome.get("attempt") == record.get("attempt") else {}
-
-
-def is_newest(path: Path, attempt: int) -> bool:
-    """Return whether no launcher has begun a later attempt on a run: one that took it over, or continues without this node."""
-    return newest_attempt(path) <= attempt
-
-
-def earlier_attempts(path: Path, first: int) -> list[dict[str, Any]]:
-    """Return what outcome.json has on attempts before the `first` of this start; what is damaged is left out."""
-    tries = read_json(path / OUTCOME_FILE).get("attempts")
-    whole = (tried for tried in tries if isinstance(tried, dict)) if isinstance(tries, list) else ()
-    return [tried for tried in whole if 0 < _number(tried.get("number")) < first]
 
 
 def _refuse_used(path: Path, plan: Plan) -> None:
@@ -279,7 +233,11 @@ def _refuse_used(path: Path, plan: Plan) -> None:
 def _require_snapshot(run: Run, sources: Sources) -> None:
     """Raise where what a run is to resume from holds nothing. With disks of their own only the workers of several nodes know."""
     path = Path(run.resume)
-    if run.resume in ("auto", "none") or newest_step(path) is not None or number_in(path.name, STEP) is not None:
+    if (
+        run.resume in ("auto", "none")
+        or RunDirectory(path).newest_step is not None
+        or number_in(path.name, STEP) is not None
+    ):
         return
     raise NoNewRunError(
         f"--resume {sources.value('SLIPWAY_RESUME')} is neither a snapshot nor a run directory with one. Give the path of a run "
@@ -312,7 +270,7 @@ def refuse_links(run: Path, node_rank: int) -> None:
 
 def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
-    node = run.node(plan.topology.node_rank)
+    node = run.node(plan.topology.node_rank).path
     refuse_links(run.path, plan.topology.node_rank)
     try:
         for name in (OUTCOMES, HEARTBEATS):
@@ -380,42 +338,3 @@ def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
     del shown["options"]
     clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
     write_json(node_dir / PLAN_FILE, redact_json({**shown, "notes": list(plan.topology.notes)}, clean))
-
-
-MOST = 5  # lines
-
-
-@told_if_unreadable("Run this command as its owner, or choose another folder with --runs DIR.")
-def odd_records(runs: Path) -> list[str]:
-    """The runs in a folder of runs that are skipped because they cannot be read, each with the reason."""
-    return _told(_unreadable(runs.glob(f"*/{RUN_FILE}")))
-
-
-def odd_files(run: Path) -> list[str]:
-    """The files of a run that are skipped because they cannot be read, each with the reason, so that they are not missed
-    silently.
-    """
-    nodes = (run.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
-    files = chain((run / RUN_FILE, run / OUTCOME_FILE), *nodes)
-    return _told([*_unreadable(files), *_not_regular(run.glob(f"{NODE}*/{LOGS}/*.log"))])
-
-
-def _unreadable(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    for file in files:
-        if why := why_unreadable(file):
-            yield file, why
-
-
-def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    for file in files:
-        try:
-            regular = stat.S_ISREG(file.lstat().st_mode)
-        except OSError:  # it is gone, or may not be looked at
-            continue
-        if not regular:
-            yield file, "is not a regular file"
-
-
-def _told(odd: Iterable[tuple[Path, str]]) -> list[str]:
-    lines = sorted(f"{file} is skipped: {'it ' if why.startswith('is ') else ''}{why}" for file, why in odd)
-    return lines[:MOST] + [f"and {len(lines) - MOST} more are skipped"] * (len(lines) > MOST)

@@ -17,16 +17,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.directory import read_holder
+from slipway.launch.run_directory.records import Holder
 from slipway.launch.run_directory.run import Run, cannot_make
-from slipway.launch.verdict.block import utc
 from slipway.process.tree import start_ticks
 from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError
-from slipway.protocol.files import LAUNCHER_FILE, NODE, held_folder, number_in, open_run_file, own_file, read_json
+from slipway.protocol.files import held_folder, open_run_file
 
 if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
@@ -34,26 +34,6 @@ if TYPE_CHECKING:
 TOUCH = 1.0  # s between two signs of life
 LOOK = TOUCH / 4  # s between two looks for a sign of life
 STILL = 15.0  # s without one after which a launcher that cannot be seen is dead; a busy disk delays them by seconds
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A launcher: where it runs, its process with the start in clock ticks, and since when it holds (unix seconds). `job`: the
-    nonce of the job of several nodes that it takes part in.
-    """
-
-    host: str
-    pid: int
-    space: str  # boot and process namespace; within one, pid and start tell a process for certain
-    started: int
-    since: float
-    token: str
-    job: str = ""
-
-    @property
-    def text(self) -> str:
-        """How people read it."""
-        return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
 
 
 def this_launcher(now: float, job: str = "") -> Holder:
@@ -70,33 +50,9 @@ def _space() -> str:
     return ""
 
 
-def read_holder(file: Path) -> Holder | None:
-    """Who a file names, None where there is no such file or it makes no sense."""
-    record = read_json(file)
-    with suppress(KeyError, TypeError, ValueError):
-        place = (str(record["host"]), int(record["pid"]), str(record["space"]), int(record["started"]))
-        return Holder(*place, float(record["since"]), str(record["token"]), str(record.get("job", "")))
-    return None
-
-
 def lock_file(run: Run, plan: Plan) -> Path:
     """The file in which a launcher says that it holds its node's folder; one per process where it was started so."""
-    return own_file(run.node(plan.topology.node_rank), LAUNCHER_FILE, plan.topology.process_rank)
-
-
-def process_of(file: Path) -> int | None:
-    """The rank of the process whose launcher says in this file that it holds its folder; None where it is for a node."""
-    return number_in(file.stem, "launcher-")
-
-
-def beside(file: Path, name: str) -> Path:
-    """Another file of the launcher that holds its folder by this one."""
-    return own_file(file.parent, name, process_of(file))
-
-
-def find_lock_files(run: Path) -> list[Path]:
-    """The files of launchers that hold a run directory, or held it until they were killed."""
-    return sorted(run.glob(f"{NODE}*/launcher*.json"))
+    return run.node(plan.topology.node_rank, plan.topology.process_rank).lock
 
 
 def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STILL) -> bool:

@@ -4,10 +4,12 @@ What a launcher saw of an attempt, and what the first of its ranks said of itsel
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
 
+from slipway.protocol.decoding import Between, MalformedError, decode, decode_known
 from slipway.protocol.files import ATTEMPTS
 from slipway.protocol.phases import Phase
 
@@ -234,20 +236,27 @@ def ledger_json(ledger: Ledger) -> dict[str, object]:
     }
 
 
+class LedgerRecord(NamedTuple):
+    """A ledger as it is in a file."""
+
+    seconds: Mapping[Kind, float]
+    attempts: int = 0
+    until: float = 0.0
+
+
+class WaitedRecord(NamedTuple):
+    """Its seconds of waiting, by rank."""
+
+    waited: Mapping[int, Annotated[float, Between(0, LARGEST)]] = MappingProxyType({})
+
+
 def ledger_of(record: object) -> Ledger | None:
-    """The ledger that JSON tells of; None where it makes no sense."""
-    if not isinstance(record, dict) or not isinstance(kinds := record.get("seconds"), dict):
+    """The ledger that JSON describes; None where it makes no sense. Waits that make none are left out."""
+    waited = decode_known(WaitedRecord, record) or WaitedRecord()
+    waits = [Waited(rank, seconds) for rank, seconds in waited.waited.items() if rank < RANKS]
+    try:
+        found = decode(LedgerRecord, record)
+        seconds = tuple(found.seconds.get(kind, 0.0) for kind in KINDS)
+        return Ledger(seconds, found.attempts, found.until, tuple(waits[:MOST_WAITED]))
+    except (MalformedError, ValueError):
         return None
-    attempts, until, *seconds = (
-        record.get("attempts"),
-        record.get("until"),
-        *(kinds.get(kind.value, 0.0) for kind in KINDS),
-    )
-    waits, waited = record.get("waited"), list[Waited]()
-    for rank, each in waits.items() if isinstance(waits, dict) else ():
-        with suppress(ValueError, TypeError, OverflowError):
-            waited.append(Waited(int(rank), float(each)))
-    with suppress(ValueError, TypeError, OverflowError):
-        ledger = Ledger(tuple(map(float, seconds)), int(attempts or 0), float(until or 0.0))
-        return replace(ledger, waited=tuple(waited[:MOST_WAITED]))
-    return None

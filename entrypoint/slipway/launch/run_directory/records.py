@@ -1,0 +1,218 @@
+"""What the files of a run directory say, each as a frozen class into which it is decoded. Files may be torn, damaged or forged: a
+field that makes no sense keeps its default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+from slipway.launch.verdict.block import utc
+from slipway.launch.verdict.ledger import LARGEST, RANKS
+from slipway.protocol.decoding import Between, decode_known
+from slipway.protocol.files import ATTEMPTS, NODES, STEPS
+from slipway.protocol.phases import Phase
+
+Seconds = Annotated[float, Between(0, LARGEST)]
+Number = Annotated[int, Between(1, ATTEMPTS)]  # of an attempt
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """`run.json`: what was started, as which `start` of which scheduler's `job`, and the newest `attempt` (0: unknown)."""
+
+    workload: str = ""
+    arguments: tuple[Any, ...] = ()  # as they were typed
+    version: str = ""
+    job: str | None = None
+    start: str | None = None
+    started: float | None = None  # Unix seconds
+    attempt: Number = 0
+    nodes: Annotated[int, Between(0, NODES)] = 0
+    processes_per_node: int = 0
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    """How an attempt ended on the node that it failed on first: of `outcome.json` its `first`, and the outcome of an attempt; a
+    failure in `ledger.json`. `cause` is a CauseKind.
+    """
+
+    attempt: Number = 0  # in ledger.json
+    word: str = ""
+    node_rank: int | None = None
+    host: str | None = None
+    rank: int | None = None
+    time: float | None = None  # Unix seconds
+    cause: str = ""
+    evidence: str = ""
+    advice: str = ""
+    stacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TriedRecord:
+    """An attempt in `outcome.json`. `after` is the step of the newest snapshot it left, `reached` its highest step."""
+
+    number: int = 0
+    outcome: NodeEnd = NodeEnd()  # frozen
+    after: int | None = None
+    reached: Annotated[int, Between(0, STEPS)] = 0
+
+
+@dataclass(frozen=True)
+class OutcomeRecord:
+    """`outcome.json`: the verdict on an `attempt`, and all attempts. `word` is empty where there is none."""
+
+    word: str = ""
+    code: int | None = None
+    attempt: int = 0
+    first: NodeEnd | None = None
+    attempts: tuple[TriedRecord, ...] = ()
+    no_restart: str = ""
+
+
+@dataclass(frozen=True)
+class WaitingRecord:
+    """`waiting.json`: the launcher waits for others, for this attempt and since then (Unix seconds)."""
+
+    attempt: int | None = None
+    since: float | None = None
+
+
+@dataclass(frozen=True)
+class HangRecord:
+    """`hang.json`: a hang that lasts, in words."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class StopRecord:
+    """A stop file: the outcome that it asks for, empty for the usual one."""
+
+    outcome: str = ""
+
+
+class RankStatus(NamedTuple):
+    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, percent of the time
+    in which its GPU was in use, its last line.
+    """
+
+    rank: int
+    collectives: int | None = None
+    per_second: float | None = None
+    cores: float | None = None
+    gpu: float | None = None
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class RanksRecord:
+    """`ranks.json`, and `stacks.json`, which is written again for each request: what there is of each rank, and when that was."""
+
+    ranks: Mapping[int, Any] = field(default_factory=dict)
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """`trace-wanted`: the id of the request."""
+
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class TraceAnswer:
+    """`trace.json`: how far the request of this id is, `steps` from the one after `step` on; the `folder` with the traces, or
+    `why` there are none.
+    """
+
+    id: str = ""
+    attempt: int = 0
+    state: str = ""
+    steps: int = 0
+    step: int | None = None
+    folder: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class TracedRank:
+    """A rank's part of a trace. Its clock was `offset` nanoseconds ahead of rank 0's, give or take `spread`."""
+
+    rank: int
+    node: int
+    host: str
+    pid: int
+    offset: int
+    spread: int
+    bytes: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ClocksRecord:
+    """`clocks.json`: the ranks of a trace of so many `steps` after the `first`, of those `wanted`, and `why` there are fewer."""
+
+    ranks: tuple[TracedRank, ...] = ()
+    first: int = 0
+    steps: int = 0
+    wanted: int = 0
+    world_size: int = 0
+    why: str = ""
+
+
+class Beat(NamedTuple):
+    """A heartbeat: where a rank reports that it is; `monotonic` is its own clock, `pid` its process.
+
+    `beats` counts its reports so far except those of waiting for data, and is the same on all ranks at the same place. `first` is
+    the step that training began with, `spent` the seconds in each phase so far, up to this one, `again` those of them in which it
+    made steps that it had made before. `own`: seconds that it works on a step by itself; `slow`: the rank that makes all others
+    wait, and by which share it is slower; `waited`: for how many seconds they did so far, by rank.
+    """
+
+    rank: int
+    phase: Phase = Phase.SETUP
+    step: int = 0
+    steps: int | None = None
+    monotonic: float = 0.0
+    pid: int | None = None
+    beats: int = 0
+    first: int = 0
+    spent: Mapping[Phase, Seconds] = MappingProxyType({})
+    again: Seconds = 0.0
+    own: Seconds | None = None
+    slow: tuple[Annotated[int, Between(0, RANKS - 1)], Seconds] | None = None
+    waited: Mapping[int, Seconds] = MappingProxyType({})
+
+    @property
+    def place(self) -> str:
+        """How people read it: `step 3 of 20, train`."""
+        of = f" of {self.steps}" if self.steps else ""
+        return f"step {self.step}{of}, {self.phase}"
+
+
+def read_beat(rank: int, content: Mapping[str, object]) -> Beat | None:
+    """The beat of a rank; None where its file does not say where the rank is."""
+    return decode_known(Beat, {**content, "rank": rank}, required=("phase", "step", "monotonic"))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """`launcher.json`: where a launcher runs, its process with the start in clock ticks, and since when it holds a node's folder
+    (Unix seconds). `job`: the nonce of the job of several nodes that it takes part in.
+    """
+
+    host: str
+    pid: int
+    space: str  # boot and process namespace; within one, pid and start identify a process for certain
+    started: int
+    since: float
+    token: str
+    job: str = ""
+
+    @property
+    def text(self) -> str:
+        """How people read it."""
+        return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
