@@ -168,15 +168,19 @@ push: ## Push the image under its tags, and print its digest (REPOSITORY=…)
 
 ##@ Measurements
 .venv/.bench: locks/requirements-bench.lock bench/setup.sh .venv/.train
-	@bench/setup.sh
+	@bench/setup.sh requirements-bench
+	@touch $@
+
+.venv/.peers: locks/requirements-peers.lock .venv/.bench
+	@bench/setup.sh requirements-peers
 	@touch $@
 
 .PHONY: bench
-bench: .venv/.bench engine image ## Run every benchmark beside its peers, on an idle machine, into bench/RESULTS.md (ARGS="--only gpt")
+bench: .venv/.peers engine image ## Run every benchmark beside its peers, on an idle machine, into bench/RESULTS.md (ARGS="--only gpt")
 	@.venv/bench/bin/python bench/results.py $(ARGS)
 
 .PHONY: bench-smoke
-bench-smoke: .venv/.bench ## Run every benchmark once, briefly, without judging its times
+bench-smoke: .venv/.peers ## Run every benchmark once, briefly, without judging its times
 	@.venv/bench/bin/python bench/results.py --smoke $(ARGS)
 
 .PHONY: bench-gpu
@@ -216,6 +220,7 @@ lock: .venv/.dev ## Write the lock files from pyproject.toml
 	$(LOCK) --extra train --extra cuda12 --output-file locks/requirements.lock
 	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
+	$(LOCK) --extra peers --no-deps --constraint locks/requirements.lock --output-file locks/requirements-peers.lock
 
 .PHONY: clean
 clean: ## Remove what make made, except runs and downloaded wheels (~/.cache/slipway/wheels)

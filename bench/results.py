@@ -54,7 +54,7 @@ CPU = Page(
         "snapshot",
         "overhead",
         "recovery",
-        "goodput",
+        "resilience",
         "container",
     ),
     ("torch", "torchvision", "accelerate", "lightning-fabric", "safetensors", "click"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv/bench: whom we measure against, layered over .venv, so that torch is there once. Called by make.
+# Install a lock file into .venv/bench: whom we measure against, layered over .venv, so that torch is there once. Called by make.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,4 +14,4 @@ END
 # One of them is published as source alone: it is built with .venv's setuptools, which is locked, too. Debian 12's pip would not
 # make a wheel of it unasked.
 .venv/bin/pip --python .venv/bench/bin/python install --disable-pip-version-check --quiet --require-hashes --no-deps \
-    --no-build-isolation --use-pep517 --requirement locks/requirements-bench.lock
+    --no-build-isolation --use-pep517 --requirement "locks/$1.lock"

@@ -82,6 +82,7 @@ def compare(folder: Path, embed: int, report: Report) -> list[str]:
     report.table("What it consists of", ["", "median of 3"], [[name, f"{value:.3f}"] for name, value in parts.items()])
     because = ", ".join(f"{name.removesuffix(', s')}: {value:.2f}" for name, value in parts.items())
     report.target(f"slipway / {PLAIN}", ratio(rounds), STALL, at_most=True, reason=because)
+    report.target(f"slipway / {ASYNC}", ratio(rounds, ASYNC), 1.0, at_most=True, reason=because)
     slower = Spread.of([one[SLIPWAY].slower for one in rounds])
     report.target("a step while a snapshot is written, of one alone", slower, SLOWER, at_most=True, reason=because)
     return size_row(training, rounds)
@@ -107,9 +108,9 @@ def take_turns(sides: Mapping[str, Callable[[], Saved]], count: int) -> tuple[di
     return first, rounds
 
 
-def ratio(rounds: Rounds) -> Spread:
-    """Slipway's standstill over torch.save's, round by round."""
-    return Spread.of([one[SLIPWAY].stall / one[PLAIN].stall for one in rounds])
+def ratio(rounds: Rounds, peer: str = PLAIN) -> Spread:
+    """How long training stands still with Slipway, over how long it does with a peer, round by round."""
+    return Spread.of([one[SLIPWAY].stall / one[peer].stall for one in rounds])
 
 
 def size(training: Training) -> int:

@@ -1,0 +1,1 @@
+"""One training script for each side of `bench/resilience.py`."""
