@@ -52,7 +52,6 @@ from slipway.protocol.files import (
     SNAPSHOTS,
     STACKS_FILE,
     STEPS,
-    STOP_FILE,
     TRACE_FILE,
     TRACE_WANTED,
     WAITING_FILE,
