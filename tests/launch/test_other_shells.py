@@ -142,9 +142,17 @@ def test_a_run_that_is_not_there_is_told_with_what_is(slipway: Run, tmp_path: Pa
     assert "gpt-1" in slipway("stop", "gpt-2").text
 
 
-SHOWS = (
-    "import os\nprint('shared', os.environ['SLIPWAY_SHARED_RUN_DIR'], flush=True)\nos._exit(int(os.environ['RANK']))"
-)
+# The failure of one node ends what runs on the other: rank 1 waits until rank 0 has printed.
+SHOWS = """
+import os, time
+print("shared", os.environ["SLIPWAY_SHARED_RUN_DIR"], flush=True)
+rank, printed = int(os.environ["RANK"]), f"printed-{os.environ['SLIPWAY_ATTEMPT']}"
+if rank == 0:
+    open(printed, "w").close()
+while not os.path.exists(printed):
+    time.sleep(0.01)
+os._exit(rank)
+"""
 
 
 @pytest.mark.pull

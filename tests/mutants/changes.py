@@ -2,10 +2,12 @@
 
 import ast
 import random
+import re
 import tempfile
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from cosmic_ray.commands.init import init
@@ -13,6 +15,10 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec
+
+PACKAGE = Path(__file__).parents[2] / "entrypoint/slipway"
+ENUMERATION = re.compile(r"^class (\w+)\(\w*Enum\):", re.MULTILINE)
+EQUAL: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Is: ast.Eq, ast.IsNot: ast.NotEq}
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ def is_worth_a_run(before: str, after: str) -> bool:
 
     A change of an annotation is the type checker's to notice, and either does nothing (`x: int + None` in a function) or
     ends the import (`int & None` in a signature), which would count as noticed by whatever test. So would what Python
-    does not compile (`def f(+, name)`) or warns of (`word is "peer"`). `frozen=True` is there for who writes the code.
+    does not compile (`def f(+, name)`) or warns of (`word is "peer"`). `frozen=True` is there for who writes the code. Of None
+    and of an enumeration's member there is one object, so that `is` and `==` mean the same: what comes as text is decoded.
     """
     try:
         with warnings.catch_warnings(action="error"):
@@ -67,11 +74,32 @@ def is_worth_a_run(before: str, after: str) -> bool:
 
 @lru_cache(maxsize=2)
 def meaning(text: str) -> str:
-    """What a text does, apart from annotations and `frozen`."""
+    """What a text does, apart from annotations, `frozen`, and whether it says `is` or `==` of what there is one of."""
     return ast.dump(_Bare().visit(ast.parse(text)))
 
 
+@lru_cache
+def enumerations() -> frozenset[str]:
+    """The names of the package's enumerations."""
+    texts = (file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
+    return frozenset(name for text in texts for name in ENUMERATION.findall(text))
+
+
+def is_one_of_a_kind(node: ast.expr) -> bool:
+    """Whether a name or constant stands for the one object that is equal to it."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.value.id in enumerations()
+    return isinstance(node, ast.Constant) and node.value is None
+
+
 class _Bare(ast.NodeTransformer):
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        sides = [node.left, *node.comparators]
+        for at, (left, right) in enumerate(pairwise(sides)):
+            if is_one_of_a_kind(left) or is_one_of_a_kind(right):
+                node.ops[at] = EQUAL.get(type(node.ops[at]), type(node.ops[at]))()
+        return self.generic_visit(node)
+
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
         return node

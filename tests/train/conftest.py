@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing import forkserver
@@ -18,6 +19,8 @@ from once import make_once, shared_folder
 from training_jobs import SERVER, Job, Run, worker_environment
 
 import slipway
+from slipway.train.own.joining import SIGNALS
+from slipway.train.own.run import ResumableRun
 from slipway.train.worker.context import open_context
 
 # Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
@@ -69,6 +72,22 @@ def train(tmp_path: Path) -> Callable[..., Run]:
         return Run(path, code, "")
 
     return start
+
+
+@pytest.fixture
+def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """This process may train with `slipway.resume`, in the run `run`, as a script that nothing else has started.
+
+    A loop that is broken off leaves its handlers of signals, and the next one would take them for the user's own.
+    """
+    for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
+    usual = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from torch.utils.data import (
 import slipway
 
 Loop = Callable[..., dict[str, Any]]
+SAVE_EVERY = 7  # steps between two snapshots on the disk, in a job of several processes
 
 
 class Numbers(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -283,7 +284,7 @@ def main(name: str, results: str, *kill: str) -> None:
     for begin in (torch.manual_seed, np.random.seed, random.seed):
         begin(1 + int(os.environ.get("RANK", "0")))
     seen: list[int] = []
-    found = LOOPS[name](seen, save_every=7, memory_every=1)
+    found = LOOPS[name](seen, save_every=SAVE_EVERY, memory_every=1)
     state = {key: value if key == "state" else value.state_dict() for key, value in found.items()}
     torch.save({"seen": seen, **state}, f"{results}-{os.environ.get('RANK', '0')}.pt")
 

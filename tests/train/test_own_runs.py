@@ -22,22 +22,8 @@ from slipway.train import ConfigurationError, load_newest, trace
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
 
-pytestmark = pytest.mark.pull
+pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
-    usual = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-    }
-    yield
-    for number, handler in usual.items():
-        signal.signal(number, handler)
 
 
 def begin(width: int = 1, **more: Any) -> tuple[ResumableRun, Step]:

@@ -18,6 +18,10 @@ class Seat:
 
 def count(seats: list[Seat] | None, *, most: int = 3) -> int | None:
     return len(seats) + most if seats else None
+
+
+def is_lost(outcome: Outcome, own: list[Seat]) -> bool:
+    return outcome.word == Word.LOST and outcome.rank is not None and outcome.seats is not own
 """
 
 
@@ -41,6 +45,12 @@ def test_each_file_is_there_with_tests_that_should_notice(name: str) -> None:
         ("*, most", "+, most", False),
         ("if seats", 'if seats is "x"', False),
         ("+ most", "+  most", False),
+        ("word == Word.LOST", "word is Word.LOST", False),
+        ("word == Word.LOST", "word >= Word.LOST", True),
+        ("word == Word.LOST", "word is not Word.LOST", True),
+        ("rank is not None", "rank != None", False),
+        ("rank is not None", "rank is None", True),
+        ("is not own", "!= own", True),
     ],
 )
 def test_what_no_test_can_or_need_notice_is_left_out(before: str, after: str, worth: bool) -> None:
@@ -53,4 +63,4 @@ def test_a_sample_is_the_same_each_time_and_a_part_of_all() -> None:
     assert [mutated(TEXT, change.mutation) for change in sample] == [
         mutated(TEXT, change.mutation) for change in find_changes("seats", TEXT, 5)
     ]
-    assert {change.line for change in sample} <= {change.line for change in every} == {1, 3, 6, 7}
+    assert {change.line for change in sample} <= {change.line for change in every} == {1, 3, 6, 7, 11}

@@ -200,14 +200,19 @@ def test_the_end_of_an_attempt_leaves_what_a_container_runtime_started_before_an
     assert json.loads(ran.stdout) == {"before": [True] * 3, "later": [True] * 2, "ours": [False] * 4}
 
 
-# Two daemons, each in a session of its own. The first has an empty environment.
+# Two daemons, each in a session of its own. The first has an empty environment. Until a process has become `sleep` it has the
+# environment of the shell that started it.
 LEAVE = """
 import os, subprocess
+from pathlib import Path
 from slipway.process.tree import stand_between
 stand_between(os.getppid())
 for words in (["env", "-i"], []):
     command = f"(setsid {' '.join(words)} sleep 60 > /dev/null 2>&1 & echo $!)"
-    subprocess.run(["sh", "-c", command], check=True)
+    told = subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout.strip()
+    while Path(f"/proc/{told}/comm").read_text() != "sleep\\n":
+        continue
+    print(told, flush=True)
 """
 
 

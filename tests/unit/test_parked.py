@@ -8,6 +8,7 @@ from typing import Any
 # The agent is forked off here as a launcher starts one, and leaves the process behind.
 LAUNCHER = """
 import json, os, signal, sys, time
+from slipway.launch.attempt import lasting
 from slipway.launch.attempt.lasting import Spare
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, lives, send_signal, trees
@@ -25,6 +26,10 @@ def begin(words):
 def say(**what):
     print(json.dumps(what), flush=True)
 
+def count():  # without what has ended and was not waited for yet: the one between the standby and an agent
+    return sum(map(lives, trees([launcher])[launcher]))
+
+lasting.ANSWER = 60.0
 launcher, out = os.getpid(), os.dup(1)
 adopt_orphans()
 os.environ["B"] = "of the first attempt"
@@ -41,13 +46,13 @@ with Spare(OwnProcesses(), wanted=True) as spare:
         with open(os.devnull) as nothing:
             files = {0: nothing.fileno(), 1: out, 2: out, 40: out}
             forked = spare.fork(("python", "-m", "slipway.process.agent", attempt), {"SLIPWAY_A": attempt}, files)
-        say(code=forked.wait(10), below=len(trees([launcher])[launcher]))
+        say(code=forked.wait(60), below=count())
     if "kill" in sys.argv:
         send_signal([spare.pid], signal.SIGKILL)
         while spare.pid is not None:
             spare.look()
         say(forked=spare.fork(("python",), {}, {}) is not None)
-say(below=sum(map(lives, trees([launcher])[launcher])))
+say(below=count())
 """
 
 
