@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 from typing import Any
 
 from launchers import Launcher, start_launcher
@@ -67,11 +67,13 @@ def stopped(number: Signals, times: int, *words: str, release: bool = True, **wh
 
 
 def killed_then_stopped(scene: Scene) -> Launcher:
-    """SIGKILL to rank 1 and a moment later SIGTERM to the launcher, in the middle of step 26."""
+    """SIGKILL to rank 1 and a moment later SIGTERM to the launcher, in the middle of step 26: it finds both when it looks."""
     job = scene.held()
     scene.harm()
+    job.signal(SIGSTOP)
     os.kill(scene.pid("rank 1"), SIGKILL)
     job.signal(SIGTERM)
+    job.signal(SIGCONT)
     scene.release()
     return job
 
@@ -89,19 +91,6 @@ def run_directory_goes(*, deleted: bool) -> Harm:
         else:
             scene.afterwards.append(lambda: elsewhere.rename(scene.run))
         os.kill(rank, SIGKILL)
-        return job
-
-    return provoke
-
-
-def stopped_when(words: str, number: Signals, **fault: Any) -> Harm:
-    """A signal to the launcher once it has said something."""
-
-    def provoke(scene: Scene) -> Launcher:
-        job = scene.start(*(("--max-restarts", "3") if fault else ()), **fault)
-        job.wait_for(words)
-        scene.harm()
-        job.signal(number)
         return job
 
     return provoke

@@ -28,7 +28,6 @@ from harms import (
     sent,
     slipway_stop,
     stopped,
-    stopped_when,
 )
 from nodes import TRAINING
 
@@ -164,10 +163,8 @@ FAULTS = [
     Fault("SIGSTOP of rank 1", sent(SIGSTOP, "rank 1", "--hang-seconds", "6"), 76, BEHIND.format(".*SIGSTOP"), HANG, FROM_20),
     Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20, tier="core"),
     Fault("rank 1's data never come", inside("spin", "--hang-seconds", "6", "--workers", "1", batch=(52,)), 76, BEHIND.format(r"\(.*data"), HANG, FROM_20),
-    Fault("SIGTERM before the workers", stopped_when("run directory", SIGTERM), 75, "stopped by the system: .*stopped at step 0 of 40", STOP, Resume(0)),
     *stops(),
     Fault("SIGTERM in the last moment", stopped(SIGTERM, 1, beat=("finish", 40, 1)), 0, "^finished on 1 node", STOP, FINISHED),
-    Fault("SIGTERM between attempts", stopped_when("starting again", SIGTERM, do="fail", rank=1, beat=("train", 25, 1)), 75, "SIGTERM came before attempt 2", STOP, FROM_20, tier="pull"),
     Fault("SIGKILL of rank 1, then SIGTERM", killed_then_stopped, 75, r"stopped by the system: .*SIGTERM, while rank 1 was killed \(SIGKILL\); the snapshot of step 20 is intact", STOP, FROM_20, tier="core"),
     Fault("SIGTERM, not heard in the grace", stopped(SIGTERM, 1, "--grace-seconds", "3", release=False), 76, "SIGTERM: ranks 0, 1 had not ended when the grace period was over", STOP, FROM_20),
     Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26), tier="pull"),

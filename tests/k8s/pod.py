@@ -27,9 +27,10 @@ class Pod:
         index: int,
         documents: list[Document],
         claims: dict[str, str],
-        network: str,
+        more: list[str],
         undo: ExitStack,
     ) -> None:
+        """`claims`: volumes by the names of their claims; `more`: more words for Docker."""
         self.document, self.index, self._undo = document, index, undo
         self.name: str = document["metadata"]["name"]
         spec = document["spec"]
@@ -43,7 +44,7 @@ class Pod:
         self._message.touch()
         self._message.chmod(0o666)
         message = ["--volume", f"{self._message}:/dev/termination-log"]
-        words = docker_words(document, documents, [*mounts, *message, "--network", network])
+        words = docker_words(document, documents, [*mounts, *message, *more])
         self.container: Container = Containers(undo).start(shlex.join(words))
 
     @property
@@ -76,6 +77,15 @@ class Pod:
         """The step of the snapshot that its newest attempt went on from, if it did."""
         told = re.findall(r"resuming from \S*step-(\d+)", self.text)
         return int(told[-1]) if told else None
+
+    @property
+    def holds(self) -> int:
+        """How often its rank has been held."""
+        return self.text.count("fault: hold")
+
+    def let_go(self, file: str) -> None:
+        """Make the file that its rank waits for."""
+        docker("exec", self.container.name, "touch", file)
 
     def kill(self) -> None:
         """SIGKILL to its first process: everything in it ends without a word."""

@@ -3,8 +3,9 @@
 conftest.py takes `cluster` and `list_fields` from here.
 """
 
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,13 +22,16 @@ from pod import Pod
 from templates import of_kind
 from volumes import fresh_volume
 
-# One process on each pod: two old cores take 130 such steps a second.
+# One process on each pod.
 SMALL = (
     "run", "--nproc-per-node", "1", "gpt", "--layers", "1", "--heads", "2", "--embed", "32", "--context", "32",
     "--batch-size", "8", "--eval-samples", "16", "--sample-tokens", "0", "--log-every", "10",
 )  # fmt: skip
-STEPS = 1500  # so many that there is time to harm the job
-LONG = (*SMALL, "--steps", str(STEPS), "--save-every", "20")
+STEPS = 60
+COURSE = (*SMALL, "--steps", str(STEPS), "--save-every", "20")
+INSIDE = Path(__file__).parents[1] / "faults/inside"
+GO = "/tmp/go"  # in a pod, ends its hold (Pod.let_go)
+STOPS = "/checkpoints/gpt-slipway/node-1/stop"  # so that the hold ends with a stop
 PASSED_OVER = "a field that is passed over"
 
 
@@ -44,20 +48,31 @@ class Cluster:
             "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", self._network
         ).strip()
 
-    def apply(self, documents: Iterable[Document]) -> Job:
-        """`kubectl apply` of documents with one Job, which starts."""
-        given = list(documents)
+    def apply(self, documents: Iterable[Document], held: str = "") -> Job:
+        """`kubectl apply` of documents with one Job, which starts. `held`: a file of pod 1 without which its rank waits at step
+        25, each time that it is started: then something can happen to the job, however fast it is.
+        """
+        given, words = list(documents), hold_until(held) if held else ()
         self._passed_over |= not_honoured(given)
         there = expanded(given)
         [job] = of_kind(there, "Job")
-        return Job(job, lambda pod, index: self.start(pod, index, there))
+        return Job(job, lambda pod, index: self.start(pod, index, there, words))
 
-    def start(self, pod: Document, index: int, documents: list[Document]) -> Pod:
-        """Start a pod, as a controller has made it; `documents`: what else is in the namespace."""
+    def start(self, pod: Document, index: int, documents: list[Document], words: Sequence[str] = ()) -> Pod:
+        """Start a pod, as a controller has made it; `documents`: what else is in the namespace; `words`: more for Docker."""
         for volume in pod["spec"].get("volumes", []):
             if (claim := volume.get("persistentVolumeClaim")) and claim["claimName"] not in self._claims:
                 self._claims[claim["claimName"]] = fresh_volume(self._undo)
-        return Pod(pod, index, documents, self._claims, self._network, self._undo)
+        network = ["--network", self._network, *words]
+        return Pod(pod, index, documents, self._claims, network, self._undo)
+
+
+def hold_until(file: str) -> tuple[str, ...]:
+    """Docker's words for pods whose rank 1 waits at step 25 until it has this file. Forked workers would not read of it."""
+    fault = {"do": "hold", "rank": 1, "beat": ["train", 25, 1], "go": file}
+    variables = {"PYTHONPATH": "/inside", "FAULTS": json.dumps([fault]), "SLIPWAY_WARM": "0"}
+    told = (word for name, value in variables.items() for word in ("--env", f"{name}={value}"))
+    return ("--volume", f"{INSIDE}:/inside:ro", *told)
 
 
 @pytest.fixture

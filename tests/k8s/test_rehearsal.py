@@ -10,7 +10,7 @@ from kubectl import K8S, Document, compose, read_documents
 from manifests import kustomize, set_to
 from next_lines import next_commands
 from pod import Pod
-from rehearsing import LONG, SMALL, STEPS, Cluster
+from rehearsing import COURSE, SMALL, STEPS, STOPS, Cluster
 from shell import type_in
 from templates import of_kind
 
@@ -85,8 +85,8 @@ def test_a_job_for_gpus_does_not_train_without_them(cluster: Cluster) -> None:
 
 
 def test_a_job_that_its_user_stops_is_not_started_again(cluster: Cluster) -> None:
-    job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
-    job.until(lambda: job.pod(0).snapshots())
+    job = cluster.apply(set_to(kustomize("overlays/cpu"), *COURSE), held=STOPS)
+    job.until(lambda: job.pod(1).holds)
     docker("exec", job.pod(1).container.name, "slipway", "stop", "gpt-slipway")
     assert job.finish() == ("Failed", "PodFailurePolicy"), job
     assert sorted(job.codes) == [(0, 79), (1, 79)], job
@@ -121,9 +121,9 @@ def test_a_job_goes_on_from_the_claims_of_the_one_before_and_what_it_tells_can_b
     cluster: Cluster, tmp_path: Path
 ) -> None:
     parts = [K8S / "components" / name for name in ("cpu", "pvc")]
-    documents = set_to(read_documents(compose(tmp_path, K8S / "base/multi", *parts)), *LONG)
-    job = cluster.apply(documents)
-    job.until(lambda: job.pod(0).snapshots())
+    documents = set_to(read_documents(compose(tmp_path, K8S / "base/multi", *parts)), *COURSE)
+    job = cluster.apply(documents, held=STOPS)
+    job.until(lambda: job.pod(1).holds)
     assert job.delete() == [75, 75], job
     stopped = job.verdicts()
     assert stopped[0] == stopped[1]

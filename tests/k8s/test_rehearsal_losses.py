@@ -5,29 +5,31 @@ import json
 import pytest
 from controller import Job
 from manifests import kustomize, set_to
-from rehearsing import LONG, STEPS, Cluster
+from rehearsing import COURSE, GO, STEPS, Cluster
 
 pytestmark = pytest.mark.needs("engine")
 
 
 @pytest.mark.pull
 def test_the_job_survives_the_loss_of_pod_1_and_then_of_pod_0(cluster: Cluster) -> None:
-    job = cluster.apply(set_to(kustomize("overlays/cpu"), *LONG))
-    for index in (1, 0):
+    job = cluster.apply(set_to(kustomize("overlays/cpu"), *COURSE), held=GO)
+    for index, holds in ((1, 1), (0, 2)):
         saved = lose(job, index)
+        job.until(lambda holds=holds: job.pod(1).holds == holds)
         assert resumed(job) >= saved, job
+    job.pod(1).let_go(GO)
     assert job.finish() == ("Complete", "SuccessPolicy"), job
     assert sorted(job.codes) == [(0, 0), (0, 137), (1, 0), (1, 137)]
     same_outcome(job, since=resumed(job))
 
 
 def lose(job: Job, index: int) -> int:
-    """Kill a pod that has a new snapshot, and wait until its replacement trains; the newest snapshot that was left."""
-    lost, left, begun = job.pod(index), job.pod(1 - index), resumed(job)
-    job.until(lambda: all(max(pod.snapshots(), default=0) > begun for pod in (lost, left)))
-    lost.kill()
+    """Kill a pod once rank 1 is held and both have a snapshot, and wait for another; the newest snapshot that was left."""
+    lost, left = job.pod(index), job.pod(1 - index)
+    job.until(lambda: job.pod(1).holds and lost.snapshots() and left.snapshots())
     saved = left.snapshots()[-1]
-    job.until(lambda: job.pod(index) is not lost and resumed(job) > begun)
+    lost.kill()
+    job.until(lambda: job.pod(index) is not lost)
     return saved
 
 

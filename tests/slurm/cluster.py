@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hosts import ADDRESSES, HUB, NODES, Hosts
-from waiting import wait_until
+from waiting import Found, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 180.0  # s; two imports of torch on each node, on a machine under load
@@ -171,14 +171,14 @@ class Cluster:
         }
 
     def wait(
-        self, happened: Callable[[], object], what: str, job: Job | None = None, patience: float = PATIENCE
-    ) -> None:
-        """Wait until something happened."""
+        self, happened: Callable[[], Found], what: str, job: Job | None = None, patience: float = PATIENCE
+    ) -> Found:
+        """Wait until something happened, and return it."""
 
         def seen() -> str:
             return "\n".join([f"{what}, but", *((job.state, job.text) if job else ()), self._tail()])
 
-        wait_until(happened, seen, patience, every=0.5)
+        return wait_until(happened, seen, patience, every=0.5)
 
     def _tail(self) -> str:
         return "\n".join((self.folder / "slurmctld.log").read_text(errors="replace").splitlines()[-20:])
