@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launchers import Launcher
+from stand_in_rules import Rules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hangs"))
 
@@ -92,11 +93,12 @@ def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> N
     assert not [*tmp_path.glob("**/hang.json")]
 
 
-def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, tmp_path: Path) -> None:
+def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text(
         "import time\ndef load():\n    time.sleep(10_000)\nprint('here', flush=True)\nload()"
     )
-    job = start("run", "--nproc-per-node", "1", "--no-python", Path(sys.executable).resolve(), "elsewhere.py")
+    words = ("run", "--nproc-per-node", "1", "--no-python", str(Path(sys.executable).resolve()), "elsewhere.py")
+    job = start(*words, **rules.variables())
     job.wait_for("here")
     shown = subprocess.run(
         [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -106,12 +108,12 @@ def test_a_python_of_another_environment_is_looked_at_from_outside(start: Run, t
     assert job.end() == 79, job.text
 
 
-def test_nobody_is_watched_where_that_is_switched_off(start: Run, tmp_path: Path) -> None:
+def test_nobody_is_watched_where_that_is_switched_off(start: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(
         "import os\nprint(sorted(n for n in os.environ if 'WATCH' in n or 'TORCH_FR' in n), flush=True)\nopen('go').read()"
     )
     os.mkfifo(tmp_path / "go")
-    job = start("run", "--nproc-per-node", "1", "alone.py", SLIPWAY_WATCH="0")
+    job = start("run", "--nproc-per-node", "1", "alone.py", SLIPWAY_WATCH="0", **rules.variables())
     job.wait_for("['SLIPWAY_WATCH']")
     shown = subprocess.run(
         [sys.executable, "-m", "slipway", "stacks"], cwd=tmp_path, capture_output=True, text=True, timeout=60

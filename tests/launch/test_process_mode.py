@@ -44,8 +44,7 @@ def test_each_launcher_runs_its_one_process_and_says_so(
     process: Process, rules: Rules, tmp_path: Path, scheduler: str
 ) -> None:
     words = ("linear", "--steps", "5", *(("--run-dir", "mine") if scheduler == "plain" else ()))
-    more = rules.variables(torch=scheduler == "mpirun")
-    jobs = [process(rank, *words, scheduler=scheduler, **more) for rank in (0, 1)]
+    jobs = [process(rank, *words, scheduler=scheduler, **rules.variables()) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
     assert "1 node × 2 CPU processes = 2 processes" in jobs[0].text
     assert "one launcher per process" in jobs[0].text
