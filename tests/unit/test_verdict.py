@@ -56,6 +56,7 @@ NO_DRIVER = {"evidence": "RuntimeError: Found no NVIDIA driver on your system"}
         (ended("finished", "stopped"), 1, (75, 75)),
         (ended("stopped", "cancelled"), 1, (79, 79)),
         (ended("stopped", "failed"), 1, (1, 1)),
+        (ended("peer", ("peer", {"stacks": ("rank 0 waits",)}), "failed"), 1, (76, 76, 76)),  # a hang is no echo
     ],
     ids=lambda value: "-".join(o.word for o in value) if isinstance(value, list) else None,
 )
