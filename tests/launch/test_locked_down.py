@@ -76,11 +76,13 @@ def test_any_user_id_trains_a_script_of_its_own_with_ddp(
 
 @pytest.mark.needs("other users")
 def test_a_script_runs_where_it_could_not_write_and_is_told_so(
-    slipway: Run, anybody: dict[str, object], tmp_path: Path
+    slipway: Run, rules: Rules, anybody: dict[str, object], tmp_path: Path
 ) -> None:
     os.chown(tmp_path, 0, 0)
+    stand_ins = rules.variables()
+    os.chown(stand_ins["STAND_IN_STARTED"], 12345, 0)
     (tmp_path / "own.py").write_text('import pathlib\nprint((pathlib.Path.home() / "file").write_text("text"))\n')
-    job = slipway("run", "--run-dir", "tmp/run", "own.py", NPROC_PER_NODE="1", **anybody)
+    job = slipway("run", "--run-dir", "tmp/run", "own.py", NPROC_PER_NODE="1", **anybody, **stand_ins)
     assert job.end() == 0, job.text
     assert f"warning: the working directory {tmp_path} cannot be written by user 12345" in job.text
     assert "\n4\n" in job.text, "into the home"

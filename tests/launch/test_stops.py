@@ -6,6 +6,7 @@ What the launcher makes of each signal is shown by workers without torch; three 
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,21 +142,21 @@ def _parent(folder: Path) -> int:
         return -1
 
 
-# In the launcher, when Python shuts down.
+# What `python` is started with in front of `-m slipway`: SIGTERM comes when the launcher shuts down.
 LATE = """
-import atexit, os, signal, time
+import atexit, os, runpy, signal, sys, time
 def tell_to_end():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)
-if os.getppid() == int(os.environ["TESTER"]):
-    atexit.register(tell_to_end)
+atexit.register(tell_to_end)
+sys.argv[:4] = ["slipway"]
+runpy.run_module("slipway", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_stop_that_comes_when_all_is_over_leaves_the_exit_code_as_it_is(slipway: Run, tmp_path: Path) -> None:
-    (tmp_path / "late").mkdir()
-    (tmp_path / "late/sitecustomize.py").write_text(LATE)
+def test_a_stop_that_comes_when_all_is_over_leaves_the_exit_code_as_it_is(
+    slipway: Run, rules: Rules, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text("import sys\nsys.exit(3)\n")
-    place = {"PYTHONPATH": str(tmp_path / "late"), "TESTER": str(os.getpid())}
-    job = slipway("run", "own.py", NPROC_PER_NODE="1", **place)
+    job = slipway("run", "own.py", before=(sys.executable, "-c", LATE), NPROC_PER_NODE="1", **rules.variables())
     assert job.process.returncode == 1, job.text
