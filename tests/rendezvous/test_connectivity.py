@@ -11,7 +11,6 @@ from ports import take_port
 
 from slipway.launch.rendezvous.connection_errors import (
     CAUSES,
-    RING,
     TryLaterError,
     connection_failure,
     explain_connection,
@@ -26,7 +25,7 @@ from slipway.launch.resolve.connectivity import (
     port_holder,
     without_link_local,
 )
-from slipway.launch.resolve.host import detect_runtime
+from slipway.launch.resolve.runtimes import RUNTIMES, detect_runtime
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
@@ -154,7 +153,7 @@ def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
         assert "; usually: " in line
         assert "\n" not in line
     assert "every node must reach every other" in explain_ring(runtime)
-    assert set(CAUSES["refused"]) == set(RING)
+    assert set(CAUSES["refused"]) == RUNTIMES.keys()
 
 
 @pytest.mark.parametrize(

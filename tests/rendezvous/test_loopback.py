@@ -1,5 +1,6 @@
 """Real rendezvous on 127.0.0.1: who comes together, who does not, and what everybody is told."""
 
+import dataclasses
 import errno
 import itertools
 import re
@@ -22,6 +23,7 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.resolve import runtimes
 from slipway.launch.resolve.connectivity import listen
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, PEER, LaunchError
@@ -544,7 +546,8 @@ def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
 def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     launcher: Make, port: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(coordinator.OPENING, "kubernetes", 0.0)
+    quick = dataclasses.replace(runtimes.KUBERNETES, opening=0.0)
+    monkeypatch.setattr(runtimes, "RUNTIMES", {**runtimes.RUNTIMES, quick.name: quick})
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
     node0 = launcher(0, 2, card={"runtime": runtime})
     node0.start()

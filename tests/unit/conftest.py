@@ -15,7 +15,7 @@ from slipway.cli import arguments, cli
 from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.resolve import host
 from slipway.launch.resolve.devices import Devices
-from slipway.launch.resolve.host import detect_runtime
+from slipway.launch.resolve.runtimes import detect_runtime
 
 settings.register_profile("unit", deadline=None)  # a busy machine is no failure
 settings.load_profile("unit")

@@ -11,8 +11,9 @@ from typing import Any
 
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.devices import Devices, Gpu
-from slipway.launch.resolve.host import Host, detect_runtime
+from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.plan import Plan, make_plan
+from slipway.launch.resolve.runtimes import detect_runtime
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 

@@ -13,6 +13,7 @@ from slipway.protocol import files
 
 PACKAGE = Path(schedulers.__file__).parents[2]
 RECORDS = {"schedulers.py", "clouds.py"}
+LAUNCHERS = ("launch", "cli", "check", "inspect", "render")
 ROOT = PACKAGE.parents[1]
 # Words of our own for what the field has a word for.
 WORDS = {"muster": "rendezvous"}
@@ -62,8 +63,54 @@ def questions_about_schedulers(file: Path) -> Iterator[str]:
             yield f"{file.relative_to(PACKAGE)}, line {node.lineno}: {node.value}"
 
 
+def comparisons_of(source: str, *names: str) -> Iterator[str]:
+    """Where a module compares a value that is called so, or looks it up in a table of its own."""
+    for node in ast.walk(ast.parse(source)):
+        looked_up = []
+        if isinstance(node, ast.Compare):
+            looked_up = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("}.get", ".startswith", ".endswith")):
+            looked_up = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else []
+        elif isinstance(node, ast.Match):
+            looked_up = [node.subject]
+        if any(re.search(rf"(^|\.)({'|'.join(names)})(\.name)?$", ast.unparse(side)) for side in looked_up):
+            yield f"line {node.lineno}: {ast.unparse(node)[:100]}"
+
+
+def test_no_other_module_asks_which_runtime_it_is() -> None:
+    files = [file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py") if file.name != "runtimes.py"]
+    found = [f"{file.name}, {line}" for file in files for line in comparisons_of(file.read_text(), "runtime", "shell")]
+    assert found == [], "give the record of launch/resolve/runtimes.py a field instead"
+
+
+def test_no_other_module_compares_where_a_value_came_from() -> None:
+    owners = {
+        "sources.py",
+        "topology.py",
+        "next_lines.py",
+    }  # Claim; a free port; what is mounted, which is another source
+    files = [file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py") if file.name not in owners]
+    found = [f"{file.name}, {line}" for file in files for line in comparisons_of(file.read_text(), r"\w+\.source")]
+    assert found == [], "give Claim of launch/resolve/sources.py a property instead"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "host.runtime == 'docker'",
+        "here.runtime in ('host', 'slurm')",
+        "{'slurm': 1}.get(host.runtime, 0)",
+        "runtime != HOST.name",
+        "runtime.startswith('kube')",
+        "match own.runtime:\n  case 'slurm': pass",
+    ],
+)
+def test_a_comparison_is_noticed_however_it_is_made(source: str) -> None:
+    assert len([*comparisons_of(source, "runtime")]) == 1
+
+
 def test_no_other_module_asks_which_scheduler_it_is() -> None:
-    files = [file for part in ("launch", "cli", "check", "inspect") for file in (PACKAGE / part).rglob("*.py")]
+    files = [file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py")]
     found = [line for file in files if file.name not in RECORDS for line in questions_about_schedulers(file)]
     assert found == [], "give the record of launch/resolve/schedulers.py a field instead"
 
@@ -90,8 +137,9 @@ def readings_of_runs(source: str) -> Iterator[str]:
 
 
 def test_only_the_run_itself_reads_what_is_in_a_run_directory() -> None:
-    parts = ("launch", "inspect", "cli", "check", "render")
-    modules = [file for part in parts for file in (PACKAGE / part).rglob("*.py") if file.parent.name != "run_directory"]
+    modules = [
+        file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py") if file.parent.name != "run_directory"
+    ]
     found = [f"{file.relative_to(PACKAGE)}, {line}" for file in modules for line in readings_of_runs(file.read_text())]
     assert found == [], "ask RunDirectory or NodeDirectory (launch/run_directory/directory.py) instead"
 

@@ -13,9 +13,10 @@ from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.container_checks import results_folder
 from slipway.launch.resolve.devices import Devices, read_devices
-from slipway.launch.resolve.host import Host, detect_runtime, read_host, read_mounts
+from slipway.launch.resolve.host import Host, read_host, read_mounts
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.resolve.runtimes import detect_runtime
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError

@@ -19,10 +19,10 @@ from slipway.cli.arguments import foresee_interfaces, options_json, options_line
 from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
-from slipway.launch.resolve.host import detect_runtime
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
+from slipway.launch.resolve.runtimes import detect_runtime
 from slipway.launch.resolve.starters import instead, starter
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, LaunchError

@@ -18,7 +18,16 @@ from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
 from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.next_lines import USUAL_IMAGE, Invocation, as_typed, fill_in, fold_command, next_commands
+from slipway.launch.resolve.next_lines import (
+    COMPOSE,
+    USUAL_IMAGE,
+    Invocation,
+    as_typed,
+    fill_in,
+    fold_command,
+    next_commands,
+)
+from slipway.launch.resolve.runtimes import HOST, runtime_of
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
@@ -97,7 +106,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
 def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     """Say what to type next, where there is something to go on from."""
     step, here = run.newest_step, find_here(job, bool(fleeting))
-    fleeting = fleeting or (here.runtime == "docker" and not here.source)
+    fleeting = fleeting or here.loses_results
     if step is None and job.plan.workload.resumes:
         return
     error = sys.stderr.fileno()
@@ -107,12 +116,12 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     for command in commands:
         filled = as_typed(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
-    if commands and here.runtime == "docker" and here.source.startswith("./") and not fleeting:
+    if commands and here.is_folder_unknown and not fleeting:
         say(
             f"  $PWD/{printable(here.source[2:])} there is the folder mounted at {here.results}; its path is unknown here, "
             "so type them in the folder that contains it"
         )
-    if commands and not here.image and not here.program and here.runtime != "compose":
+    if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
         say(f"  Replace {USUAL_IMAGE} with your image's name, or {otherwise}.")
 
@@ -121,9 +130,9 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
     """Where this run is, for the commands to try next; `fleeting`: it ends with its container or pod."""
     topology, host = job.plan.topology, job.host
     claim, service = job.sources.variable("IMAGE"), job.environ.get("COMPOSE_SERVICE", "")
-    runtime = "compose" if service and host.runtime == "docker" else host.runtime
-    if host.image is None and runtime != "slurm":
-        runtime = "host"
+    runtime = COMPOSE if service and runtime_of(host.runtime).is_engine else host.runtime
+    if host.image is None and not runtime_of(host.runtime).starts_checkouts:
+        runtime = HOST.name
     results = mount_point(results_folder(job.sources), host.mounts)
     return Invocation(
         runtime,

@@ -18,7 +18,6 @@ from slipway.launch.resolve.container_checks import require_writable, results_fo
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
-from slipway.launch.resolve.topology import FREE_PORT
 from slipway.launch.run_directory.bookkeeping import earlier_ledger
 from slipway.launch.run_directory.directory import odd_records
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
@@ -141,7 +140,7 @@ class SingleNode:
 def with_free_port(job: Job) -> Job:
     """The job with another port for torchrun's store where any will do: another process may have taken the first meanwhile."""
     topology = job.plan.topology
-    if topology.values["MASTER_PORT"].source != FREE_PORT:
+    if not topology.has_free_port:
         return job
     port = free_port(0)
     topology = dataclasses.replace(topology, master_port=port, store_port=port)

@@ -150,7 +150,7 @@ class Exchange:
 
 def may_count_processes(topology: Topology) -> bool:
     """Whether somebody may have meant processes by the number of nodes: as WORLD_SIZE, and no scheduler has a say here."""
-    return topology.scheduler == "none" and topology.values["WORLD_SIZE"].source.endswith(" (WORLD_SIZE)")
+    return topology.scheduler == "none" and topology.values["WORLD_SIZE"].claim.is_called("WORLD_SIZE")
 
 
 def make_card(job: Job, node: Node) -> Card:

@@ -91,7 +91,7 @@ def read_files(path: str) -> list[Document]:
 def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> ManifestRequest:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
     resume = sources.claims(BY_NAME["SLIPWAY_RESUME"])[0]
-    if resume.source != "default" and resume.value == "none":
+    if not resume.is_default and resume.value == "none":
         raise LaunchError(
             f"{resume.about('SLIPWAY_RESUME')}, but a pod resumes the run that is named after its job. Omit it; "
             "a new run takes another --name."

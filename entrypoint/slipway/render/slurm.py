@@ -94,7 +94,7 @@ def _env_file_words(file: str | None, everywhere: bool) -> list[str]:
 
 def _shared(runs: Claim, mounted: bool) -> str | None:
     """Return the folder for runs as the nodes see it, None where nobody named one. Raises LaunchError."""
-    if runs.source == "default":
+    if runs.is_default:
         return None
     if not runs.value.startswith("/"):
         raise LaunchError(f"{runs.about('SLIPWAY_RUNS')}: the nodes need an absolute path, on storage that all see.")

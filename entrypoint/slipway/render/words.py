@@ -50,7 +50,7 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
 
     `here`: a user's own script is seen by the nodes where it is here, so it must exist.
     """
-    if not words and sources.claims(BY_NAME["WORKLOAD"])[0].source != "default":
+    if not words and not sources.claims(BY_NAME["WORKLOAD"])[0].is_default:
         words = shlex.split(sources.value("WORKLOAD"))
     if words and (here or not (words[0] == "--no-python" or words[0].endswith(".py"))):
         workload, arguments = find_workload(words)
@@ -66,12 +66,12 @@ def read_nodes(sources: Sources, nodes: str | None) -> int | None:
     """
     for place in PLACES:
         claim = sources.claims(BY_NAME[place])[0]
-        if claim.source != "default":
+        if not claim.is_default:
             raise LaunchError(
                 f"{claim.about(place)}, but the scheduler sets the rank of each node and the address of node 0. Omit it."
             )
     named = [Claim(nodes, "command line (--nodes)")] if nodes is not None else []
-    claims = [*named, *(claim for claim in sources.claims(BY_NAME["WORLD_SIZE"]) if claim.source != "default")]
+    claims = [*named, *(claim for claim in sources.claims(BY_NAME["WORLD_SIZE"]) if not claim.is_default)]
     sizes = [_read_size(claim) for claim in claims]
     for claim, size in zip(claims, sizes, strict=True):
         if size != sizes[0]:
@@ -96,7 +96,7 @@ def given_settings(sources: Sources) -> dict[str, str]:
     given = {}
     for setting in SETTINGS:
         claim = sources.claims(setting)[0]
-        if setting.name not in APART and claim.source != "default":
+        if setting.name not in APART and not claim.is_default:
             parse_claim(setting, claim)
             given[setting.name] = claim.value
     return given
@@ -106,13 +106,13 @@ def read_runs(sources: Sources) -> dict[str, str]:
     """The folder for runs, where somebody named one. Raises LaunchError where results would go with the container."""
     for name in ("SLIPWAY_RUNS", "SLIPWAY_RUN_DIR"):
         claim = sources.claims(BY_NAME[name])[0]
-        if claim.value and claim.source != "default" and not Path(claim.value).is_relative_to(CHECKPOINTS):
+        if claim.value and not claim.is_default and not Path(claim.value).is_relative_to(CHECKPOINTS):
             raise LaunchError(
                 f"{claim.about(name)}, but in the container only {CHECKPOINTS} is a volume for results. Type "
                 f"{BY_NAME[name].option} {CHECKPOINTS}/NAME, or leave it out."
             )
     runs = sources.claims(BY_NAME["SLIPWAY_RUNS"])[0]
-    return {} if runs.source == "default" else {"SLIPWAY_RUNS": runs.value}
+    return {} if runs.is_default else {"SLIPWAY_RUNS": runs.value}
 
 
 def read_image(option: str | None, sources: Sources) -> str | None:

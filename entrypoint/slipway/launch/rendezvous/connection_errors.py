@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from slipway.launch.resolve.runtimes import runtime_of
+
 
 class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
@@ -164,19 +166,11 @@ def explain_service(name: str, failure: tuple[str, str]) -> str:
     )
 
 
-RING = {
-    "docker": "Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
-    "kubernetes": "Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
-    "slurm": "Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
-    "host": "Open all TCP ports between the nodes; in containers use docker run --network host on every node.",
-}
-
-
 def explain_ring(runtime: str) -> str:
     """What to do where nodes cannot connect to each other."""
     return (
         "NCCL and gloo open ports of their own between all nodes, so every node must reach every other at the address "
-        f"its connection comes from. {RING.get(runtime, RING['host'])}"
+        f"its connection comes from. {runtime_of(runtime).ring}"
     )
 
 

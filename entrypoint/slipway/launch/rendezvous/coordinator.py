@@ -23,6 +23,7 @@ from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.ring import PROBE_SECONDS
 from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits
 from slipway.launch.rendezvous.server import Server, State
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
@@ -34,10 +35,9 @@ ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are t
 LOOK_SECONDS = 10.0  # that a name server has to answer
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
-# Where a network opens itself some seconds after a node has come: Kubernetes tells a new pod's address to every machine's
-# NetworkPolicy. Seconds that neighbours are given until they reach each other, and between two tries.
-OPENING = {"kubernetes": 60.0}
-AGAIN_SECONDS = 3.0
+AGAIN_SECONDS = (
+    3.0  # between two tries to reach neighbours, where a network opens itself some seconds after a node has come
+)
 
 
 class Coordinator:
@@ -114,7 +114,7 @@ class Coordinator:
 
     async def _look_for_service(self) -> None:
         """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
-        name = service_name(self._terms.address) if self._roster.own.runtime == "kubernetes" else ""
+        name = service_name(self._terms.address) if runtime_of(self._roster.own.runtime).has_services else ""
         if not name or self._roster.seats.keys() - {0}:  # others have found it
             return
         try:
@@ -227,7 +227,7 @@ class Coordinator:
         troubled = self._troubled(ranks)  # some may have answered meanwhile
         if not troubled:
             return self._start(notes)
-        opening = OPENING.get(self._roster.own.runtime, 0.0)
+        opening = runtime_of(self._roster.own.runtime).opening
         if (
             loop.time() >= self._open_by
         ):  # the second time: who was only frozen or cut off for a while has answered by then

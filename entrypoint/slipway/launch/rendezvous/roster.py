@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from slipway.launch.rendezvous.messages import Card, Hello
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.protocol.printable import rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
@@ -162,7 +163,7 @@ class Roster:
     @property
     def under_way(self) -> str:
         """What to do where the job has begun already, without nodes that it needs; else empty."""
-        if self.newest and not self.enough and self.own.runtime == "kubernetes":
+        if self.newest and not self.enough and runtime_of(self.own.runtime).has_services:
             return (
                 "the job is running, and waits until its controller replaces the pods that ended: a Job does so 10 s after a "
                 "pod's end, and later each time (kubectl get pods); an empty disk is enough."

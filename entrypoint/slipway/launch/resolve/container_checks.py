@@ -19,6 +19,7 @@ from slipway.launch.resolve.host import (
     owner_of,
 )
 from slipway.launch.resolve.next_lines import USUAL_IMAGE
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
@@ -77,7 +78,7 @@ def require_writable(host: Host, folder: Path) -> None:
 
 def _make_writable(host: Host, point: Path, owner: int) -> str:
     """What to type so that results can be written to a mounted folder of another user."""
-    if host.runtime not in ("docker", "host"):
+    if not runtime_of(host.runtime).by_hand:
         return f"Let it be that user's (chown {os.getuid()} DIR), or {advise('owner', host.runtime)}."
     source = mounted_from(point)
     if source and not source.startswith(("/", "./")):
@@ -123,10 +124,7 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
             f"fail (AF_UNIX path too long) or wait for ever. Set TMPDIR to a path of at most {LONGEST_TMPDIR} bytes, as /tmp."
         )
     if not topology.process and topology.processes_per_node > host.affinity < host.cores:
-        widen = {
-            "slurm": f"add --cpus-per-task={topology.processes_per_node} or --cpu-bind=none to srun",
-            "docker": "give docker run a wider --cpuset-cpus",
-        }.get(host.runtime, "start it with a wider affinity (taskset --cpu-list)")
+        widen = runtime_of(host.runtime).widen(topology.processes_per_node)
         yield (
             f"warning: {topology.processes_per_node} processes share {host.affinity} of {host.cores} cores, the only ones "
             f"that this launcher may run on; {widen}."
@@ -156,7 +154,7 @@ def _noexec(host: Host, topology: Topology) -> Iterator[str]:
     """On a host of one's own that is hardening, and only matters where compiled code has no other place."""
     place = Path(topology.mended.get("TRITON_CACHE_DIR", "/"))
     elsewhere = not place.is_relative_to(host.scratch)
-    if elsewhere and host.runtime in ("host", "slurm"):
+    if elsewhere and runtime_of(host.runtime).own_tmp:
         return
     then = "compiled code is kept elsewhere" if elsewhere else "code compiled by torch.compile cannot be loaded"
     yield f"warning: {host.scratch.parent} is mounted noexec: {then}; {advise('temporary files', host.runtime)}."

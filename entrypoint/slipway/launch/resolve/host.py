@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import free_port
+from slipway.launch.resolve.runtimes import HOST, detect_runtime, runtime_of
 from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
 
@@ -48,7 +49,7 @@ class Host:
     @property
     def shell(self) -> str:
         """The runtime whose shell we are started from: a checkout is started by hand, also in a container of another image."""
-        return "host" if self.runtime == "docker" and self.image is None else self.runtime
+        return HOST.name if runtime_of(self.runtime).is_engine and self.image is None else self.runtime
 
 
 def read_host(environ: Mapping[str, str]) -> Host:
@@ -89,16 +90,6 @@ def name_user(environ: Mapping[str, str]) -> dict[str, str]:
         name = f"uid-{os.getuid()}"
         return {} if environ.get("USER") else {"USER": name, "LOGNAME": name}
     return {}
-
-
-def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
-    """Where this launcher runs: `kubernetes`, `slurm`, `docker` or `host`."""
-    if "KUBERNETES_SERVICE_HOST" in environ:
-        return "kubernetes"
-    if "SLURM_JOB_ID" in environ:
-        return "slurm"
-    marks = (".dockerenv", "run/.containerenv")
-    return "docker" if any((root / mark).exists() for mark in marks) else "host"
 
 
 def temporary_files() -> Path | None:

@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS, Workload
+from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
 
 USUAL_IMAGE = "slipway:dev"
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
@@ -45,6 +47,34 @@ class Invocation:
     source: str = "./runs"
     folder: str = "$PWD/runs"
     service: str = "train"  # of a compose file
+
+    @property
+    def form(self) -> "CommandForm":
+        """How a command is typed there."""
+        return FORMS[self.runtime]
+
+    @property
+    def loses_results(self) -> bool:
+        """Whether the container takes its results along when it ends."""
+        return self.form.mounts and not self.source
+
+    @property
+    def is_folder_unknown(self) -> bool:
+        """Whether results are in a folder of which only the name is known."""
+        return self.form.mounts and self.source.startswith("./")
+
+    @property
+    def lacks_image(self) -> bool:
+        """Whether a command has to name the image, and nobody said how it is called."""
+        return self.form.names_image and not self.image and not self.program
+
+
+class CommandForm(NamedTuple):
+    """How a command is typed for one runtime: `mounts`: with the folder of results; `names_image`: with the image's name."""
+
+    typed: Callable[[str, bool, Invocation], str]
+    mounts: bool = False
+    names_image: bool = True
 
 
 def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
@@ -83,7 +113,7 @@ def fill_in(command: str, run: str, step: int, arguments: Sequence[str]) -> str:
 def as_typed(command: str, here: Invocation) -> str:
     """A command, which begins with `slipway`, as one types it where the run was started."""
     words = command.removeprefix("slipway ")
-    return FORMS[here.runtime](words, words.split()[0] in WORKLOADS, here)
+    return here.form.typed(words, words.split()[0] in WORKLOADS, here)
 
 
 def _in_docker(words: str, trains: bool, here: Invocation) -> str:
@@ -141,13 +171,14 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
     return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
 
 
-FORMS: Mapping[str, Callable[[str, bool, Invocation], str]] = MappingProxyType(
+COMPOSE = "compose"  # what docker runs for a service of a compose file
+FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
-        "host": lambda words, trains, here: f"{here.program} {words}",
-        "docker": _in_docker,
-        "compose": _in_compose,
-        "slurm": _in_slurm,
-        "kubernetes": _in_kubernetes,
+        HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}"),
+        DOCKER.name: CommandForm(_in_docker, mounts=True),
+        COMPOSE: CommandForm(_in_compose, names_image=False),
+        SLURM.name: CommandForm(_in_slurm),
+        KUBERNETES.name: CommandForm(_in_kubernetes),
     }
 )
 

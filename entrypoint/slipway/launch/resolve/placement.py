@@ -137,7 +137,7 @@ def place_processes(
 def _refuse_other_count(asked: Claim, wish: object, process: Process) -> None:
     """Raise LaunchError where a number was typed and a starter has started another one of these launchers on this node."""
     local = process.local_world_size
-    if isinstance(wish, int) and asked.source.startswith("command line") and wish not in (1, local):
+    if isinstance(wish, int) and asked.is_typed and wish not in (1, local):
         raise LaunchError(
             f"{asked.about('NPROC_PER_NODE')}, but by {process.source} this is one of {local} launchers on this node, and each "
             "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of "

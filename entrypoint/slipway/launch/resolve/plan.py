@@ -156,9 +156,7 @@ def resolved_values(topology: Topology, sources: Sources) -> dict[str, Value]:
     for setting in SETTINGS:
         if setting.name not in values:
             first, *others = sources.claims(setting)
-            values[setting.name] = Value(
-                first.value, first.source, tuple(claim for claim in others if claim.source != "default")
-            )
+            values[setting.name] = Value.of(first, others)
     return {name: values[name] for name in BY_NAME}
 
 

@@ -21,11 +21,28 @@ if TYPE_CHECKING:
     from dotenv.parser import Binding
 
 
+DEFAULT = "default"  # as the source of a value that nobody gave
+
+
 class Claim(NamedTuple):
     """A value that was given, as text, and where it came from: `source` reads like `environment (RANK)`."""
 
     value: str
     source: str
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody gave it."""
+        return self.source == DEFAULT
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is from the command line."""
+        return self.source.startswith("command line")
+
+    def is_called(self, name: str) -> bool:
+        """Whether it was given under this name of a variable, where the setting has several."""
+        return self.source.endswith(f" ({name})")
 
     def about(self, name: str) -> str:
         """How a message shows it: `RANK=3 (from the environment)`, and what was typed as it was typed: `--node-rank 3`."""

@@ -5,7 +5,7 @@ schedulers, a single node. `Topology.values` keeps every value with its source a
 """
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from slipway.launch.resolve.placement import (
     place_processes,
     share_gpus,
 )
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
 from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL
@@ -46,6 +47,16 @@ class Value(NamedTuple):
     def claim(self) -> Claim:
         """The winning claim."""
         return Claim(self.value, self.source)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody gave it."""
+        return self.claim.is_default
+
+    @classmethod
+    def of(cls, first: Claim, others: Iterable[Claim]) -> "Value":
+        """The value of the first claim, before which the others yield."""
+        return cls(first.value, first.source, tuple(claim for claim in others if not claim.is_default))
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,11 @@ class Topology:
         return self.least < self.nodes
 
     @property
+    def has_free_port(self) -> bool:
+        """Whether any free port does for torchrun's store, since nobody else has to find it."""
+        return self.values["MASTER_PORT"].source == FREE_PORT
+
+    @property
     def arithmetic(self) -> str:
         """The line that every start prints."""
         nodes, inside = _count(self.nodes, "node", "nodes"), f"(inside your script WORLD_SIZE is {self.world_size})"
@@ -153,7 +169,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         _place_process(process, values)
     else:
         _refuse_contradictions(sources, readings, values)
-    if not process and values["WORLD_SIZE"].source == values["RANK"].source == "default":
+    if not process and values["WORLD_SIZE"].is_default and values["RANK"].is_default:
         _refuse_unknown(readings, sources.environ)
     least, nodes, node_rank = _read_place(values)
     alone = nodes == 1 and not process
@@ -164,15 +180,15 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
             f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
             "Give a number, or leave it out for 29500."
         )
-    if nodes > 1 and values["MASTER_ADDR"].source == "default":
+    if nodes > 1 and values["MASTER_ADDR"].is_default:
         broken = next((reading.broken for reading in readings if reading.broken), "")
         counted = values["WORLD_SIZE"].claim
-        typed = counted.source.endswith(" (WORLD_SIZE)")  # who comes from torchrun counts processes by it
+        typed = counted.is_called("WORLD_SIZE")  # who comes from torchrun counts processes by it
         meant = f"{counted.about('WORLD_SIZE')} counts nodes; for one machine unset it. " if typed else ""
         raise LaunchError(broken or meant + _master_missing(nodes, readings, sources.environ, host.runtime))
     if node_rank:
         _refuse_unspecified(values["MASTER_ADDR"].claim)
-    if alone and (not port or values["MASTER_PORT"].source == "default"):
+    if alone and (not port or values["MASTER_PORT"].is_default):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
         port = host.free_port
         values["MASTER_PORT"] = Value(str(port), FREE_PORT)
@@ -241,7 +257,7 @@ def _resolve(name: str, sources: Sources, readings: tuple[Reading, ...]) -> Valu
         Claim(setting.default, "default"),
     ]
     first, *others = [claim for claim in claims if claim]
-    return Value(first.value, first.source, tuple(claim for claim in others if claim.source != "default"))
+    return Value.of(first, others)
 
 
 def _number(name: str, values: Mapping[str, Value]) -> int:
@@ -262,7 +278,7 @@ def _read_place(values: Mapping[str, Value]) -> tuple[int, int, int]:
     assert isinstance(least_and_most, tuple)  # as its parser says
     least, nodes = least_and_most
     node_rank = _number("RANK", values)
-    if size.source == "default" and node_rank:
+    if size.is_default and node_rank:
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
             "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or --standalone for a single node."
@@ -307,7 +323,7 @@ def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
     notes = []
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         claim, setting = values[name].claim, BY_NAME[name]
-        if claim.source.startswith("command line"):
+        if claim.is_typed:
             continue
         try:
             parse_claim(setting, claim)
@@ -359,10 +375,10 @@ def _notes(
     if not (process.rank if process else _number("RANK", values)):  # it prints them for all
         place = JobShape(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
         notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
-    if values["WORLD_SIZE"].source == "default":
+    if values["WORLD_SIZE"].is_default:
         notes += warn_of_half_start(sources.environ)
     if device == "cpu" and not devices.gpus:
-        chosen = runtime == "host" or means_cpu(sources.environ, values["NPROC_PER_NODE"].value)
+        chosen = not runtime_of(runtime).grants_gpus or means_cpu(sources.environ, values["NPROC_PER_NODE"].value)
         advice = "" if chosen else f"; {advise('gpus', runtime)}"
         notes.append(f"no GPU visible ({devices.reason}), training on CPU{advice}")
     return notes

@@ -1,0 +1,69 @@
+"""What may run a launcher: a machine of one's own, a container engine, a pod or a Slurm step. Each is a record that holds
+everything the code asks about it; no other module compares its name. The sentences of advice are in advice.py, the commands to
+try next in next_lines.py, both by this name. Pure but for `detect_runtime`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One runtime, by the name that launchers send each other."""
+
+    name: str
+    # What to do if nodes cannot connect to each other.
+    ring: str = "Open all TCP ports between the nodes; in containers use docker run --network host on every node."
+    # What gives this many processes more cores than the few that the launcher may run on.
+    widen: Callable[[int], str] = lambda processes: "start it with a wider affinity (taskset --cpu-list)"
+    by_hand: bool = True  # somebody types the command that starts a launcher, and can add options to it
+    is_engine: bool = False  # and that command is the one of a container engine
+    starts_checkouts: bool = False  # its command also starts a checkout
+    grants_gpus: bool = True  # a launcher sees no GPU that it was not given
+    own_tmp: bool = False  # /tmp is the machine's, and what may be executed there is somebody's policy
+    # Node 0's pod is found by the name of a Service, and a pod that ended is replaced by its controller.
+    has_services: bool = False
+    # Seconds until the network reaches a new node: Kubernetes tells a new pod's address to every machine's NetworkPolicy.
+    opening: float = 0.0
+
+
+HOST = Runtime("host", starts_checkouts=True, grants_gpus=False, own_tmp=True)
+DOCKER = Runtime(
+    "docker",
+    ring="Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
+    widen=lambda processes: "give docker run a wider --cpuset-cpus",
+    is_engine=True,
+)
+KUBERNETES = Runtime(
+    "kubernetes",
+    ring="Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
+    by_hand=False,
+    has_services=True,
+    opening=60.0,
+)
+SLURM = Runtime(
+    "slurm",
+    ring="Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
+    widen=lambda processes: f"add --cpus-per-task={processes} or --cpu-bind=none to srun",
+    by_hand=False,
+    starts_checkouts=True,
+    own_tmp=True,
+)
+RUNTIMES: Mapping[str, Runtime] = MappingProxyType({each.name: each for each in (HOST, DOCKER, KUBERNETES, SLURM)})
+
+
+def runtime_of(name: str) -> Runtime:
+    """The runtime of this name; of one that only a newer launcher knows, what holds for any machine."""
+    return RUNTIMES.get(name, HOST)
+
+
+def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
+    """The name of the runtime that runs this launcher."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return KUBERNETES.name
+    if "SLURM_JOB_ID" in environ:
+        return SLURM.name
+    marks = (".dockerenv", "run/.containerenv")
+    return (DOCKER if any((root / mark).exists() for mark in marks) else HOST).name
