@@ -7,6 +7,7 @@ any of them, which is no error. NVML keeps no history of Xid errors; the kernel'
 import ctypes
 import importlib
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from slipway.check.finding import ok, sick, skipped, warning
+from slipway.check.finding import misconfigured, ok, sick, skipped, warning
 from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, ask
-from slipway.protocol.causes import OLDEST_DRIVER
+from slipway.launch.resolve.packages import locate_module, read_cuda
 from slipway.protocol.cgroups import read_kernel_file
+from slipway.protocol.variants import VARIANTS, advise_variant, fitting, lacking_driver, too_old_gpus
 
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
 CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
@@ -60,33 +62,67 @@ def look_at_gpus(
     devices: Devices, environ: Mapping[str, str], nvml: Any = None, runtime: str = "host"
 ) -> Iterator[Finding]:
     """The driver's row, and the rows of each GPU that CUDA will see. `nvml` is for tests, `runtime` as in Host."""
-    yield judge_driver(devices, environ, runtime)
+    yield judge_driver(devices, environ, runtime, read_cuda(locate_module("torch")))
     if devices.gpus:
         indices = sorted({gpu.index for gpu in devices.gpus})  # slices of a GPU share it
         for reading in read_gpus(nvml or importlib.import_module("pynvml"), indices):
             yield from judge_gpu(reading)
 
 
-def judge_driver(devices: Devices, environ: Mapping[str, str], runtime: str = "host") -> Finding:
-    """Whether there is a driver that works, and what it shows."""
+def judge_driver(
+    devices: Devices,
+    environ: Mapping[str, str],
+    runtime: str = "host",
+    cuda: str | None = None,
+    machine: str = platform.machine(),
+) -> Finding:
+    """Whether there is a driver that works with this PyTorch, what it shows, and which images fit.
+
+    `cuda` is PyTorch's, as read_cuda returns it; `machine` the processor.
+    """
     if devices.problem:
         mend = "the driver was updated under a running kernel: reboot" if "mismatch" in devices.problem.lower() else ""
         return sick("driver", devices.problem, mend or "look at nvidia-smi and dmesg on the node itself; reboot it")
     if not devices.driver:
         return skipped("driver", devices.reason)
-    if _version(devices.driver) < _version(OLDEST_DRIVER):
-        return sick(
-            "driver", f"{devices.driver} is too old", f"update it on the host and reboot: CUDA 12 needs {OLDEST_DRIVER}"
-        )
+    chosen = means_cpu(environ, environ.get("NPROC_PER_NODE", ""))
+    if trouble := judge_cuda(devices, cuda, machine, chosen):
+        return trouble
     if not devices.gpus:
         found = f"{devices.driver}; {devices.reason}"
-        chosen = means_cpu(environ, environ.get("NPROC_PER_NODE", ""))
         return ok("driver", found) if chosen else warning("driver", found, advise("gpus", runtime))
-    return ok("driver", f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible")
+    visible = f"{devices.driver}, {len(devices.gpus)} GPU{'s' if len(devices.gpus) > 1 else ''} visible"
+    fits = fitting(devices.driver, _names(devices), machine)
+    return ok("driver", f"{visible}; images that fit: {' or '.join(map(str, fits)) or 'none'}")
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+def judge_cuda(devices: Devices, cuda: str | None, machine: str, chosen: bool) -> Finding | None:
+    """The row where this PyTorch does not run on this driver or these GPUs; None where it does.
+
+    Without a PyTorch that says its CUDA version, only a driver that is too old for every image is wrong. `chosen`: the CPU is.
+    """
+    gpus = _names(devices)
+    advice = advise_variant(devices.driver, gpus, machine)
+    if cuda == "":
+        wrong = gpus and not chosen
+        return (
+            misconfigured("driver", "this PyTorch was built without CUDA: it cannot use the GPUs", advice)
+            if wrong
+            else None
+        )
+    major = int(cuda.partition(".")[0]) if cuda else min(variant.cuda for variant in VARIANTS)
+    built = next((variant for variant in VARIANTS if variant.cuda == major), None)
+    if built is None:  # no image has it, so nothing is known of it
+        return None
+    if needed := lacking_driver(built, devices.driver, gpus):
+        return sick("driver", f"{devices.driver} is too old: with CUDA {major} it must be {needed} or newer", advice)
+    if cuda and (old := too_old_gpus(built.floor, gpus)):
+        return sick("driver", f"CUDA {major}, for which this PyTorch was built, does not support {old}", advice)
+    return None
+
+
+def _names(devices: Devices) -> list[tuple[str, tuple[int, int]]]:
+    return [(gpu.name, gpu.capability) for gpu in devices.gpus]
 
 
 def read_gpus(nvml: Any, indices: Iterable[int]) -> list[GpuReading]:

@@ -175,7 +175,8 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     """The devices and versions in a line."""
     gpus = Counter(machine["gpus"])
     devices = " + ".join(f"{count} × {name}" for name, count in gpus.items()) or f"no GPU ({machine['no_gpu_because']})"
-    named = [f"{name} {machine[name]}" for name in ("driver", "torch", "nccl", "slipway", "image") if machine[name]]
-    named.insert(1 if machine["driver"] else 0, f"cuda {machine['cuda']}")
+    names = ("driver", "cuda", "torch", "nccl", "slipway", "image")
+    named = [f"{name} {machine[name]}" for name in names if machine[name]]
+    named += [f"images that fit: {' or '.join(machine['fits'])}"] if machine["fits"] else []
     links = [machine["links"]] if machine["links"] else []
     return ", ".join([devices, *links, *named, f"{machine['cpus']:g} CPUs", machine["kernel"]])

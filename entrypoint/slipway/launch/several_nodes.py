@@ -18,7 +18,7 @@ from slipway.launch.rendezvous.messages import Card, Finding, Go, Peer
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.packages import installed
+from slipway.launch.resolve.packages import installed, installed_nccl, locate_module, read_cuda
 from slipway.launch.resolve.plan import interfaces, make_plan
 from slipway.launch.resolve.topology import Topology
 from slipway.launch.run_directory.run import Run
@@ -169,7 +169,7 @@ def make_card(job: Job, node: Node) -> Card:
         gpus=tuple(gpu.name for gpu in job.devices.gpus),
         driver=job.devices.driver or None,
         torch=installed("torch"),
-        nccl=installed("nvidia-nccl-cu12"),
+        nccl=installed_nccl(read_cuda(locate_module("torch"))),
         job=topology.job,
         data=job.data() if job.data else None,
         snapshot=run.newest_step if node.tries or run.resume == "auto" else None,

@@ -12,8 +12,6 @@ from typing import Self
 from slipway.protocol.errors import DISK_ERRORS, MORE_PROCESSES, NO_MORE_PROCESSES
 from slipway.protocol.outcomes import Word
 
-# CUDA 12 runs on this driver and newer ones: https://docs.nvidia.com/deploy/cuda-compatibility/, minor version compatibility.
-OLDEST_DRIVER = "525.60.13"
 DRIVER_TOO_OLD = r"driver on your system is too old|driver version is insufficient"
 NO_DEVICE = r"no CUDA-capable device|No CUDA GPUs|no GPUs found!|Found no NVIDIA driver"
 SMALL_SHM = r"shared memory|/dev/shm"  # a data loader's, and NCCL's
@@ -127,10 +125,7 @@ class Sign(StrEnum):
         "interface", NO_INTERFACE,
         "name a network interface of this node in NCCL_SOCKET_IFNAME (`ip -brief address` shows them), or none",
     )
-    OLD_DRIVER = (
-        "old-driver", DRIVER_TOO_OLD,
-        f"update the host's NVIDIA driver: CUDA 12 needs {OLDEST_DRIVER} or newer, and `nvidia-smi` shows which it is",
-    )
+    OLD_DRIVER = "old-driver", DRIVER_TOO_OLD  # what helps depends on the text (variants.py)
     DEVICE = "device", NO_DEVICE
     # What may be gone at the next attempt, though the first step was never reached. The last is gloo's, of a network interface
     # that is down while its cable or container is cut off.

@@ -18,6 +18,7 @@ from slipway import __version__
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.variants import fitting
 
 LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that process/agent.py uses
 TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what each of our own workloads imports; modules
@@ -80,18 +81,39 @@ def pip_install(what: str, *options: str) -> str:
     return " ".join([sys.executable, "-m pip install", *options, f"'{what}'"])
 
 
+CUDA = re.compile(r"^cuda\b.* = (?:None|['\"]([\d.]+)['\"])", re.MULTILINE)
+
+
+def read_cuda(torch: Path | None) -> str | None:
+    """The CUDA version for which a PyTorch was built, empty for a build without CUDA; None where its folder does not say."""
+    try:
+        found = CUDA.search((torch / "version.py").read_text(encoding="utf-8")) if torch else None
+    except OSError:
+        return None
+    return (found[1] or "") if found else None
+
+
+def installed_nccl(cuda: str | None) -> str | None:
+    """The version of the NCCL that came with PyTorch for this CUDA version."""
+    return installed(f"nvidia-nccl-cu{cuda.partition('.')[0]}") if cuda else None
+
+
 def read_versions(host: Host, devices: Devices) -> dict[str, Any]:
-    """Versions by name, None for what is not here; of this process's machine and image."""
+    """Versions by name, None for what is not here; of this process's machine and image. `fits`: the images for its GPUs."""
+    cuda = read_cuda(locate_module("torch"))
+    gpus = [(gpu.name, gpu.capability) for gpu in devices.gpus]
+    fits = fitting(devices.driver, gpus, platform.machine()) if gpus else ()
     return {
         "slipway": __version__,
         "image": host.image,
         "runtime": host.runtime,
         "python": platform.python_version(),
         "torch": installed("torch"),
-        "cuda": installed("nvidia-cuda-runtime-cu12"),
-        "nccl": installed("nvidia-nccl-cu12"),
+        "cuda": cuda or None,
+        "nccl": installed_nccl(cuda),
         "driver": devices.driver or None,
         "gpus": [gpu.name for gpu in devices.gpus],
+        "fits": [str(variant) for variant in fits],
         "no_gpu_because": None if devices.gpus else devices.reason,
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpus": devices.cpus,

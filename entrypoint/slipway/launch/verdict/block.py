@@ -16,6 +16,7 @@ from slipway.protocol.causes import CONFIGURED, Sign
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.files import OUTCOME_FILE
 from slipway.protocol.outcomes import Word
+from slipway.protocol.variants import advise_old_driver
 
 ENDINGS: Mapping[str, str] = {
     Word.FINISHED: "finished",
@@ -93,6 +94,8 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
     if cause.store:
         host, port, ours = cause.store
         advice = f"the script {other_store(host, port, f'port {ours}')}"
+    elif not advice and Sign.OLD_DRIVER in signs:
+        advice = advise_old_driver(cause.text)
     elif not advice and (rank is not None or cause.kind == CauseKind.NO_FLAG):
         advice = ADVICE_BY_WORD.get(outcome.word, "")
     if cause.kind == CauseKind.GAVE_UP:
