@@ -38,6 +38,11 @@ def test_each_system_is_understood(case: Case) -> None:
     assert {name: getattr(topology, name) for name in case.want} == case.want
 
 
+def test_a_job_on_the_cpu_has_none_of_the_gpus_that_are_there() -> None:
+    topology = resolve({"NPROC_PER_NODE": "cpu"}, devices=make_devices(2))
+    assert (topology.device, topology.gpus) == ("cpu", ())
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.sources], ids=lambda case: case.name)
 def test_the_source_of_a_value_is_told(case: Case) -> None:
     values = resolve_case(case).values
