@@ -147,7 +147,7 @@ SETTINGS = (
         "--resume",
         "none",
         parse_path,
-        "none starts a new run; auto resumes this run, or the workload's latest run if none is named; a PATH starts from that "
+        "none starts a new run; auto resumes this run or, if no run is named, the workload's latest run; a PATH starts from that "
         "run or snapshot.",
         "auto|none|PATH",
     ),
