@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -88,6 +89,14 @@ class Project:
     def wait_for_text(self, service: str, text: str) -> None:
         """Wait until a service says something."""
         self.wait(lambda: text in self.logs(service), repr(text), service)
+
+    def wait_for_steps_after_resuming(self, service: str) -> None:
+        """Wait until a service that resumed a run has taken steps of its own: a stop before that has nothing to save."""
+
+        def trains() -> bool:
+            return bool(re.search(r"step \d+/", self.logs(service).partition("resuming from ")[2]))
+
+        self.wait(trains, "steps after it resumed", service)
 
     def wait(self, holds: Callable[[], object], what: str, service: str) -> None:
         """Wait until something holds, or fail with all that a service said."""

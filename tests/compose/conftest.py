@@ -44,8 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         project("up", "--detach")
         project.wait_for_snapshot("train")
         project.kill("train")
-        project.wait_for_text("train", "resuming from")
-        project.wait_for_text("train", "step 50/")
+        project.wait_for_steps_after_resuming("train")
         project("stop", "train")
         yield project
     finally:

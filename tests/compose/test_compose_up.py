@@ -79,7 +79,7 @@ def test_two_nodes_train_together_and_go_on_after_one_died(project: Callable[...
     made("up", "--detach")
     made.wait_for_snapshot("node0")
     made.kill("node1")
-    made.wait_for_text("node0", "resuming from ")  # what node 0 had in memory, or a snapshot
+    made.wait_for_steps_after_resuming("node0")  # from what it had in memory, or from a snapshot
     made("stop")
     stopped_at = []
     for restarts, node in enumerate(("node0", "node1")):  # node 0 waited for node 1, which the engine started again
