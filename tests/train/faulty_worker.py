@@ -145,7 +145,7 @@ def break_the_disk(faults: Mapping[str, Any], hold: Callable[[str], None]) -> No
 def slow_down_loading(exchanges: int) -> None:
     made: list[object] = []
     wrap(Context, "total", lambda *_: made.append(None))
-    wrap(resume, "load_newest", lambda *_: wait_until(lambda: len(made) >= exchanges, f"{exchanges} exchanges"))
+    wrap(resume, "load_newest", lambda *_, **__: wait_until(lambda: len(made) >= exchanges, f"{exchanges} exchanges"))
 
 
 def break_context(context: Context, hold: Callable[[str], None]) -> None:

@@ -1,11 +1,17 @@
-"""Training loops as users write them, each with the lines of `slipway.resume`. `seen` gets the number of each sample trained on."""
+"""Training loops as users write them, each with the lines of `slipway.resume`. `seen` gets the number of each sample trained on.
+
+As a program: `own_loops.py LOOP RESULTS [KILLS SEED]`. Where KILLS is more than the attempts before, a process dies by SIGKILL at
+a moment that the seed and the attempt choose.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,6 +33,29 @@ import slipway
 
 Loop = Callable[..., dict[str, Any]]
 SAVE_EVERY = 7  # steps between two snapshots on the disk, in a job of several processes
+
+
+class Seen(list[int]):
+    """The numbers of the samples that this attempt trained on. It knows how many there were before, which is part of the snapshots,
+    and writes each with its place among all of them to a `file`.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        super().__init__()
+        self.before, self.file = 0, file
+
+    def extend(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self.file:
+                with self.file.open("a") as file:
+                    file.write(f"{self.before + len(self)} {number}\n")
+            self.append(number)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.before + len(self)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.before = state["count"]
 
 
 class Numbers(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -78,9 +107,9 @@ def make_model(*more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), *more, nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
-def wrapped(model: nn.Module) -> nn.Module:
+def wrapped(model: nn.Module, **more: Any) -> nn.Module:
     """In DistributedDataParallel where there are several processes."""
-    return DistributedDataParallel(model) if dist.is_initialized() else model
+    return DistributedDataParallel(model, **more) if dist.is_initialized() else model
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -92,7 +121,7 @@ def sampler_for(data: Dataset[Any]) -> Any:
     return DistributedSampler(data, seed=5) if dist.is_initialized() else RandomSampler(data)  # type: ignore[arg-type]
 
 
-def classifier(seen: list[int], **more: Any) -> dict[str, Any]:
+def classifier(seen: Seen, **more: Any) -> dict[str, Any]:
     """Epochs with augmentation, BatchNorm, a schedule by epoch, a validation loader, and a value of the user's."""
     model = make_model(nn.BatchNorm1d(8))
     ddp = wrapped(model)
@@ -100,7 +129,7 @@ def classifier(seen: list[int], **more: Any) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     data = Numbers(augmented=True)
     loader = DataLoader(data, 4, sampler=sampler_for(data), drop_last=True)
-    run = slipway.resume(model=ddp, optimizer=optimizer, scheduler=scheduler, **more)
+    run = slipway.resume(model=ddp, optimizer=optimizer, scheduler=scheduler, seen=seen, **more)
     run.warm_up(lambda: loss_of(ddp, torch.ones(4, 3), torch.ones(4, 1)))
     for epoch in run.epochs(3):
         for numbers, x, y in run.batches(loader):
@@ -119,13 +148,13 @@ def classifier(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "state": run.state}
 
 
-def with_workers(seen: list[int], **more: Any) -> dict[str, Any]:
+def with_workers(seen: Seen, **more: Any) -> dict[str, Any]:
     """Augmentation in persistent worker processes, seeded sample by sample."""
-    model = make_model()
+    model = wrapped(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = Numbers(augmented=True)
     loader = DataLoader(data, 4, shuffle=True, num_workers=2, persistent_workers=True)
-    run = slipway.resume(model=model, optimizer=optimizer, **more)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
     for _ in run.epochs(2):
         for numbers, x, y in run.batches(loader, exact_augmentation=True):
             optimizer.zero_grad()
@@ -135,16 +164,19 @@ def with_workers(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def accumulating(seen: list[int], **more: Any) -> dict[str, Any]:
-    """Gradient accumulation over two micro-batches, and a mean of the weights that is a model as well."""
+def accumulating(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Gradient accumulation over two micro-batches in bfloat16, and a mean of the weights that is a model as well."""
     model = make_model()
+    ddp = wrapped(model)
     ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(8))
-    run = slipway.resume(model=model, optimizer=optimizer, ema=ema, **more)
+    run = slipway.resume(model=model, optimizer=optimizer, ema=ema, seen=seen, **more)
     for _ in run.epochs(2):
         for number, (numbers, x, y) in enumerate(run.batches(loader)):
-            (loss_of(model, x, y) / 2).backward()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(ddp, x, y) / 2
+            loss.backward()
             seen.extend(numbers.tolist())
             if run.state.setdefault("micro", 0) % 2:
                 optimizer.step()
@@ -154,13 +186,13 @@ def accumulating(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "ema": ema}
 
 
-def half_precision(seen: list[int], **more: Any) -> dict[str, Any]:
+def half_precision(seen: Seen, **more: Any) -> dict[str, Any]:
     """float16 with a gradient scaler, whose first steps are left out."""
-    model = make_model()
+    model = wrapped(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)
     loader = DataLoader(Numbers(), 4, shuffle=True)
-    run = slipway.resume(model=model, optimizer=optimizer, scaler=scaler, **more)
+    run = slipway.resume(model=model, optimizer=optimizer, scaler=scaler, seen=seen, **more)
     for _ in run.epochs(3):
         for numbers, x, y in run.batches(loader):
             optimizer.zero_grad()
@@ -173,14 +205,14 @@ def half_precision(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scaler": scaler}
 
 
-def gan(seen: list[int], **more: Any) -> dict[str, Any]:
+def gan(seen: Seen, **more: Any) -> dict[str, Any]:
     """Two models and two optimizers; the second loss leaves gradients in the first model."""
-    first, second = make_model(), nn.Linear(1, 3)
+    first, second = wrapped(make_model()), wrapped(nn.Linear(1, 3))
     one = torch.optim.Adam(first.parameters(), lr=0.01)
     two = torch.optim.Adam(second.parameters(), lr=0.01)
     sampler = WeightedRandomSampler(torch.arange(1.0, 53.0).tolist(), 52)
     loader = DataLoader(Numbers(), 4, sampler=sampler)
-    run = slipway.resume(model={"d": first, "g": second}, optimizer=[one, two], **more)
+    run = slipway.resume(model={"d": first, "g": second}, optimizer=[one, two], seen=seen, **more)
     for _ in run.epochs(2):
         for numbers, x, y in run.batches(loader):
             first.zero_grad()
@@ -194,14 +226,14 @@ def gan(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"d": first, "g": second, "one": one, "two": two}
 
 
-def plateau(seen: list[int], **more: Any) -> dict[str, Any]:
+def plateau(seen: Seen, **more: Any) -> dict[str, Any]:
     """A warm-up and a plateau schedule, which begins with infinity, over an iterable data set."""
-    model = make_model()
+    model = wrapped(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
     falls = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     loader = DataLoader(Stream(), 4)
-    run = slipway.resume(model=model, optimizer=optimizer, schedulers=[warm_up, falls], **more)
+    run = slipway.resume(model=model, optimizer=optimizer, schedulers=[warm_up, falls], seen=seen, **more)
     for _ in run.epochs(3):
         for numbers, x, y in run.batches(loader):
             optimizer.zero_grad()
@@ -210,16 +242,17 @@ def plateau(seen: list[int], **more: Any) -> dict[str, Any]:
             optimizer.step()
             warm_up.step()
             seen.extend(numbers.tolist())
-        falls.step(loss.item())
+            run.state["loss"] = loss.item()
+        falls.step(run.state["loss"])  # a resumed epoch may have no batches left
     return {"model": model, "optimizer": optimizer, "warm": warm_up, "falls": falls}
 
 
-def own_state(seen: list[int], **more: Any) -> dict[str, Any]:
-    """Data with a state of their own, in an endless loop that `break` ends."""
-    model = make_model()
+def own_state(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Data with a state of their own, as torchdata's StatefulDataLoader, in an endless loop that `break` ends."""
+    model = wrapped(make_model())
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.001)
     data = Own()
-    run = slipway.resume(model=model, optimizer=optimizer, **more)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
     for _ in run.epochs(1000):
         for numbers, x, y in run.batches(data):
             optimizer.zero_grad()
@@ -231,14 +264,14 @@ def own_state(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def by_steps(seen: list[int], **more: Any) -> dict[str, Any]:
+def by_steps(seen: Seen, **more: Any) -> dict[str, Any]:
     """Neither epochs nor loader, as nanoGPT has it."""
     model = make_model()
     ddp = wrapped(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     rank = dist.get_rank() if dist.is_initialized() else 0
     torch.manual_seed(7 + rank)
-    run = slipway.resume(model=ddp, optimizer=optimizer, **more)
+    run = slipway.resume(model=ddp, optimizer=optimizer, seen=seen, **more)
     run.warm_up(lambda: loss_of(ddp, torch.ones(4, 3), torch.ones(4, 1)))
     for step in run.steps(30):
         numbers = torch.randint(52, (4,)).tolist()
@@ -251,27 +284,140 @@ def by_steps(seen: list[int], **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def by_boundary(seen: list[int], **more: Any) -> dict[str, Any]:
+def by_boundary(seen: Seen, **more: Any) -> dict[str, Any]:
     """A `while` loop that nobody iterates over."""
-    model = make_model()
+    model = wrapped(make_model())
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
-    run = slipway.resume(model=model, optimizer=optimizer, **more)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
     while run.step < 30:
         number = random.randrange(52)
         _, x, y = Numbers()[number]
         optimizer.zero_grad()
         loss_of(model, x, y).backward()
         optimizer.step()
-        seen.append(number)
+        seen.extend([number])
         run.boundary()
     run.finish()
     return {"model": model, "optimizer": optimizer}
 
 
+def averaged(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Stochastic weight averaging: a second model, and a schedule that takes over from another one."""
+    model = make_model(nn.BatchNorm1d(8))
+    ddp, mean = wrapped(model), torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    falls = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    stays = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
+    loader = DataLoader(Numbers(), 4, sampler=sampler_for(Numbers()))
+    run = slipway.resume(model=ddp, optimizer=optimizer, schedulers=[falls, stays], mean=mean, seen=seen, **more)
+    for epoch in run.epochs(4):
+        for numbers, x, y in run.batches(loader):
+            optimizer.zero_grad()
+            loss_of(ddp, x, y).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+        if epoch > 1:
+            mean.update_parameters(model)
+            stays.step()
+        else:
+            falls.step()
+    torch.optim.swa_utils.update_bn(([x, y] for _, x, y in DataLoader(Numbers(), 4)), mean)
+    return {"model": model, "optimizer": optimizer, "mean": mean, "falls": falls, "stays": stays}
+
+
+class Branches(nn.Module):
+    """A model of which each step uses only a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.branches = nn.ModuleList([nn.Linear(3, 1) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
+        found: torch.Tensor = self.branches[branch](x)
+        return found
+
+
+def with_unused(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Parameters without a gradient, and plain values that the next step depends on."""
+    model = Branches()
+    ddp = wrapped(model, find_unused_parameters=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = DataLoader(Numbers(), 4, sampler=sampler_for(Numbers()))
+    run = slipway.resume(model=ddp, optimizer=optimizer, seen=seen, **more)
+    for _ in run.epochs(3):
+        for numbers, x, y in run.batches(loader):
+            branch = run.state.get("branch", 0)
+            optimizer.zero_grad()
+            functional.mse_loss(ddp(x, branch), y).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+            run.state["branch"] = (branch + 1) % 3
+            run.state.setdefault("counts", {}).setdefault(branch, []).append(run.step)
+    return {"model": model, "optimizer": optimizer, "state": run.state}
+
+
+def compiled(seen: Seen, **more: Any) -> dict[str, Any]:
+    """A compiled model around DistributedDataParallel."""
+    model = make_model()
+    fast = torch.compile(wrapped(model), backend="eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Numbers(), 4, sampler=sampler_for(Numbers()), drop_last=True)
+    run = slipway.resume(model=fast, optimizer=optimizer, seen=seen, **more)
+    for _ in run.epochs(3):
+        for numbers, x, y in run.batches(loader):
+            optimizer.zero_grad()
+            loss_of(fast, x, y).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+            run.log(number=run.step)
+    return {"model": model, "optimizer": optimizer}
+
+
+def sharded(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Parameters and optimizer state that are spread over all ranks, unevenly, and an average of them."""
+    return train_sharded(seen, None, **more)
+
+
+def hybrid(seen: Seen, **more: Any) -> dict[str, Any]:
+    """The same within each half of the ranks: there are two replicas."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return train_sharded(seen, mesh, **more)
+
+
+def train_sharded(seen: Seen, mesh: Any, **more: Any) -> dict[str, Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.2), nn.Linear(7, 1))
+    for layer in (*model, model):
+        if isinstance(layer, nn.Linear | nn.Sequential):
+            fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    falls = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    loader = DataLoader(Numbers(augmented=True), 2, sampler=sampler_for(Numbers()), drop_last=True)
+    run = slipway.resume(model=model, optimizer=optimizer, scheduler=falls, seen=seen, **more)
+    for _ in run.epochs(5):
+        for number, (numbers, x, y) in enumerate(run.batches(loader)):
+            loss = loss_of(model, x, y)
+            (loss / 2).backward()
+            seen.extend(numbers.tolist())
+            if number % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                run.log(loss=loss.item())
+        falls.step()
+    return {"model": model, "optimizer": optimizer, "falls": falls}
+
+
 ALONE: tuple[Loop, ...] = (
-    classifier, accumulating, half_precision, gan, plateau, own_state, by_steps, by_boundary,
+    classifier, accumulating, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps, by_boundary,
 )  # fmt: skip
-LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in (*ALONE, with_workers)}
+TOGETHER: tuple[Loop, ...] = (*ALONE, with_workers, sharded, hybrid)
+LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in TOGETHER}
 
 
 def main(name: str, results: str, *kill: str) -> None:
@@ -279,32 +425,61 @@ def main(name: str, results: str, *kill: str) -> None:
     torch.set_num_threads(1)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    if kill and int(kill[0]) == int(os.environ["RANK"]):
-        die_before(int(kill[1]))
+    rank = int(os.environ.get("RANK", "0"))
+    if kill:
+        die_at(int(kill[1]), int((*kill, "0")[2]), dies=int(kill[0]) == rank)
     for begin in (torch.manual_seed, np.random.seed, random.seed):
-        begin(1 + int(os.environ.get("RANK", "0")))
-    seen: list[int] = []
+        begin(1 + rank)
+    seen = Seen(Path(f"{results}-{rank}.seen"))
     found = LOOPS[name](seen, save_every=SAVE_EVERY, memory_every=1)
     state = {key: value if key == "state" else value.state_dict() for key, value in found.items()}
-    torch.save({"seen": seen, **state}, f"{results}-{os.environ.get('RANK', '0')}.pt")
+    torch.save(plain({"seen": [*seen], **state}), f"{results}-{rank}.pt")
 
 
-def die_before(number: int) -> None:
-    """Have the boundary with that number be this process's end, once all that is to be kept is there."""
+def plain(value: Any) -> Any:
+    """The same with each tensor's part on this rank."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def die_at(number: int, calls: int, *, dies: bool) -> None:
+    """Have memory for snapshots be there after each boundary, and this process end after so many and so many calls of functions."""
     from slipway.train.own.run import ResumableRun
 
-    real, done = ResumableRun.boundary, [0]
+    real, done, process = ResumableRun.boundary, [0], os.getpid()
+
+    def count(frame: FrameType, event: str, what: Any) -> None:
+        done[0] += 1
+        if done[0] > number + calls and os.getpid() == process:
+            os.kill(os.getpid(), 9)
 
     def boundary(run: ResumableRun) -> None:
         real(run)
-        run._snapshots.memory.wait_for_room()
-        done[0] += 1
-        if done[0] == number:
-            run._snapshots.memory.wait()
-            os.kill(os.getpid(), 9)
+        if done[0] < number:
+            run._snapshots.memory.wait_for_room()
+            done[0] += 1
+            if done[0] == number and not calls:
+                run._snapshots.memory.wait()
+                run._snapshots.writer.wait()
+                run._context.wait_for_all()
+            if done[0] == number and dies:
+                sys.setprofile(count)
 
     ResumableRun.boundary = boundary  # type: ignore[method-assign]
 
 
+def choose_death(results: str, kills: int, seed: int) -> tuple[str, ...]:
+    """Which rank dies in this attempt, and when; nobody after so many kills. The number of each attempt is written down."""
+    attempt = int(os.environ["SLIPWAY_ATTEMPT"])
+    dice = random.Random(f"{seed} {attempt}")
+    if attempt > kills:
+        return ()
+    return str(dice.randrange(int(os.environ["WORLD_SIZE"]))), str(dice.randrange(2, 5)), str(dice.randrange(1, 600))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    loop, folder, times, moment = sys.argv[1:]
+    main(loop, folder, *choose_death(folder, int(times), int(moment)))

@@ -21,6 +21,7 @@ from slipway.protocol.memory import PAGE, newest_in, read_header
 from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import job, memory_buffers
 from slipway.train.snapshots.memory_buffers import LOADS, SHARE, MemoryBuffers, Rhythm
+from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import Snapshot
 
 ANY = (-1, -1)
@@ -257,7 +258,8 @@ def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.Monk
     rhythm, clock = Rhythm("auto", 9), iter([100.0, 100.2])  # it begins, and tells the pace of its steps
     monkeypatch.setattr(job.time, "perf_counter", lambda: next(clock, 100.3))
     contents = SimpleNamespace(step=10, align=lambda: None)
-    snapshots = job.JobSnapshots(None, None, MemoryBuffers([], print), rhythm, are_finite)  # type: ignore[arg-type]
+    parts = RankParts((0, 0), 0, on_disk=True, in_memory=True)
+    snapshots = job.JobSnapshots(None, None, MemoryBuffers([], print), rhythm, are_finite, parts)  # type: ignore[arg-type]
     snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
     assert rhythm.due == 10 + 20, "4 ms, a hundredth of 20 steps of 20 ms"
     assert rhythm.exchanging == pytest.approx(0.3)

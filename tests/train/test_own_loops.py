@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -16,6 +15,7 @@ import numpy as np
 import own_loops
 import pytest
 import torch
+from own_runs import assert_equal, metrics, results
 from training_jobs import Job
 from training_jobs import Run as Ended
 
@@ -42,22 +42,6 @@ def states(found: dict[str, Any]) -> dict[str, Any]:
     return {name: part if name == "state" else part.state_dict() for name, part in found.items()}
 
 
-def assert_equal(one: Any, other: Any, path: str = "") -> None:
-    """The same values, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_equal(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), path
-        for number, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_equal(left, right, f"{path}.{number}")
-    else:
-        assert one == other, path
-
-
 @contextmanager
 def break_at(boundary: int) -> Iterator[None]:
     """Within the block: let a loop end after that boundary, with its snapshot on the disk."""
@@ -76,27 +60,22 @@ def break_at(boundary: int) -> Iterator[None]:
             yield
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
-    return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
-
-
 @pytest.mark.parametrize("loop", [*own_loops.ALONE, own_loops.with_workers])
 def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
     loop: own_loops.Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dice: random.Random
 ) -> None:
-    whole_seen: list[int] = []
+    whole_seen = own_loops.Seen()
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "whole"))
     whole = states(loop(whole_seen, save_every=1))
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
     begin_with_seed()
     trained: list[int] = []
     for _ in range(3):
-        seen: list[int] = []
+        seen = own_loops.Seen()
         with break_at(dice.randrange(2, 9)):  # the shortest loops have 28 boundaries
             loop(seen, save_every=1)
         trained += seen
-    seen = []
+    seen = own_loops.Seen()
     found = states(loop(seen, save_every=1))
     assert_equal(found, whole)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
@@ -106,8 +85,8 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
 
 @pytest.mark.pull
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own_loops.by_steps([])
-    seen: list[int] = []
+    own_loops.by_steps(own_loops.Seen())
+    seen = own_loops.Seen()
     own_loops.by_steps(seen)
     assert seen == []
     assert "was already finished at step 30" in capsys.readouterr().out
@@ -115,8 +94,8 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.fixture
 def memory() -> Iterator[tuple[str, ...]]:
-    """The two files that a launcher holds for a node."""
-    held = [os.memfd_create(f"test-{number}") for number in (1, 2)]
+    """The files that a launcher holds for a node: two for each of four processes."""
+    held = [os.memfd_create(f"test-{number}") for number in range(8)]
     yield (" ".join(f"/proc/{os.getpid()}/fd/{file}" for file in held),)
     for file in held:
         os.close(file)
@@ -129,11 +108,6 @@ def run_job(
     job = Job([folder], memory)
     job.start("own_loops", args, processes, resume, work=faulty_worker.run_program)
     return job.end()[0]
-
-
-def results(path: Path, rank: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(Path(f"{path}-{rank}.pt"), weights_only=True)
-    return found
 
 
 @pytest.mark.pull

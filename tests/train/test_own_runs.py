@@ -160,6 +160,12 @@ def test_a_loop_that_is_begun_twice_is_refused(capsys: pytest.CaptureFixture[str
     assert "run.steps was called, and run.epochs before" in refused(capsys, lambda: run.steps(3))
 
 
+@pytest.mark.parametrize("name", ["step", "time"])
+def test_a_name_that_each_line_of_the_metrics_has_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run, _ = begin()
+    assert f"run.log({name}=…): each line of metrics.jsonl has" in refused(capsys, lambda: run.log(**{name: 1}))
+
+
 def test_batches_within_batches_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = begin()
     next(iter(run.batches([1, 2])))

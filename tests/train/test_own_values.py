@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import enum
 import json
 import math
 from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.gradients import Gradients
@@ -104,8 +108,8 @@ def test_what_cannot_be_saved_is_refused_with_its_path(value: Any, said: str) ->
 
 
 def snapshot_of(objects: Objects) -> Snapshot:
-    tensors, packed = objects.collect()
-    return Snapshot(5, {"objects": json.loads(json.dumps(packed))}, tensors)
+    tensors, packed, sharded = objects.collect()
+    return Snapshot(5, {"objects": json.loads(json.dumps(packed)), "sharded": sharded}, tensors)
 
 
 def test_a_model_of_another_shape_is_refused_and_three_tensors_are_named() -> None:
@@ -143,9 +147,57 @@ def test_what_has_no_state_or_no_name_is_refused(named: dict[str, Any], said: st
     assert said in str(error.value)
 
 
-def test_wrappers_leave_no_trace_in_the_names() -> None:
-    model = nn.Linear(2, 2)
-    assert Objects({"model": torch.compile(nn.DataParallel(model), backend="eager")}).named["model"][""] is model
+def compile_it(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+def compile_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def compile_a_part(model: nn.Module) -> nn.Module:
+    model[1] = compile_it(model[1])  # type: ignore[index, operator]
+    return model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "as it is": lambda model: model,
+    "compiled": compile_it,
+    "compiled in place": compile_in_place,
+    "a part compiled": compile_a_part,
+    "compiled around DDP": lambda model: compile_it(DistributedDataParallel(model)),
+    "DDP around compiled": lambda model: DistributedDataParallel(compile_it(model)),
+    "DDP around a compiled part": lambda model: DistributedDataParallel(compile_a_part(model)),
+}
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+PAIRS = [(name, "as it is") for name in WRAPPERS] + [("as it is", name) for name in list(WRAPPERS)[1:]]
+
+
+@pytest.mark.parametrize(("before", "after"), [*PAIRS, ("compiled around DDP", "DDP around a compiled part")])
+def test_a_model_resumes_from_a_snapshot_in_whichever_wrappers_both_are(group: None, before: str, after: str) -> None:
+    def make(wrapper: str) -> tuple[nn.Module, Objects]:
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        wrapped = WRAPPERS[wrapper](model)
+        average = torch.optim.swa_utils.AveragedModel(WRAPPERS[wrapper](copy.deepcopy(model)))
+        return wrapped, Objects({"model": wrapped, "averages": [average] if "DDP" not in before + after else None})
+
+    (old, stored), (new, own) = make(before), make(after)
+    x = torch.ones(1, 2)
+    with torch.no_grad():
+        assert not torch.equal(old(x), new(x))
+        own.load(snapshot_of(stored))
+        assert torch.equal(old(x), new(x))
+    assert all("_orig_mod" not in name for tensors in own.collect()[0].values() for name in tensors)
 
 
 @pytest.mark.parametrize("style", ["none after", "zeros after", "before backward", "two optimizers"])

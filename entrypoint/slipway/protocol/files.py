@@ -24,6 +24,7 @@ OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's o
 ALLREDUCE_FILE, COMPARISON_FILE, CHECK_FILE = "allreduce.json", "comparison.json", "check.json"
 REPLICAS_FILE = "replicas.json"  # when the replicas of a model were found to differ
 SNAPSHOTS, CHARTS, TRACES = "snapshots", "tensorboard", "traces"  # folders
+PART = "part-"  # folders below SNAPSHOTS, where parameters are spread over ranks (train/snapshots/parts.py)
 # In each trace's folder: its steps and the ranks' clocks; the ranks' files in one.
 CLOCKS_FILE, MERGED_FILE = "clocks.json", "trace.json.gz"
 MANIFEST = "manifest.json"  # in each snapshot's folder
@@ -116,13 +117,19 @@ def list_snapshots(folder: Path) -> list[Path]:
     return sorted(found, key=snapshot_step, reverse=True)
 
 
+def part_name(part: int) -> str:
+    """The name of the folder with the snapshots of a part."""
+    return f"{PART}{part:05d}"
+
+
 def newest_step(run: Path) -> int | None:
-    """The step of the newest snapshot in a run directory, None without one."""
+    """The step of the newest snapshot in a run directory, None without one. A node may hold only some parts of it."""
     try:
-        newest = next(iter(list_snapshots(run / SNAPSHOTS)), None)
+        parts = (run / SNAPSHOTS, *(run / SNAPSHOTS).glob(f"{PART}*"))
+        found = next(filter(None, map(list_snapshots, parts)), None)
     except OSError:  # a disk that is away for a while
         return None
-    return snapshot_step(newest) if newest else None
+    return snapshot_step(found[0]) if found else None
 
 
 def attempt_in(record: Mapping[str, Any]) -> int:

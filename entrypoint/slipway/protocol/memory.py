@@ -1,7 +1,8 @@
 """Snapshots in memory, as launcher and workers both know them.
 
-The launcher of a node holds two buffers, files without a name (memfd_create) that outlive the workers of an attempt, and tells
-the workers where: VARIABLE holds their paths. A buffer is a page with a header, the tensors, and JSON that describes them. Its
+The launcher of a node holds two buffers for each process, files without a name (memfd_create) that outlive the workers of an
+attempt, and tells the workers where: VARIABLE holds their paths. The first process uses its own, the others only where parameters
+are spread over them. A buffer is a page with a header, the tensors, and JSON that describes them. Its
 header is written last and cleared first, so of two that are used in turn one is always whole, whenever a worker dies.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 VARIABLE = "SLIPWAY_MEMORY"
+BUFFERS = 2  # of each process
 PAGE = 4096  # bytes; where the tensors begin
 MAGIC = b"slipway1"
 FIELDS = struct.Struct("<8s5qQI")  # what Header holds, between the magic word and the checksum of both

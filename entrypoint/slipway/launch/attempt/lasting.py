@@ -15,7 +15,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
-from slipway.protocol.memory import VARIABLE, newest_in
+from slipway.protocol.memory import BUFFERS, VARIABLE, newest_in
 
 
 class SnapshotMemory:
@@ -30,12 +30,12 @@ class SnapshotMemory:
         self._buffers: list[int] = []
         workload = job.plan.workload
         if workload.resumes and not workload.spawned and not job.plan.topology.process and job.restarts:
-            self._make()
+            self._make(job.plan.topology.processes_per_node)
 
-    def _make(self) -> None:
+    def _make(self, processes: int) -> None:
         try:
-            for name in ("slipway-memory-1", "slipway-memory-2"):
-                self._buffers.append(os.memfd_create(name))
+            for number in range(BUFFERS * processes):
+                self._buffers.append(os.memfd_create(f"slipway-memory-{number + 1}"))
         except OSError:  # a sandbox without; there is the disk
             self.close()
 

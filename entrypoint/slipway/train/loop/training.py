@@ -25,6 +25,7 @@ from slipway.train.parallel.data_parallel import DataParallel, Parallel
 from slipway.train.parallel.pipeline import PipelineParallel
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
+from slipway.train.snapshots.parts import single_part
 from slipway.train.snapshots.writer import Writer
 from slipway.train.task import Task
 from slipway.train.worker.context import Context
@@ -97,9 +98,10 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         snapshots=JobSnapshots(
             context,
             Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
-            MemoryBuffers(() if task.split else context.place.memory, context.warn),
+            MemoryBuffers(() if task.split or context.place.local_rank else context.place.memory, context.warn),
             Rhythm(0 if task.split else options.memory_every, 0),
             are_finite,
+            single_part(context.place),
         ),
         numbers=StepCounts(context.device),
         # The ranks of a pipeline hold different parts.

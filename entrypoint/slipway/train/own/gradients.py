@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from slipway.train.own.sharding import local
+
 # Each gradient and its version. Weak references, since a new gradient may get the address of one that is gone.
 Fingerprint = list[tuple["weakref.ref[torch.Tensor]", int] | None]
 
@@ -42,7 +44,7 @@ class Gradients:
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [
-            parameter.grad
+            None if parameter.grad is None else local(parameter.grad)
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.sharding import Layouts, require_known
 from slipway.train.own.values import describe, pack, unpack
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import laid_out
@@ -19,6 +20,7 @@ Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
 SHOWN = 3  # differences in a message
+COMPILED = "_orig_mod."  # what torch.compile puts before the names within a module
 
 
 class Objects:
@@ -35,23 +37,32 @@ class Objects:
                     f"{name}= cannot be the name of an object of slipway.resume: type another one."
                 )
             self.named[name] = {part: without_wrappers(each) for part, each in parts_of(name, value)}
+            for part, each in self.named[name].items():
+                require_known(path(name, part), each)
+        self.layouts = Layouts()
 
     def of_kind(self, kind: type) -> list[Any]:
         """Return the objects of a class."""
         return [each for parts in self.named.values() for each in parts.values() if isinstance(each, kind)]
 
-    def collect(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return all states as tensors by file and name, and as JSON. Raises ConfigurationError for what is not allowed."""
+    def collect(self) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
+        """Return all states as tensors by file and name, and as JSON, and what these tensors are parts of (see Layouts).
+
+        Raises ConfigurationError for what is not allowed.
+        """
         tensors: Tensors = {}
         packed: dict[str, Any] = {}
+        sharded: dict[str, Any] = {}
         for name, parts in self.named.items():
             found: dict[str, torch.Tensor] = {}
             packed[name] = {
-                part: pack(each.state_dict(), f"{path(name, part)}.state_dict()", found, part)
+                part: pack(state_of(each), f"{path(name, part)}.state_dict()", found, part)
                 for part, each in parts.items()
             }
+            if parts_of_others := self.layouts.take_parts(found, f"{name}.state_dict()"):
+                sharded[file_of(name)] = parts_of_others
             tensors[file_of(name)] = found
-        return tensors, packed
+        return tensors, packed, sharded
 
     def load(self, snapshot: Snapshot) -> None:
         """Restore all states. Raises ConfigurationError, before anything is changed, where a model or a name does not fit."""
@@ -63,26 +74,26 @@ class Objects:
                 f"The snapshot at step {snapshot.step} contains {listing(stored)}, and slipway.resume was called with "
                 f"{listing(self.named)}. Pass the same objects, or start another run: --run-dir PATH."
             )
-        states = {
-            (name, part): unpack(packed, snapshot.tensors.get(file_of(name), {}))
-            for name, parts in stored.items()
-            for part, packed in parts.items()
-        }
+        sharded = snapshot.state.get("sharded", {})
+        states: dict[tuple[str, str], Any] = {}
+        for name, parts in stored.items():
+            file = file_of(name)
+            tensors = self.layouts.join_parts(snapshot.tensors.get(file, {}), sharded.get(file, {}), name)
+            states |= {(name, part): unpack(packed, tensors) for part, packed in parts.items()}
         for (name, part), state in states.items():
             if isinstance(model := self.named[name][part], nn.Module):
-                require_fit(path(name, part), model.state_dict(), state, snapshot.step)
+                require_fit(path(name, part), state_of(model), without_compiled(state), snapshot.step)
         for (name, part), state in states.items():
             load_state(path(name, part), self.named[name][part], state, snapshot.step)
 
 
 def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of what was passed under a name, each with its own; raises ConfigurationError for what has no state."""
-    if isinstance(value, list | tuple):
-        several: Mapping[str, Any] = {str(number): each for number, each in enumerate(value)}
+    several: Mapping[str, Any] = {"": value}
+    if isinstance(value, list | tuple) and not hasattr(value, "state_dict"):
+        several = {str(number): each for number, each in enumerate(value)}
     elif isinstance(value, Mapping) and not hasattr(value, "state_dict"):
         several = {str(key): each for key, each in value.items()}
-    else:
-        several = {"": value}
     for part, each in several.items():
         if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
             raise ConfigurationError(
@@ -102,6 +113,17 @@ def without_wrappers(value: Any) -> Any:
         else:
             break
     return value
+
+
+def state_of(value: Any) -> Any:
+    """Return an object's state; that of a model does not tell which of its modules were compiled."""
+    state = value.state_dict()
+    return without_compiled(state) if isinstance(value, nn.Module) else state
+
+
+def without_compiled(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's state with the names that it has without torch.compile, which adds `_orig_mod.` to names."""
+    return {key.replace(COMPILED, ""): value for key, value in state.items()}
 
 
 def path(name: str, part: str) -> str:
@@ -151,6 +173,9 @@ def shapes(state: Mapping[str, Any]) -> dict[str, str]:
 
 def load_state(name: str, target: Any, state: Any, step: int) -> None:
     """Load a state into an object. Raises ConfigurationError for what the object does not take."""
+    if isinstance(target, nn.Module):
+        own, stored = {key.replace(COMPILED, ""): key for key in target.state_dict()}, without_compiled(state)
+        state = {own[key]: value for key, value in stored.items()}
     if isinstance(target, torch.optim.Optimizer):
         state = {**state, "state": lay_out(target, state["state"])}
         if step:  # else a scheduler that steps first, at the end of an epoch, warns that no optimizer ever did

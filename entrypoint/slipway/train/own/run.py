@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import dis
 import gc
+import hashlib
 import math
 import os
+import secrets
 import signal
 import sys
 import time
@@ -34,9 +36,11 @@ from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
-from slipway.train.own.values import from_bytes, pack, to_bytes, unpack
+from slipway.train.own.sharding import local
+from slipway.train.own.values import from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
+from slipway.train.snapshots.parts import KEPT
 from slipway.train.snapshots.state import load_random_states, other_random_states, random_states, set_random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import report_failure
@@ -56,6 +60,7 @@ LEAST = 30.0  # seconds between two snapshots on the disk
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
 OWN = "own"  # what snapshots of users' loops say of themselves
 EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSError)
+IN_EACH_LINE = {"step": "run.step", "time": "the time"}  # of what run.log writes
 LEFT_BY_BREAK = {"POP_TOP", "POP_ITER"}  # what CPython does with an iterator when `break` or `return` leaves its loop
 
 
@@ -88,7 +93,7 @@ class ResumableRun:
         self._counted = bool(optimizers)
         self._before = 0  # steps that were done before this process
         self._iteration = self._lines = self._boundaries = self._postponed = 0
-        self._loop, self._begun, self._over, self._failed = "", False, False, 0
+        self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
         self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
         self._stopping: str | None = None
         self._sinks: Sinks | None = None
@@ -98,17 +103,24 @@ class ResumableRun:
         place = context.place
         self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
-        self._snapshots = JobSnapshots(
-            context,
-            Writer(place.run_dir / SNAPSHOTS, keep, lambda: place.superseded),
-            MemoryBuffers(place.memory, context.warn),
-            Rhythm("auto" if memory_every is None else memory_every, 0),
-            lambda tensors: True,  # a mask with -inf is no mistake
-        )
         self._disk = DiskRhythm(save_every, 0)
         atexit.register(self._leave)
         with self._told():
-            self.collect()  # refuses now what could not be saved
+            objects.collect()  # refuses now what could not be saved
+            parts = objects.layouts.divide(context)
+            self._snapshots = JobSnapshots(
+                context,
+                Writer(
+                    parts.folder(place.run_dir / SNAPSHOTS),
+                    max(keep, KEPT) if parts.several else keep,
+                    lambda: place.superseded,
+                ),
+                MemoryBuffers(place.memory if parts.in_memory else (), context.warn, parts.sharing),
+                Rhythm("auto" if memory_every is None else memory_every, 0),
+                lambda tensors: True,  # a mask with -inf is no mistake
+                parts,
+            )
+            self._series = context.share_text(secrets.token_hex(8))  # tells this start from others
             self._restore()
 
     # What a loop calls
@@ -163,6 +175,11 @@ class ResumableRun:
 
     def log(self, **values: Any) -> None:
         """Write numbers of this step to metrics.jsonl and TensorBoard. Rank 0 writes; other ranks may call it, too."""
+        with self._told():
+            for name in IN_EACH_LINE.keys() & values.keys():
+                raise ConfigurationError(
+                    f"run.log({name}=…): each line of {METRICS_FILE} has {IN_EACH_LINE[name]} as {name}. Choose another name."
+                )
         if self._context.place.rank != 0 or self._over:
             return
         numbers = {name: float(value) for name, value in values.items()}
@@ -200,7 +217,10 @@ class ResumableRun:
             if not self._begun and self._snapshots.saved is not None:
                 self._end(Word.FINISHED, f"was already finished at step {self.step}")
                 return
-            self._snapshots.saved = None  # what followed the last boundary may have changed anything
+            self._snapshots.saved, self._finishing = (
+                None,
+                True,
+            )  # what followed the last boundary may have changed anything
             self._context.beat(Phase.SAVE)
             self._snapshots.save(self, live=True)
             self._end(Word.FINISHED, f"{self.step} steps")
@@ -259,13 +279,15 @@ class ResumableRun:
         return (self.step, self._iteration, *self._position.describe().values())
 
     def align(self) -> None:
-        """Have rank 0's buffers in the snapshots of all nodes; the model keeps its own."""
+        """Have rank 0's buffers in the snapshots of all that may keep the same part; the model keeps its own."""
         self._aligned = {}
-        if not self._several_nodes:
+        parts = self._snapshots.parts
+        alone = len(set(parts.of_ranks)) == len(parts.of_ranks)  # each rank keeps its own
+        if alone or not (self._several_nodes or parts.several):
             return
         for model in self._objects.of_kind(nn.Module):
-            for buffer in model.buffers():
-                raw = buffer.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+            for buffer in filter(torch.Tensor.numel, model.buffers()):
+                raw = local(buffer.detach()).contiguous().reshape(-1).view(torch.uint8).clone()
                 self._context.align(raw)
                 self._aligned[buffer.data_ptr()] = raw.view(buffer.dtype).view(buffer.shape)
 
@@ -283,14 +305,15 @@ class ResumableRun:
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """See Contents."""
-        tensors, objects = self._objects.collect()
+        tensors, objects, sharded = self._objects.collect()
         for named in tensors.values():
             named.update((name, self._aligned.get(tensor.data_ptr(), tensor)) for name, tensor in [*named.items()])
         tensors["run"] = {}
         return tensors, {
             "loop": OWN,
             "objects": objects,
-            "values": pack(self.state, "run.state", tensors["run"]),
+            **({"sharded": sharded, "set": number_of(self._series, self.mark, self._finishing)} if sharded else {}),
+            "values": pack_plain(self.state, "run.state", tensors["run"]),
             "position": self._position.describe(),
             "iteration": self._iteration,
             "seed": self._seed,
@@ -333,7 +356,10 @@ class ResumableRun:
 
     def _save_or_stop(self) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
-        if self._gradients.pending:
+        pending = self._gradients.pending
+        if self._snapshots.parts.several:  # of which one may have got nothing
+            pending = any(self._context.total(pending))
+        if pending:
             self._postponed += 1
             if self._postponed == PATIENCE:
                 self._context.warn(
@@ -439,6 +465,11 @@ class DiskRhythm:
         stall, writing, _ = torch.stack([*costs]).max(0).values.tolist()
         pace = max(costs[0][2].item(), 1e-6)
         self.due = step + max(1, math.ceil(max(LEAST, stall / SHARE, writing / BUSY) / pace))
+
+
+def number_of(*what: object) -> int:
+    """Return a number for a state, by which its parts know each other."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "little")
 
 
 def data_of(ranks: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:

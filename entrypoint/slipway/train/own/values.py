@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.sharding import is_sharded
 from slipway.train.snapshots.tensors import DTYPES, safetensors_chunks
 
 ALLOWED = (
@@ -52,6 +53,16 @@ def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], name: str = ""
     return parts if isinstance(value, list) else {"tuple": parts}
 
 
+def pack_plain(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """`pack` for values that are not spread over ranks. Raises ConfigurationError for those that are, too."""
+    packed = pack(value, path, tensors)
+    if sharded := [name for name, tensor in tensors.items() if is_sharded(tensor)]:
+        raise ConfigurationError(
+            f"{path}, {sharded[0]}: a tensor that is spread over ranks, which only objects may have."
+        )
+    return packed
+
+
 def children_of(value: Any, path: str) -> list[tuple[str | int, Any]]:
     """Return the items of a mapping, list or tuple with their keys. Raises ConfigurationError for anything else."""
     if type(value) in (list, tuple, torch.Size):
@@ -75,7 +86,7 @@ def describe(value: Any) -> str:
 def add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], name: str) -> str:
     """Add a tensor under `name`, or a similar name if that is taken. Raises ConfigurationError for one that is not allowed."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_sharded(tensor):
         raise ConfigurationError(f"{path}: {describe(tensor)}, a tensor of a class of its own, which cannot be saved.")
     if kind not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
         odd = "on the meta device" if tensor.is_meta else kind if kind not in DTYPES else str(tensor.layout)
@@ -134,7 +145,7 @@ UNPACKED: Mapping[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
 def to_bytes(value: Any, path: str) -> torch.Tensor:
     """Return a value that `pack` takes as one uint8 tensor of shape (bytes,)."""
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(pack(value, path, tensors)).encode()
+    text = json.dumps(pack_plain(value, path, tensors)).encode()
     tensors = {f"t.{name}": tensor for name, tensor in tensors.items()} | {
         "json": torch.tensor(list(text), dtype=torch.uint8)
     }

@@ -16,6 +16,7 @@ import torch
 from slipway.protocol.files import snapshot_name
 from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
+from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.resume import POLL, SharedSnapshot, share_snapshot
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import random_states
@@ -57,9 +58,11 @@ class JobSnapshots:
     memory: MemoryBuffers
     rhythm: Rhythm  # of those in memory
     sound: Callable[[list[torch.Tensor]], bool]  # whether floating-point tensors may be in one that is in memory
+    parts: RankParts  # which ranks hold the same tensors
     saved: Hashable = None  # the mark of the last snapshot, the same on all ranks
     held: Hashable = None  # the mark of a valid snapshot that this rank's run directory held already
     name: str = ""  # of the last snapshot that was begun
+    earlier: bool = False  # whether a snapshot was complete on all ranks before the one that is begun next
 
     def save(self, contents: Contents, live: bool = False) -> None:
         """Start writing a snapshot, on the ranks that write snapshots; nothing if the last one is of the same state.
@@ -70,11 +73,12 @@ class JobSnapshots:
         if self.saved == contents.mark:
             return
         self.wait(contents.step)
+        self.earlier = self.earlier or bool(self.name)
         contents.align()
         contents.require_sound()
         ranks, _ = self.gather_ranks(contents)
         snapshot = self._describe(contents, ranks)
-        if self.context.place.keeps_snapshots and self.held != contents.mark:
+        if self.parts.on_disk and self.held != contents.mark:
             self.writer.start(snapshot, copy=not live)
         self.saved, self.name = contents.mark, snapshot_name(contents.step)
 
@@ -119,7 +123,8 @@ class JobSnapshots:
         if memory.usable and memory.start(self._describe(contents, ranks), self.sound):
             rhythm.copying = time.perf_counter() - exchanged
         cost = max(copies) + min(exchanges) if any(copies) else 0.0
-        rhythm.go_on(contents.step, cost, paces[0], any(usable))
+        kept = {part for part, can in zip(self.parts.of_ranks, usable, strict=True) if can}
+        rhythm.go_on(contents.step, cost, paces[0], kept == {*self.parts.of_ranks})
 
     def gather_ranks(self, contents: Contents, *numbers: float) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
         """Return what differs from rank to rank, of all ranks, as it is stored; and for each of the `numbers` every rank's."""
@@ -139,7 +144,7 @@ class JobSnapshots:
 
     def find(self, wanted: str, wants: Callable[[str, str], bool] = lambda stem, name: True) -> SharedSnapshot | None:
         """Return the snapshot to resume from, which `wanted` means: none, auto or a path. Raises as `share_snapshot` does."""
-        return share_snapshot(self.context, wanted, wants, self.memory)
+        return share_snapshot(self.context, wanted, wants, self.memory, self.parts)
 
     def settle(self, found: SharedSnapshot, contents: Contents, due: bool) -> None:
         """Write the snapshot that was resumed from where a node lacks it, or where it was in memory and is `due` on the disk.
@@ -148,9 +153,10 @@ class JobSnapshots:
         """
         held = found.held and not (found.in_memory and due)
         self.held = contents.mark if held and not found.in_memory else None
-        [without] = self.context.total(self.context.place.keeps_snapshots and not held)
+        [without] = self.context.total(self.parts.on_disk and not held)
         self.saved = None if without or found.in_memory else contents.mark
         self.name = "" if self.saved is None else snapshot_name(contents.step)
+        self.earlier = True
         if without:  # a run that starts from another run's snapshot gets a copy, too
             self.save(contents)
 
@@ -164,4 +170,8 @@ class JobSnapshots:
     def _describe(self, contents: Contents, ranks: Mapping[str, torch.Tensor]) -> Snapshot:
         tensors, state = contents.collect()
         state = {**state, "world_size": self.context.place.world_size}
-        return Snapshot(contents.step, state, {**tensors, "ranks": ranks}, self.context.place.attempt)
+        if self.parts.several:
+            state |= {"parts": list(self.parts.of_ranks), "earlier": self.earlier}
+            ranks = self.parts.concerned(ranks)
+        tensors = {**tensors, "ranks": ranks}
+        return Snapshot(contents.step, state, tensors, self.context.place.attempt)

@@ -26,7 +26,7 @@ import torch
 
 from slipway.protocol.cgroups import read_memory
 from slipway.protocol.memory import PAGE, Header, read_header, write_header
-from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
+from slipway.train.snapshots.snapshot import ANY, Snapshot, SnapshotError
 from slipway.train.snapshots.tensors import DTYPES, sum_of_bits
 from slipway.train.snapshots.writer import Names, aligned, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
@@ -47,10 +47,13 @@ class Buffer:
 class MemoryBuffers:
     """Both buffers; each of several nodes has its own. Without paths nothing is stored."""
 
-    def __init__(self, paths: Sequence[str], warn: Callable[[str], None]) -> None:
-        """Open the buffers. `warn` is called once if nothing can be stored, and for each snapshot that is passed over."""
+    def __init__(self, paths: Sequence[str], warn: Callable[[str], None], sharing: int = 1) -> None:
+        """Open the buffers. `warn` is called once if nothing can be stored, and for each snapshot that is passed over.
+
+        `sharing`: how many processes of this node store snapshots, each as many bytes as this one.
+        """
         self._buffers: list[Buffer] = []
-        self._warn = warn
+        self._warn, self._sharing = warn, sharing
         self._failure, self._closed = "", False
         self._making_room = self._keeping = Thread()
         self._next = 0  # the buffer to write to next, never the one with the newest snapshot
@@ -118,14 +121,16 @@ class MemoryBuffers:
         for buffer in self._buffers:
             write_header(buffer.file, None)
 
-    def load(self, newer_than: tuple[int, int]) -> Snapshot | None:
-        """Return the newest intact snapshot, or None if none is newer than this attempt and step.
+    def load(self, newer_than: tuple[int, int], until: tuple[float, float] = ANY) -> Snapshot | None:
+        """Return the newest intact snapshot, or None if none is newer than this attempt and step, and at most `until`.
 
         Warns about each snapshot that is passed over.
         """
         for buffer, header in sorted(self._headers(warn=True), key=lambda pair: pair[1][:2][::-1], reverse=True):
             if (header.attempt, header.step) <= newer_than:
                 break
+            if (header.attempt, header.step) > until:
+                continue
             if header.loads >= LOADS:
                 self._warn(
                     f"passing over the snapshot in memory of step {header.step}: {LOADS} attempts from it failed"
@@ -160,7 +165,7 @@ class MemoryBuffers:
         size = size_aside(tensors)
         try:
             missing = sum(max(0, PAGE + size - os.fstat(each.file).st_size) for each in self._buffers)
-            free = read_memory().left
+            free = read_memory().left // self._sharing
             if missing > free // 2:  # the other half is for the writer's copy and for others
                 self._failure = (
                     f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken"

@@ -1,7 +1,8 @@
 """Which snapshot to resume from, and how all ranks get it.
 
 Each rank that writes snapshots searches what its node sees. The newest valid snapshot of all is sent to every rank over the
-process group, so no file system needs to be shared, and a node may have an empty disk.
+process group, so no file system needs to be shared, and a node may have an empty disk. Where parameters are spread over ranks,
+the newest one counts of which every part (parts.py) is there, and a rank that has its part is sent nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from slipway.protocol.files import (
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
+from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import (
+    ANY,
     Snapshot,
     SnapshotError,
     load_newest,
@@ -65,10 +68,15 @@ class Search:
         return self.snapshot is not None and self.path is None
 
     @property
-    def report(self) -> tuple[int, int, int, int, int]:
-        """What the others must know: the finding, its attempt and step, whether it was on a disk, and what the disk has."""
-        found = (self.snapshot.attempt, self.snapshot.step) if self.snapshot else (-1, -1)
-        return int(self.finding), *found, int(not self.in_memory), self.on_disk
+    def report(self) -> tuple[int, ...]:
+        """What the others must know: the finding, its attempt, step and set, whether it was on a disk, what the disk has, and
+        whether an earlier snapshot was complete.
+        """
+        found, after = (-1, -1, 0), False
+        if self.snapshot:
+            state = self.snapshot.state
+            found, after = (self.snapshot.attempt, self.snapshot.step, state.get("set", 0)), state.get("earlier", False)
+        return int(self.finding), *found, int(not self.in_memory), self.on_disk, int(after)
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,15 @@ class SharedSnapshot:
     in_memory: bool = False
 
 
-def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> Search:
-    """Search for the snapshot that `resume` means; `own` has the run's snapshots. Names each one that is skipped."""
+Version = tuple[float, float]  # attempt and step
+
+
+def search(
+    resume: str, own: Path, context: Context, memory: MemoryBuffers, parts: RankParts, until: Version = ANY
+) -> Search:
+    """Search for the snapshot that `resume` means, at most `until`; `own` has those of this rank's part. Names each one that is
+    skipped.
+    """
     latest = next(iter(list_snapshots(own)), None)
     try:
         if resume == "none":
@@ -94,7 +109,13 @@ def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> S
             raise ConfigurationError(
                 f"{own} already holds {latest.name}. Go on with it by --resume auto, or type another --run-dir."
             )
-        found = load_newer(own, context, memory) if resume == "auto" else load_named(Path(resume), context)
+        found = (
+            load_newer(own, context, memory, until)
+            if resume == "auto"
+            else load_named(Path(resume), context, parts, until)
+        )
+        if found is not None:
+            require_parts(found[1], parts)
     except (ConfigurationError, SnapshotError) as error:
         return Search(SearchResult.REFUSED, failure=error)
     if found is None:
@@ -109,41 +130,70 @@ def search(resume: str, own: Path, context: Context, memory: MemoryBuffers) -> S
     return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=snapshot_step(latest) if latest else -1)
 
 
-def load_newer(own: Path, context: Context, memory: MemoryBuffers) -> tuple[Path | None, Snapshot] | None:
+def require_parts(snapshot: Snapshot, parts: RankParts) -> None:
+    """Raise ConfigurationError where a snapshot's tensors were spread over ranks in another way than this job's."""
+    before, now = snapshot.state.get("parts"), [*parts.of_ranks] if parts.several else None
+    if before != now:
+        raise ConfigurationError(
+            f"The snapshot at step {snapshot.step} is of {snapshot.state.get('world_size')} processes with "
+            f"{describe_parts(before)}, and this job has {len(parts.of_ranks)} with {describe_parts(now)}. Start as many "
+            "processes as before, with the same fully_shard, or another run: --run-dir PATH."
+        )
+
+
+def describe_parts(of_ranks: Sequence[int] | None) -> str:
+    """Return how tensors are spread, for a message."""
+    if of_ranks is None:
+        return "parameters that each of them holds whole"
+    count = len(set(of_ranks))
+    replicas = f", {len(of_ranks) // count} replicas" if count < len(of_ranks) else ""
+    return f"parameters that are spread over {count} of them{replicas}"
+
+
+def load_newer(
+    own: Path, context: Context, memory: MemoryBuffers, until: Version
+) -> tuple[Path | None, Snapshot] | None:
     """The newest snapshot that is whole, in memory or on the disk; there is no path to one in memory."""
-    listed = newest_listed(own)
-    if kept := memory.load(newer_than=listed):
+    listed = newest_listed(own, until)
+    if kept := memory.load(listed, until):
         return None, kept
-    found = load_newest(own, context.warn)
+    found = load_newest(own, context.warn, until=until)
     on_disk = (found[1].attempt, found[1].step) if found else (-1, -1)
-    if on_disk < listed and (kept := memory.load(newer_than=on_disk)):
+    if on_disk < listed and (kept := memory.load(on_disk, until)):
         return None, kept
     return found
 
 
-def search_memory(own: Path, memory: MemoryBuffers) -> Search:
+def search_memory(own: Path, memory: MemoryBuffers, parts: RankParts, until: Version) -> Search:
     """What `search` finds in memory alone."""
-    attempt, step = newest_listed(own)
-    kept = memory.load(newer_than=(attempt, step))
+    attempt, step = newest_listed(own, until)
+    kept = memory.load((attempt, step), until)
+    if kept is not None:
+        try:
+            require_parts(kept, parts)
+        except ConfigurationError as error:
+            return Search(SearchResult.REFUSED, failure=error)
     return Search(SearchResult.SNAPSHOT if kept else SearchResult.NOTHING, None, kept, on_disk=step)
 
 
-def newest_listed(own: Path) -> tuple[int, int]:
-    """Attempt and step of the newest snapshot of a run, whole or not."""
-    return next(((snapshot_attempt(path), snapshot_step(path)) for path in newest_first(own)), (-1, -1))
+def newest_listed(own: Path, until: Version = ANY) -> tuple[int, int]:
+    """Attempt and step of the newest snapshot of a run, at most `until`, whole or not."""
+    versions = ((snapshot_attempt(path), snapshot_step(path)) for path in newest_first(own))
+    return next((version for version in versions if version <= until), (-1, -1))
 
 
-def load_named(path: Path, context: Context) -> tuple[Path, Snapshot] | None:
-    """The snapshot at `path`, or the newest valid one of the run there; None where there is neither.
+def load_named(path: Path, context: Context, parts: RankParts, until: Version) -> tuple[Path, Snapshot] | None:
+    """This rank's part of the snapshot at `path`, or of the newest valid one of the run there; None where there is neither.
 
     Raises SnapshotError where the snapshot itself was named and is damaged.
     """
     if (path / SNAPSHOTS).is_dir():
-        return load_newest(path / SNAPSHOTS, context.warn)
-    return (path, load_snapshot(path)) if number_in(path.name, STEP) is not None and path.is_dir() else None
+        return load_newest(parts.folder(path / SNAPSHOTS), context.warn, until=until)
+    own = parts.folder(path.parent) / path.name
+    return (own, load_snapshot(own)) if number_in(own.name, STEP) is not None and own.is_dir() else None
 
 
-def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
+def choose_source(reports: Sequence[tuple[int, ...]]) -> int | None:
     """The rank whose finding counts for all: a refusal, else the newest snapshot, else damage; None without any."""
     for finding in (SearchResult.REFUSED, SearchResult.SNAPSHOT, SearchResult.DAMAGED):
         ranks = [rank for rank, report in enumerate(reports) if report[0] == finding]
@@ -152,18 +202,71 @@ def choose_source(reports: Sequence[tuple[int, int, int]]) -> int | None:
     return None
 
 
+def newest_of_parts(
+    reports: Sequence[tuple[int, ...]], of_ranks: Sequence[int]
+) -> dict[int, tuple[int, int, int] | None]:
+    """Return attempt, step and set of the newest snapshot that was found of each part."""
+    newest: dict[int, tuple[int, int, int] | None] = dict.fromkeys(sorted(set(of_ranks)))
+    for part, (finding, *version) in zip(of_ranks, reports, strict=True):
+        if finding == SearchResult.SNAPSHOT:
+            newest[part] = max(newest[part] or (-1, -1, 0), (version[0], version[1], version[2]))
+    return newest
+
+
+def agree_on_bound(newest: Sequence[tuple[int, int, int]]) -> Version | None:
+    """Return the version up to which all search again, where the `newest` of the parts do not belong together; else None."""
+    if len(set(newest)) == 1:
+        return None
+    attempt, step, _ = min(newest)
+    return (attempt, step - 1) if len({version[:2] for version in newest}) == 1 else (attempt, step)
+
+
+def require_no_earlier(
+    missing: Sequence[int], reports: Sequence[tuple[int, ...]], of_ranks: Sequence[int], context: Context
+) -> None:
+    """Raise SnapshotError where parts of all snapshots are missing, unless the first snapshot was never complete."""
+    ranks = ", ".join(str(rank) for rank, part in enumerate(of_ranks) if part in missing)
+    if any(report[6] for report in reports):
+        raise SnapshotError(
+            f"Each rank saves its own part of the parameters, and no node has a part of rank {ranks} that belongs to those of "
+            "the others. Bring back the disk that it was saved on, or start another run: --run-dir PATH."
+        )
+    context.say(f"starting from the beginning: the first snapshot is not complete, the part of rank {ranks} is missing")
+
+
+def find_whole(
+    context: Context, resume: str, memory: MemoryBuffers, parts: RankParts
+) -> tuple[Search, list[tuple[int, ...]]]:
+    """Search together until the findings of all parts belong together. Returns this rank's, and what all ranks report."""
+    until: Version | None = ANY
+    while until is not None:
+        own = search_together(resume, context, memory, parts, until)
+        reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
+        if not parts.several or any(report[0] == SearchResult.REFUSED for report in reports):
+            break
+        newest = newest_of_parts(reports, parts.of_ranks)
+        missing = [part for part, version in newest.items() if version is None]
+        if not missing:
+            until = agree_on_bound([version for version in newest.values() if version])
+        elif len(missing) == len(newest):
+            break
+        else:
+            require_no_earlier(missing, reports, parts.of_ranks, context)
+            return Search(), [Search().report] * len(reports)
+    return own, reports
+
+
 def share_snapshot(
-    context: Context, resume: str, wants: Callable[[str, str], bool], memory: MemoryBuffers
+    context: Context, resume: str, wants: Callable[[str, str], bool], memory: MemoryBuffers, parts: RankParts
 ) -> SharedSnapshot | None:
     """The snapshot that `resume` (none, auto or a path) means, None without any; with `auto` it may be one in memory.
 
-    The same on all ranks, but that each keeps only the tensors that it `wants`, by file and name. Raises
+    The same on all ranks of a part, but that each keeps only the tensors that it `wants`, by file and name. Raises
     ConfigurationError and SnapshotError, on all ranks.
     """
     place = context.place
     context.beat(Phase.LOAD)
-    own = search_together(resume, context, memory)
-    reports = [tuple(report.tolist()) for report in context.gather(torch.tensor(own.report))]
+    own, reports = find_whole(context, resume, memory, parts)
     source = choose_source(reports)
     if source is None:
         if resume in ("none", "auto"):
@@ -177,27 +280,53 @@ def share_snapshot(
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
     name = snapshot_name(layout["step"])
     context.say(f"resuming from {layout['path'] or f'{name}, in memory'}")
-    snapshot = own.snapshot if place.rank == source else None
-    snapshot = receive_snapshot(context, layout, snapshot, source, wants)
+    if parts.several:
+        snapshot, sources = receive_parts(context, own, reports, parts)
+        source = sources[place.rank]
+    else:
+        sources = [source] * place.world_size
+        snapshot = receive_snapshot(context, layout, own.snapshot if place.rank == source else None, source, wants)
+    in_memory = not all(reports[each][4] for each in sources)
     if resume == "auto":
-        context.progress(snapshot.step, Path(layout["path"]).name if layout["path"] else None)
-    if layout["path"] is None:
+        context.progress(snapshot.step, None if in_memory else name)
+    if in_memory:
         memory.count_load(replace(snapshot, attempt=reports[source][1]))
-        return SharedSnapshot(snapshot, own.on_disk >= max(report[4] for report in reports), in_memory=True)
-    held = own.snapshot is not None and own.report[:4] == reports[source][:4]
+        return SharedSnapshot(snapshot, own.on_disk >= max(report[5] for report in reports), in_memory=True)
+    held = own.snapshot is not None and own.report[:5] == reports[source][:5]
     return SharedSnapshot(snapshot, resume == "auto" and held)
 
 
-def search_together(resume: str, context: Context, memory: MemoryBuffers) -> Search:
+def receive_parts(
+    context: Context, own: Search, reports: Sequence[tuple[int, ...]], parts: RankParts
+) -> tuple[Snapshot, list[int]]:
+    """This rank's part of the snapshot that all found, and for each rank which one its part comes from; by all ranks."""
+    sources, received = [0] * len(reports), own.snapshot
+    for part in sorted(set(parts.of_ranks)):
+        ranks = [rank for rank, each in enumerate(parts.of_ranks) if each == part]
+        source = max(ranks, key=lambda rank: reports[rank])
+        for rank in ranks:
+            sources[rank] = source
+        if all(reports[rank][:4] == reports[source][:4] for rank in ranks):
+            continue
+        layout = json.loads(context.share_text(json.dumps(describe_layout(own)), source))
+        mine = parts.own == part
+        found = receive_snapshot(
+            context, layout, own.snapshot if context.place.rank == source else None, source, lambda *_, mine=mine: mine
+        )
+        received = found if mine else received
+    assert received is not None
+    return received, sources
+
+
+def search_together(resume: str, context: Context, memory: MemoryBuffers, parts: RankParts, until: Version) -> Search:
     """What `search` finds, where this rank keeps snapshots; no rank waits in one long exchange, however long disks take."""
-    place = context.place
-    folder = place.run_dir / SNAPSHOTS
+    folder = parts.folder(context.place.run_dir / SNAPSHOTS)
     with ThreadPoolExecutor(max_workers=1) as reader:
         own = []
-        if place.keeps_snapshots:
-            own = [reader.submit(search, resume, folder, context, memory)]
-        elif resume == "auto" and memory.usable:  # all nodes see one disk, which rank 0 reads
-            own = [reader.submit(search_memory, folder, memory)]
+        if parts.on_disk:
+            own = [reader.submit(search, resume, folder, context, memory, parts, until)]
+        elif resume == "auto" and memory.usable:  # all nodes see one disk, which the part's first rank reads
+            own = [reader.submit(search_memory, folder, memory, parts, until)]
         while any(context.total(len(wait(own, POLL).not_done))):
             continue
     return own[0].result() if own else Search()

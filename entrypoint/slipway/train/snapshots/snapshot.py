@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -42,6 +43,7 @@ from slipway.train.snapshots.tensors import safetensors_chunks
 from slipway.train.worker.launcher import NoProgressError, SupersededError
 
 FORMAT = 1
+ANY = (math.inf, math.inf)  # an attempt and step that none is after
 STATE = "state.json"
 TENSORS = ".safetensors"
 MODEL = "model"  # the stem of the files with the weights
@@ -264,15 +266,19 @@ def parse_state(path: Path, content: bytes) -> dict[str, Any]:
     return state
 
 
-def load_newest(folder: Path, warn: Callable[[str], None], stems: Collection[str] = ()) -> tuple[Path, Snapshot] | None:
+def load_newest(
+    folder: Path, warn: Callable[[str], None], stems: Collection[str] = (), until: tuple[float, float] = ANY
+) -> tuple[Path, Snapshot] | None:
     """The newest snapshot in `folder` that verifies, None without any. Each one skipped is named through `warn`.
 
-    `stems`: as for `load_snapshot`.
+    `stems`: as for `load_snapshot`. `until`: an attempt and step; later ones are passed over.
 
     Raises NewerFormatError where a later version wrote the newest, ConfigurationError for an address such as s3://bucket.
     """
     require_local(folder, str(folder))
     for path in newest_first(folder):
+        if (snapshot_attempt(path), snapshot_step(path)) > until:
+            continue
         try:
             found = load_snapshot(path, stems)
         except NewerFormatError:

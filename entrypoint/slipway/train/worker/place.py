@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slipway.protocol.files import newest_attempt
-from slipway.protocol.memory import VARIABLE
+from slipway.protocol.memory import BUFFERS, VARIABLE
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Place:
     bar: bool
     shared: bool  # whether all nodes share the run directory
     attempt: int = 0  # number of the attempt on the run; 0: unknown
-    memory: tuple[str, ...] = ()  # paths of the buffers for snapshots in memory, if this worker fills them
+    memory: tuple[
+        str, ...
+    ] = ()  # paths of two buffers for snapshots in memory, of which each process of a node has its own
 
     @property
     def keeps_snapshots(self) -> bool:
@@ -53,9 +55,10 @@ def read_place(environ: Mapping[str, str]) -> Place:
     missing = [name for name in ("SLIPWAY_RUN_DIR", "SLIPWAY_NODE_DIR") if not environ.get(name)]
     if missing:
         raise SystemExit(f"{missing[0]} is not set; workloads are started by the launcher: slipway run WORKLOAD")
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
     return Place(
         rank=int(environ.get("RANK", "0")),
-        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        local_rank=local_rank,
         world_size=int(environ.get("WORLD_SIZE", "1")),
         node_rank=int(environ.get("GROUP_RANK", "0")),
         run_dir=Path(environ["SLIPWAY_RUN_DIR"]),
@@ -66,7 +69,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
         bar=environ.get("SLIPWAY_PROGRESS") == "bar",
         shared=environ.get("SLIPWAY_SHARED_RUN_DIR", "1") != "0",
         attempt=int(environ.get("SLIPWAY_ATTEMPT", "0")),
-        memory=tuple(environ.get(VARIABLE, "").split()) if environ.get("LOCAL_RANK", "0") == "0" else (),
+        memory=tuple(environ.get(VARIABLE, "").split()[BUFFERS * local_rank : BUFFERS * (local_rank + 1)]),
     )
 
 
