@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 
 from slipway.cli.cli import told_what_is_missing
 from slipway.launch.resolve.packages import TRAIN, locate_module, require_packages
+from slipway.options import VisionOptions, parse
 from slipway.protocol.errors import LaunchError
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +69,28 @@ def test_a_command_that_imports_what_the_extra_brings_says_so(module: str, told:
     with pytest.raises(LaunchError if told else ModuleNotFoundError) as ended, told_what_is_missing("report"):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     assert ("slipway report needs pygal" in str(ended.value)) == told
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        (["--dataset", "folder:."], "--dataset folder:."),
+        (["--dataset", "folder:.", "--model", "resnet50"], "--dataset folder:."),
+        (["--preset", "cifar10"], "--dataset cifar10"),
+        (["--model", "resnet18"], "--model resnet18"),
+        (["--model", "resnet50"], "--model resnet50"),
+        (["--model", "resnet9"], ""),
+        ([], ""),
+    ],
+)
+def test_vision_without_torchvision_names_the_option_that_needs_it(
+    tmp_path: Path, typed: list[str], names: str
+) -> None:
+    wanted, locate = parse(VisionOptions, typed).packages(), installed(tmp_path, "2.13.0+cpu").get
+    if not names:
+        require_packages("vision", True, locate, wanted)
+        return
+    with pytest.raises(LaunchError, match=re.escape(f"{names} needs torchvision, which {sys.executable}")) as told:
+        require_packages("vision", True, locate, wanted)
+    assert told.value.code == 78
+    require_packages("vision", True, installed(tmp_path, "2.13.0", [*ALL, "torchvision"]).get, wanted)

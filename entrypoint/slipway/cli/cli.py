@@ -118,7 +118,8 @@ def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog
 def run(words: tuple[str, ...], **options: Any) -> None:
     """Train a workload or script: detect this node's rank, start torchrun, and handle shutdown and restarts."""
     job = read_job(words, options)
-    require_packages(job.plan.workload.name, job.plan.workload.own)
+    wanted = job.options.packages() if job.options else {}
+    require_packages(job.plan.workload.name, job.plan.workload.own, wanted=wanted)
     if job.sources.parsed("SLIPWAY_CHECK"):
         from slipway.cli.check import check_first
 

@@ -108,6 +108,10 @@ class Options:
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other."""
 
+    def packages(self) -> Mapping[str, str]:
+        """Packages that not every image has, with the option of these that needs each."""
+        return {}
+
     def foresee(self) -> None:
         """Raise ConfigurationError for what training would find out, as far as a look at the files tells a launcher."""
 

@@ -15,6 +15,7 @@ from slipway.options.numbers import Whole
 from slipway.options.paths import NotLocalError, explain_address, require_local
 from slipway.protocol.mistake import ConfigurationError, nearest
 
+TORCHVISIONS = ("resnet18", "resnet50")  # models
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
 
 
@@ -107,6 +108,12 @@ class VisionOptions(Exportable):
     def flips(self) -> bool:
         """Whether pictures are mirrored: digits never look the same."""
         return self.dataset != GLYPHS if self.flip is None else self.flip
+
+    def packages(self) -> Mapping[str, str]:
+        """torchvision has the ResNets, the decoders for folders and the address of CIFAR-10."""
+        if self.dataset != GLYPHS:
+            return {"torchvision": f"--dataset {self.dataset}"}
+        return {"torchvision": f"--model {self.model}"} if self.model in TORCHVISIONS else {}
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other, ConfigurationError for a folder that is not there."""

@@ -9,9 +9,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slipway import __version__
@@ -24,10 +25,15 @@ LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that process/agent.py 
 TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what each of our own workloads imports; modules
 
 
-def require_packages(workload: str, own: bool, locate: Callable[[str], Path | None] | None = None) -> None:
+def require_packages(
+    workload: str,
+    own: bool,
+    locate: Callable[[str], Path | None] | None = None,
+    wanted: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raise LaunchError, with what to type, where a job cannot start for want of a package. `own`: a workload of ours.
 
-    `locate` finds the folder of a module; it is for tests.
+    `locate` finds the folder of a module; it is for tests. `wanted`: modules that one of the options needs, with the option.
     """
     locate = locate or locate_module
     folder = locate("torch")
@@ -43,6 +49,12 @@ def require_packages(workload: str, own: bool, locate: Callable[[str], Path | No
         )
     if own and (lacking := [name for name in TRAIN if locate(name) is None]):
         raise missing(f"slipway {workload}", lacking)
+    for module, option in wanted.items():
+        if locate(module) is None:
+            raise LaunchError(
+                f"{option} needs {module}, which {sys.executable} does not have. Use an image that has it (cuda12), install the "
+                f"{module} that belongs to this PyTorch, or leave {option} out."
+            )
 
 
 def missing(command: str, modules: Sequence[str]) -> LaunchError:
