@@ -23,7 +23,7 @@ from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Call, Group, Standing
-from slipway.launch.job import make_attempts
+from slipway.launch.job import JobParts, make_attempts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.messages import Card, Go
 from slipway.launch.rendezvous.rendezvous import Rendezvous
@@ -145,9 +145,8 @@ class Launcher:
             nodes = stack.enter_context(
                 SeveralNodes(job, self.stops, clock=self.clock, rendezvous=self._make_rendezvous)
             )
-            return make_attempts(
-                job, node, nodes, self.stops, stack, clock=self.clock, attempt=self._attempt, run_lock=self._make_lock
-            )
+            parts = JobParts(self.clock, self._attempt, self._make_lock)
+            return make_attempts(job, node, nodes, self.stops, stack, parts)
 
     def _make_rendezvous(self, terms: Terms) -> SimulatedRendezvous:
         network, name = self.world.network.seen_from(self.process), self.process.name

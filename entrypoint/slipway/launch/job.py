@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.lasting import Lasting, SnapshotMemory, Spare
@@ -14,14 +14,14 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import conclude
-from slipway.launch.hangs.hang import Compare, HangReport
-from slipway.launch.monitoring import Metrics, Notices, open_metrics, open_notices
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.monitoring import open_metrics, open_notices
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
-from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
+from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.cause import Cause, CauseKind
@@ -66,121 +66,202 @@ def alone(job: Job, node: Node) -> SingleNode:
     return SeveralProcesses(job.plan.topology, node.run.path)
 
 
+class JobParts(NamedTuple):
+    """What the simulation of a job replaces: time, the work of an attempt, and the lock of the run directory."""
+
+    clock: Clock = CLOCK
+    attempt: Callable[..., Try] = attempt
+    run_lock: Callable[..., RunLock] = RunLock
+
+
+REAL = JobParts()
+
+
 def make_attempts(
-    job: Job,
-    node: Node,
-    nodes: "SingleNode | SeveralNodes",
-    stops: Stops,
-    stack: ExitStack,
-    *,
-    clock: Clock = CLOCK,
-    attempt: Callable[..., Try] = attempt,
-    run_lock: Callable[..., RunLock] = RunLock,
+    job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack, parts: JobParts = REAL
 ) -> int:
-    """Attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
-    lock: RunLock | None = None
-    books = Books(node.ledger, job.plan, clock)
-    memory = stack.enter_context(closing(SnapshotMemory(job)))
-    own = OwnProcesses()
-    spare = stack.enter_context(Spare(own, wanted=job.warm))
-    metrics, notices = stack.enter_context(open_metrics(job, say)), stack.enter_context(open_notices(job, say))
-    while True:
-        node = dataclasses.replace(node, ledger=books.ledger)
-        try:
-            agreed = nodes.join(job, node, partial(was_stopped, stops))
-        except LaunchError as error:
-            if not node.tries:
-                raise
-            return end_between(job, node, not_started(job, node.run, error, clock.time()), books, notices)
+    """Make attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
+    return Attempts(job, node, nodes, stops, stack, parts).run()
+
+
+class Attempts:
+    """The attempts of a job on one node: the nodes join, each runs its part, they agree on how it ended, and then the job ends or
+    pauses before the next attempt. `_node` is what is known between two of them.
+    """
+
+    def __init__(
+        self, job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack, parts: JobParts
+    ) -> None:
+        """`stack` closes at the job's end what all attempts share."""
+        self._job, self._node, self._nodes = job, node, nodes
+        self._stops, self._stack, self._parts = stops, stack, parts
+        self._lock: RunLock | None = None
+        self._books = Books(node.ledger, job.plan, parts.clock)
+        self._memory = stack.enter_context(closing(SnapshotMemory(job)))
+        self._own = OwnProcesses()
+        self._spare = stack.enter_context(Spare(self._own, wanted=job.warm))
+        self._metrics = stack.enter_context(open_metrics(job, say))
+        self._notices = stack.enter_context(open_notices(job, say))
+
+    def run(self) -> int:
+        """Make attempts until one is the last; the exit code. Raises LaunchError where none can begin."""
+        while True:
+            try:
+                job = self._join()
+            except LaunchError as error:
+                if not self._node.tries:
+                    raise
+                return self._end_between(not_started(self._job, self._node.run, error, self._parts.clock.time()))
+            if job is None:
+                return self._end_between(stopped_here(self._job, self._node, self._stops, self._parts.clock.time()))
+            hangs = self._make_hang_report(job)
+            tried = self._try(job, hangs)
+            ending = self._agree(tried, hangs)
+            if self._is_last(ending):
+                return self._end(ending)
+            self._pause(ending)
+
+    def _join(self) -> Job | None:
+        """Meet the other nodes for the next attempt; returns the job as agreed on, None if a stop came instead."""
+        node = dataclasses.replace(self._node, ledger=self._books.ledger)
+        agreed = self._nodes.join(self._job, node, partial(was_stopped, self._stops))
         if agreed is None:
-            return end_between(job, node, stopped_here(job, node, stops, clock.time()), books, notices)
-        ours, node = agreed
-        books.meet(node.run, node.ledger, again=bool(node.tries or node.missed))
-        hears = partial(tell_hang, node.run, metrics, notices)
-        hangs = hang_report(ours, node.run, hears, nodes.compare)
+            return None
+        job, self._node = agreed
+        self._books.meet(self._node.run, self._node.ledger, again=bool(self._node.tries or self._node.missed))
+        return job
+
+    def _make_hang_report(self, job: Job) -> HangReport:
+        """What reports a hang in this attempt."""
+        end, topology = job.sources.value("SLIPWAY_ON_HANG") == "end", job.plan.topology
+        node_dir, limit = self._node.run.node(topology.node_rank).path, job.patience or math.inf
+        return HangReport(
+            node_dir,
+            limit,
+            say,
+            end=end,
+            hears=self._note_hang,
+            compare=self._nodes.compare,
+            process=topology.process_rank,
+        )
+
+    def _try(self, job: Job, hangs: HangReport) -> Try:
+        """Run this node's part of an attempt. Raises LaunchError if the first one of a single node cannot begin."""
+        node = self._node
         try:
-            lock = lock or take_lock(ours, node, stops, stack, run_lock)
-            elsewhere = partial(look_elsewhere, lock, nodes)
-            looks = partial(look_on, node.run, books, notices)
-            lasting = Lasting(memory, spare, own, looks, hears, job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"))
+            self._lock = self._lock or self._take_lock(job)
+            silence = job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT")
+            lasting = Lasting(self._memory, self._spare, self._own, self._look_on, self._note_hang, silence)
             previous = node.tries[-1].outcome if node.tries else None
             lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
-            metrics.attempt(node.run)
-            tried = attempt(ours, node.run, stops, elsewhere, hangs, lasting)
+            self._metrics.attempt(node.run)
+            return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, lasting)
         except LaunchError as error:
-            if job.single and not node.tries:
+            if self._job.single and not node.tries:
                 raise
-            tried = not_started(job, node.run, error, clock.time())
-        taken_over = job.single and lock is not None and bool(lock.lost)  # then somebody else goes on with the run
-        rule = (lambda verdict, _: Ending(verdict)) if taken_over else partial(decide_next, job, node, tried, stops)
-        ending = nodes.report(tried.outcome, rule, lambda: was_stopped(stops) and stops.impatient, hangs)
-        books.end_attempt(ending.verdict.first)
+            return not_started(self._job, node.run, error, self._parts.clock.time())
+
+    def _take_lock(self, job: Job) -> RunLock:
+        """Lock the run directory to the job's end, and watch it for requests. Raises LaunchError if another launcher holds it."""
+        node, stops = self._node, self._stops
+        refuse_links(node.run.path, job.plan.topology.node_rank)
+        stops.watch(node.run.path)
+        nonce = "" if job.single else job.plan.topology.rendezvous_id.rpartition("-")[0]
+        lock = self._stack.enter_context(self._parts.run_lock(lock_file(node.run, job.plan), say, stops, job=nonce))
+        if not node.tries and not node.missed and job.plan.topology.rank == 0:
+            (node.run.path / STOP_FILE).unlink(missing_ok=True)
+        return lock
+
+    def _agree(self, tried: Try, hangs: HangReport) -> Ending:
+        """Agree with the other nodes on how the attempt ended and what follows, and note it."""
+        is_taken = self._job.single and self._is_lock_lost  # then the launcher that took the run over continues
+        rule = (
+            (lambda verdict, _: Ending(verdict))
+            if is_taken
+            else partial(decide_next, self._job, self._node, tried, self._stops)
+        )
+        ending = self._nodes.report(
+            tried.outcome, rule, lambda: was_stopped(self._stops) and self._stops.impatient, hangs
+        )
+        self._books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
-        reached = max(node.reached, tried.reached)
-        node = dataclasses.replace(node, tries=(*node.tries, tried), failures=ending.failures, reached=reached)
-        leaves = job.plan.topology.node_rank in ending.leaving
-        if ending.pause is None or leaves or (lock and lock.lost):
-            stay = "wait for its replacement" if job.replaced else "go on without it"
-            why = Cause(CauseKind.LEAVES, stay) if leaves else ending.why
-            notices.end(node.run, ending.verdict)
-            return end(job, dataclasses.replace(node, ledger=books.ledger), ending.verdict, why)
-        announce(job, node, ending, ending.pause, clock.time(), memory.step)
-        metrics.restart()
-        notices.restart(node.run, ending.verdict)
-        if not stops.wait(ending.pause):
+        tries, reached = (*self._node.tries, tried), max(self._node.reached, tried.reached)
+        self._node = dataclasses.replace(self._node, tries=tries, failures=ending.failures, reached=reached)
+        return ending
+
+    @property
+    def _is_lock_lost(self) -> bool:
+        """Whether another launcher has taken over the run directory."""
+        return self._lock is not None and bool(self._lock.lost)
+
+    def _leaves(self, ending: Ending) -> bool:
+        """Whether this node leaves a job that continues without it."""
+        return self._job.plan.topology.node_rank in ending.leaving
+
+    def _is_last(self, ending: Ending) -> bool:
+        """Whether this was the last attempt of this node."""
+        return ending.pause is None or self._leaves(ending) or self._is_lock_lost
+
+    def _pause(self, ending: Ending) -> None:
+        """Announce the next attempt, and wait until it can begin."""
+        job, run, stops, pause = self._job, self._node.run, self._stops, ending.pause or 0.0
+        announce(job, self._node, ending, pause, self._parts.clock.time(), self._memory.step)
+        self._metrics.restart()
+        self._notices.restart(run, ending.verdict)
+        if not stops.wait(pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
             wait_for_memory(used, partial(read_devices, job.environ), stops, say)
-        books.book(Kind.PAUSING)
+        self._books.book(Kind.PAUSING)
 
+    def _end(self, ending: Ending) -> int:
+        """The end of a job after an attempt, the same on all nodes; the exit code."""
+        job, node, verdict = self._job, self._node, ending.verdict
+        stay = "wait for its replacement" if job.replaced else "go on without it"
+        why = Cause(CauseKind.LEAVES, stay) if self._leaves(ending) else ending.why
+        self._notices.end(node.run, verdict)
+        lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
+        topology = job.plan.topology
+        others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
+        if topology.process:
+            others = topology.rank > 0  # the launcher of process 0 writes for all
+        course = Course(node.tries, why, node.missed, self._books.ledger)
+        return conclude(verdict, job, node.run, course, writes=not others)
 
-def look_on(run: Run, books: Books, notices: Notices, milestones: Milestones) -> None:
-    """An attempt goes on: book its time, and tell those who watch from elsewhere."""
-    books.look(milestones)
-    notices.look(run)
+    def _end_between(self, tried: Try) -> int:
+        """The end of this node's part in a job while no attempt runs; the exit code."""
+        job, node = self._job, self._node
+        self._books.book(Kind.REJOINING if node.tries else Kind.WAITING)
+        self._notices.end(node.run, judge([tried.outcome]))
+        run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
+        return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=self._books.ledger))
 
+    def _look_on(self, milestones: Milestones) -> None:
+        """While an attempt runs: book its time, and report to those who watch from elsewhere."""
+        self._books.look(milestones)
+        self._notices.look(self._node.run)
 
-def tell_hang(run: Run, metrics: Metrics, notices: Notices, hang: str) -> None:
-    """Tell those who watch from elsewhere of a hang."""
-    metrics.hang()
-    notices.hang(run, hang)
+    def _note_hang(self, hang: str) -> None:
+        """Report a hang to those who watch from elsewhere."""
+        self._metrics.hang()
+        self._notices.hang(self._node.run, hang)
 
-
-def hang_report(job: Job, run: Run, hears: Callable[[str], None], compare: Compare) -> HangReport:
-    """What reports a hang in the next attempt."""
-    end, topology = job.sources.value("SLIPWAY_ON_HANG") == "end", job.plan.topology
-    node_dir, limit = run.node(topology.node_rank).path, job.patience or math.inf
-    return HangReport(node_dir, limit, say, end=end, hears=hears, compare=compare, process=topology.process_rank)
+    def _look_elsewhere(self) -> Elsewhere | None:
+        """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
+        node that failed or is lost, if any.
+        """
+        if self._lock and self._lock.lost:
+            return Elsewhere(self._lock.lost)
+        if news := self._nodes.news:
+            text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
+            return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)
+        return None
 
 
 def was_stopped(stops: Stops) -> bool:
     """Whether this launcher, or the job, was asked to stop."""
     stops.look()
     return bool(stops.came)
-
-
-def take_lock(
-    job: Job, node: Node, stops: Stops, stack: ExitStack, run_lock: Callable[..., RunLock] = RunLock
-) -> RunLock:
-    """Lock the run directory to the job's end, and look for requests in it. Raises LaunchError where somebody else does."""
-    refuse_links(node.run.path, job.plan.topology.node_rank)
-    stops.watch(node.run.path)
-    nonce = "" if job.single else job.plan.topology.rendezvous_id.rpartition("-")[0]
-    lock = stack.enter_context(run_lock(lock_file(node.run, job.plan), say, stops, job=nonce))
-    if not node.tries and not node.missed and job.plan.topology.rank == 0:
-        (node.run.path / STOP_FILE).unlink(missing_ok=True)
-    return lock
-
-
-def look_elsewhere(lock: RunLock, nodes: "SingleNode | SeveralNodes") -> Elsewhere | None:
-    """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
-    node that failed or is lost, if any."""
-    if lock.lost:
-        return Elsewhere(lock.lost)
-    if news := nodes.news:
-        text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
-        return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)
-    return None
 
 
 def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
@@ -228,24 +309,6 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
     say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):
         write_json(node.run.node(job.plan.topology.node_rank).path / WAITING_FILE, {"attempt": number, "since": now})
-
-
-def end(job: Job, node: Node, verdict: Verdict, why: Cause | None) -> int:
-    """The end of a job after an attempt, the same on all nodes; the exit code."""
-    lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
-    topology = job.plan.topology
-    others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
-    if topology.process:
-        others = topology.rank > 0  # the launcher of process 0 writes for all
-    return conclude(verdict, job, node.run, Course(node.tries, why, node.missed, node.ledger), writes=not others)
-
-
-def end_between(job: Job, node: Node, tried: Try, books: Books, notices: Notices) -> int:
-    """The end of this node's part in a job while no attempt runs; the exit code."""
-    books.book(Kind.REJOINING if node.tries else Kind.WAITING)
-    notices.end(node.run, judge([tried.outcome]))
-    run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
-    return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=books.ledger))
 
 
 def stopped_here(job: Job, node: Node, stops: Stops, now: float) -> Try:
