@@ -19,6 +19,7 @@ import torch.distributed as dist
 from nccl_texts import CLOSED, DUPLICATE, INTERPRETED, SHM, nccl_error
 from training_jobs import worker_environment
 
+from slipway.protocol.causes import Sign, find_signs
 from slipway.protocol.marks import LOG_ALONE
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import metrics
@@ -26,6 +27,7 @@ from slipway.train.loop.metrics import Progress, clock, keep_metrics, short
 from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
 from slipway.train.text.language import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
+from slipway.train.worker import context as module
 from slipway.train.worker.context import STOPS, open_context
 from slipway.train.worker.launcher import (
     NoProgressError,
@@ -241,6 +243,23 @@ def test_a_script_may_exit_in_the_middle(tmp_path: Path, code: int | None, ends:
         sys.exit(code)  # as argparse does after --help, or for an option that it does not know
     assert end.value.code == ends
     assert json.loads((tmp_path / "node-0" / "outcome" / "rank-0.json").read_text())["outcome"] == word
+
+
+def test_an_outcome_that_a_full_disk_refuses_names_the_disk_in_the_line_that_the_launcher_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/runs/gpt-1/node-0/outcome/rank-0.json")
+
+    def refuse(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr(module, "write_outcome", refuse)
+    with pytest.raises(SystemExit), open_context(worker_environment(tmp_path, "none")):
+        raise ConfigurationError("no data")
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "no data"
+    assert last.startswith("[Errno 28] No space left on device: '/runs/gpt-1/node-0/outcome/rank-0.json': ")
+    assert Sign.DISK_FULL in find_signs(last), "the launcher understands it"
 
 
 def test_no_model_steers_the_terminal_that_shows_what_it_writes() -> None:

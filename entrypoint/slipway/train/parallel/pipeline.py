@@ -23,7 +23,8 @@ from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.resume import describe_tensors, make_empty
 from slipway.train.snapshots.state import optimizer_state
 from slipway.train.task import Split
-from slipway.train.worker.context import Context, pieces_of
+from slipway.train.worker.collectives import pieces_of
+from slipway.train.worker.context import Context
 from slipway.train.worker.place import COLLECTIVE_TIMEOUT, silent_stdout
 
 if TYPE_CHECKING:

@@ -26,23 +26,22 @@ from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, STOP_FILE, rank_fil
 from slipway.protocol.mistake import ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.train.worker.collectives import RankCollectives
 from slipway.train.worker.launcher import Heartbeat, StopFlag, WorkerOutcome, describe_failure, write_outcome
 from slipway.train.worker.place import Place, leave_group, open_device, open_group, read_place
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-PIECE = 2**26  # bytes that are sent at once
 
 
-class Context:
-    """A worker's place, its device, and what it exchanges with the other ranks besides gradients."""
+class Context(RankCollectives):
+    """A worker's place, its device, its heartbeat and stop flag, and what it exchanges with the other ranks besides gradients."""
 
     def __init__(
         self, place: Place, device: torch.device, side: dist.ProcessGroup | None, heartbeat: Heartbeat
     ) -> None:
         """Use `side`, a gloo group of all ranks, for flags and snapshots; None with a single process."""
-        self.place = place
+        super().__init__(place, side)
         self.device = device
-        self.side = side
         self.steps: int | None = None  # in all, once it is known
         self.outcome = WorkerOutcome(Word.FINISHED, "finished")
         self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
@@ -115,88 +114,11 @@ class Context:
         """How many steps the ranks agreed to trace since this was asked last: the same on all of them."""
         return self._flag.take_steps_to_trace()
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The CPU tensors of all ranks, which must have the same shape and type, on every rank."""
-        if self.side is None:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
-        dist.all_gather(parts, tensor, group=self.side)
-        return parts
-
-    def gather_named(self, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """The same for several tensors in one exchange: those of each rank by name."""
-        # So each begins at a multiple of its size.
-        ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
-        sizes = [tensor.nbytes for tensor in ordered.values()]
-        rows = self.gather(torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in ordered.values()]))
-        return [
-            {
-                name: piece.view(tensor.dtype).view(tensor.shape)
-                for (name, tensor), piece in zip(ordered.items(), torch.split(row, sizes), strict=True)
-            }
-            for row in rows
-        ]
-
-    def gather_on_device(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """`gather` for a tensor on the device, whose results are there as well: no host waits for its GPU."""
-        if self.side is None:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.place.world_size)]
-        dist.all_gather(parts, tensor)
-        return parts
-
-    def gather_number(self, number: float) -> list[float]:
-        """A number of each rank, on every rank."""
-        return [part.item() for part in self.gather(torch.tensor(number, dtype=torch.float64))]
-
-    def total(self, *numbers: int) -> list[int]:
-        """The sum over all ranks of each number."""
-        totals = torch.tensor(numbers, dtype=torch.int64)
-        if self.side is not None:
-            dist.all_reduce(totals, group=self.side)
-        return totals.tolist()
-
-    def share(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
-        """Overwrite a contiguous CPU tensor with rank `source`'s."""
-        if self.side is not None:
-            for piece in pieces_of(tensor):
-                dist.broadcast(piece, source, group=self.side)
-        return tensor
-
-    def share_text(self, text: str, source: int = 0) -> str:
-        """Rank `source`'s text, on every rank."""
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        size = self.share(torch.tensor([data.numel()]), source)
-        if self.place.rank != source:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        return bytes(self.share(data, source).numpy()).decode()
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks of a tensor on the device."""
-        if self.side is not None:
-            dist.all_reduce(values)
-        return values
-
-    def align(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor on the device with rank 0's."""
-        if self.side is not None:
-            dist.broadcast(tensor, 0)
-
     def close(self) -> None:
         """Finish what is still under way between the ranks, and let go of them."""
         self._flag.close()
         self._flag = StopFlag(None, None)
         self.side = None
-
-    def wait_for_all(self) -> None:
-        """Return when every rank is here."""
-        if self.side is not None:
-            dist.barrier(group=self.side)
-
-
-def pieces_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The memory of a contiguous CPU tensor as uint8 tensors, none so large that a message with it would be."""
-    return torch.split(tensor.view(-1).view(torch.uint8), PIECE)
 
 
 @contextmanager
@@ -236,7 +158,8 @@ def report_failure(error: BaseException, place: Place, so_far: WorkerOutcome) ->
     try:
         write_outcome(place.node_dir, place.rank, outcome)
     except OSError as full:
-        print(f"and this could not be written down: {full}", file=sys.stderr, flush=True)
+        # The launcher quotes the last line, and this is why there is no better one.
+        print(f"{full}: how this worker ended cannot be written there", file=sys.stderr, flush=True)
 
 
 def _leave_at_once() -> NoReturn:
