@@ -1,6 +1,5 @@
 """Real rendezvous on 127.0.0.1: who comes together, who does not, and what everybody is told."""
 
-import dataclasses
 import errno
 import itertools
 import re
@@ -546,7 +545,7 @@ def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
 def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     launcher: Make, port: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = dataclasses.replace(runtimes.KUBERNETES, opening=0.0)
+    quick = runtimes.KUBERNETES._replace(opening=0.0)
     monkeypatch.setattr(runtimes, "RUNTIMES", {**runtimes.RUNTIMES, quick.name: quick})
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
     node0 = launcher(0, 2, card={"runtime": runtime})

@@ -30,9 +30,9 @@ from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.records import Beat, Holder
 from slipway.launch.run_directory.run import Run, prepare_run
-from slipway.launch.run_directory.run_lock import TOUCH, Holder, RunLock
+from slipway.launch.run_directory.run_lock import TOUCH, RunLock
 from slipway.launch.several_nodes import SeveralNodes
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Ending, Try
@@ -375,7 +375,7 @@ class SimulatedLock(RunLock):
     def _create(self, mine: Holder) -> bool:
         # Another host's, as far as anybody knows: all launchers of a simulation are in one process.
         launcher = self._launcher
-        mine = dataclasses.replace(mine, space="", host=launcher.address, pid=launcher.number, since=launcher.wall())
+        mine = mine._replace(space="", host=launcher.address, pid=launcher.number, since=launcher.wall())
         return super()._create(mine)
 
     def _start_keeping(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -257,7 +256,7 @@ def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.Mon
 def test_only_the_node_with_the_wrong_result_is_unhealthy(rank: int, code: int) -> None:
     first = NodeEnd(node_rank=1, host="n1", word="failed", evidence="WrongResultError: all-reduce: rank 1 got …")
     assert judge_outcome(first, rank).code == code
-    assert judge_outcome(dataclasses.replace(first, word="unhealthy", evidence="ECC"), rank).code == code
+    assert judge_outcome(first._replace(word="unhealthy", evidence="ECC"), rank).code == code
 
 
 def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

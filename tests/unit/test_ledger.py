@@ -15,7 +15,6 @@ from slipway.launch.verdict.ledger import (
     COSTS,
     KIND_OF,
     KINDS,
-    LARGEST,
     NOTHING,
     Kind,
     Ledger,
@@ -28,7 +27,7 @@ from slipway.launch.verdict.ledger import (
     span,
     waiting_texts,
 )
-from slipway.protocol.files import ATTEMPTS
+from slipway.protocol.files import ATTEMPTS, SECONDS
 from slipway.protocol.phases import Phase
 
 SPENT = {
@@ -188,7 +187,7 @@ def test_waits_that_make_no_sense_spoil_no_ledger(waited: object) -> None:
     found = ledger_of({"seconds": {"training": 5.0}, "attempts": 1, "until": 1.0, "waited": waited})
     assert found == Ledger(ledger(training=5).seconds, 1, 1.0)
     assert waiting_texts(NOTHING.wait_for({3: 5.0})) == [], "nothing is booked"
-    assert NOTHING.wait_for({3: -5.0, 4: 1e300}).waited == (Waited(4, LARGEST), Waited(3, 0.0))
+    assert NOTHING.wait_for({3: -5.0, 4: 1e300}).waited == (Waited(4, SECONDS), Waited(3, 0.0))
 
 
 def test_what_passed_between_two_launchers_is_booked_where_time_went_on() -> None:

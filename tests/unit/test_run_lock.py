@@ -1,6 +1,5 @@
 """Who holds a run directory: one launcher at a time, a dead one's place is taken, a living one's never."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -40,7 +39,7 @@ def stops() -> Iterator[Stops]:
 
 def write(file: Path, holder: Holder | None, **change: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(holder, **change))) if holder else "")
+    file.write_text(json.dumps(holder._replace(**change)._asdict()) if holder else "")
 
 
 def hold(file: Path, stops: Stops, said: list[str] | None = None) -> RunLock:
@@ -73,7 +72,7 @@ def test_a_process_that_ended_without_a_word_is_replaced_at_once(file: Path, sto
     said = list[str]()
     # An hour is more than any test waits: such a one is not watched for signs of life.
     with RunLock(file, said.append, stops, patience=3600):
-        assert read_holder(file) == dataclasses.replace(this_launcher(0), **vars_of(file))
+        assert read_holder(file) == this_launcher(0)._replace(**vars_of(file))
     assert "ended without a report" in said[0]
 
 
@@ -90,7 +89,7 @@ def test_a_process_id_that_was_given_again_is_not_its_old_owner(file: Path, stop
     assert not is_alive(file, sleep, 0.0)
 
 
-@pytest.mark.parametrize("holder", [dataclasses.replace(this_launcher(1.0), space="another boot"), None])
+@pytest.mark.parametrize("holder", [this_launcher(1.0)._replace(space="another boot"), None])
 def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder: Holder | None) -> None:
     write(file, holder)
     assert not is_alive(file, sleep, PATIENCE)

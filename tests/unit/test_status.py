@@ -1,6 +1,5 @@
 """What a run's directory tells somebody who looks at it, whatever state it was left in."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -194,7 +193,7 @@ def test_the_stacks_of_a_hang_are_shown_with_its_verdict_and_in_the_report() -> 
 @pytest.mark.parametrize("outcome", [None, FAILED | {"attempt": 1}, {"attempt": 2}, FAILED | {"first": None}])
 def test_a_run_whose_launcher_was_killed_has_no_verdict(outcome: dict[str, Any] | None) -> None:
     run = make(outcome=outcome)
-    write_json(run / "node-0" / "launcher.json", dataclasses.asdict(this_launcher(1.0)) | {"started": 1})
+    write_json(run / "node-0" / "launcher.json", this_launcher(1.0)._asdict() | {"started": 1})
     assert "without a verdict" in "\n".join(status_lines(read_status(run)))
 
 

@@ -4,12 +4,10 @@ import dataclasses
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
     from slipway.options import Options
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What each process runs: the workload with its arguments, and what these say where it is one of ours. `typed` is what was
     typed, or set in WORKLOAD, up to the arguments.
     """
@@ -234,6 +231,8 @@ def _hash_stdlib() -> str:
 
 def _require_mpi() -> None:
     asked = "import sys, torch.distributed as d; sys.exit(not d.is_mpi_available())"
+    import subprocess  # it takes two milliseconds, which most starts save
+
     if subprocess.run([sys.executable, "-P", "-c", asked], check=False).returncode:
         raise LaunchError(
             "This torch was built without the mpi backend. Use --backend nccl (GPUs) or gloo (CPUs); to start from mpirun, "

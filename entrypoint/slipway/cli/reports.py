@@ -14,11 +14,12 @@ from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.records import NodeEnd, RunRecord, TriedRecord
-from slipway.launch.verdict.block import ENDINGS, heading, utc
+from slipway.launch.verdict.block import ENDINGS, heading
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
+from slipway.protocol.printable import utc
 
 NO_DATA, NONE = "none", "–"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in

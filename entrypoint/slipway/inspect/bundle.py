@@ -20,7 +20,6 @@ from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.packages import read_versions
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.verdict.block import utc
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import (
     HEARTBEATS,
@@ -35,6 +34,7 @@ from slipway.protocol.files import (
     RUN_FILE,
     open_run_file,
 )
+from slipway.protocol.printable import utc
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
 
 NAME_ENDS = ".tar.gz"

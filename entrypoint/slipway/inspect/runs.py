@@ -8,7 +8,8 @@ from typing import Any
 
 from slipway.inspect.status import Status, read_status, sleep
 from slipway.launch.run_directory.directory import list_run_directories
-from slipway.launch.verdict.block import ENDINGS, utc
+from slipway.launch.verdict.block import ENDINGS
+from slipway.protocol.printable import utc
 
 HEAD = ("run", "started", "step", "state")
 

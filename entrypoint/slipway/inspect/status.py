@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from slipway.launch.run_directory.records import (
     WaitingRecord,
 )
 from slipway.launch.run_directory.run_lock import TOUCH, is_alive
-from slipway.launch.verdict.block import heading, stack_lines, utc
+from slipway.launch.verdict.block import heading, stack_lines
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
+from slipway.protocol.printable import utc
 from slipway.protocol.replicas import ReplicaDifference
 
 SHOWN = 5  # attempts that failed, the newest
@@ -142,10 +143,10 @@ def status_json(status: Status) -> dict[str, Any]:
         "attempt": status.record.attempt or None,
         "snapshot": status.snapshot,
         "holders": [
-            {"node": node} | {name: value for name, value in asdict(holder).items() if name != "token"}
+            {"node": node} | {name: value for name, value in holder._asdict().items() if name != "token"}
             for node, holder in zip(status.nodes, status.holders, strict=True)
         ],
-        "waiting": asdict(status.waiting) if status.waiting else None,
+        "waiting": status.waiting._asdict() if status.waiting else None,
         "ranks": [
             {name: getattr(beat, name) for name in ("rank", "phase", "step", "steps", "own")} | {"age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)

@@ -16,11 +16,10 @@ from pathlib import Path
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
+from slipway.launch.resolve.host import CHECKPOINTS, USUAL_IMAGE, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     COMPOSE,
-    USUAL_IMAGE,
     Invocation,
     as_typed,
     fill_in,

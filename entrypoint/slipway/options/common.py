@@ -80,7 +80,7 @@ def option(default: Any, kind: click.ParamType[Any] | None, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind, "help": text})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Options:
     """What was asked of a workload. `sources` says of each option where its value came from."""
 
@@ -116,9 +116,9 @@ class Options:
         """Raise ConfigurationError for what training would find out, as far as a look at the files tells a launcher."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Common(Options):
-    """Options of every training."""
+    """Options of every training. Only the classes of workloads get methods from dataclasses: making them takes milliseconds."""
 
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("steps", "epochs"), ("batch_size", "batch_size_per_process"))
 
@@ -225,7 +225,7 @@ class Common(Options):
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Exportable(Common):
     """Options of a training whose result can be used elsewhere."""
 

@@ -13,7 +13,7 @@ from slipway.options.common import COUNT, COUNT_OR_ZERO, NOT_NEGATIVE, SHARE, Ex
 from slipway.options.dataset import STDLIB, TOKENS, Dataset, check_dataset, check_tokenizer, require_length
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class TextOptions(Exportable):
     """Options of every training on text."""
 

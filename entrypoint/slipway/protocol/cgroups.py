@@ -2,14 +2,13 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path("/")
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes of memory: of the machine, and of the narrowest cgroup (`limit` None: none is set)."""
 
     total: int

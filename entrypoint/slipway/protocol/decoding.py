@@ -70,8 +70,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoder:
+class Decoder(NamedTuple):
     """Reads one value. `lenient`: what makes no sense is left out where that is possible, except fields that are `required`."""
 
     lenient: bool
@@ -101,7 +100,7 @@ class Decoder:
         if kind is Any:
             return value
         if dataclasses.is_dataclass(kind) or hasattr(kind, "_field_defaults"):
-            return dataclasses.replace(self, required=frozenset()).read(kind, value, name)
+            return Decoder(self.lenient).read(kind, value, name)
         origin, inner = get_origin(kind), get_args(kind)
         if origin in (Union, types.UnionType):
             return None if value is None else self.read_value(inner[0], value, name)

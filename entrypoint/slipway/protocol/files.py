@@ -45,7 +45,8 @@ OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank th
 
 NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
 # More than any job has: what a damaged or forged file says beyond is nobody's.
-ATTEMPTS, NODES, STEPS = 1_000_000, 65_536, 10**15
+ATTEMPTS, NODES, RANKS, STEPS = 1_000_000, 65_536, 2**26, 10**15
+SECONDS = 1e11
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
 LINK = "is a link, which is not followed within a run directory"

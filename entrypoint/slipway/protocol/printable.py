@@ -1,7 +1,8 @@
 """Text from elsewhere, made safe to print (paths may hold any bytes; workers, files that others may write, and other nodes may
-send anything), and numbers of ranks or nodes as people read them. Pure.
+send anything), and numbers of ranks or nodes and times as people read them. Pure.
 """
 
+import datetime
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -55,3 +56,11 @@ def rank_ranges(ranks: Iterable[int]) -> str:
         parts += [(f"{run[0]}-{run[-1]}", len(run))] if len(run) > 2 else [(str(rank), 1) for rank in run]
     more = sum(many for _, many in parts[MOST:])
     return ", ".join(text for text, _ in parts[:MOST]) + (f" and {more} more" if more else "")
+
+
+def utc(seconds: float) -> str:
+    """A time in unix seconds as people read it; whatever a file says."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"at {seconds:.0f} s"

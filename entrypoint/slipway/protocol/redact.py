@@ -91,7 +91,8 @@ LINE_FORMS = (
 # Whether one of these may match a line, which is asked in small letters: most lines are spared the rest.
 TELLING = (
     r"""@|pass|pwd|\bpw\b|_pw|secret|token(?!iz|s?/s|s_per|s )|key|kennwort|contrase|cred|auth|bearer|basic|cookie|jwt|mnemonic"""
-    r"""|psk|otp|conn(?:ection)?[_ ]?str|hook|notify|/bot\d|sig=|signature|code=|curl|wget|mysql|mariadb|redis-cli|docker login"""
+    r"""|psk|otp|conn(?:ection)?[_ ]?str|hook|notify|/bot\d|(?<![a-z])sig=|"""
+    r"""signature|code=|curl|wget|mysql|mariadb|redis-cli|docker login"""
     r"""|identified|services/t|hf_|gh[oprsu]_|github_pat|gl[a-z]{2,6}[-_]|sk[-_]|xapp|xox|aiza|eyj|npm_|pypi-|dckr_|nvapi|r8_|pplx|tgp_"""
     r"""|_v1_|dapi|hv[bs]\.|gocspx|ya29|sg\.|ltai|lin_api|ntn_|api_org|atatt|akia|asia|abia|acca|a3t|q~"""
 )

@@ -25,12 +25,12 @@ from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.run import Run
-from slipway.launch.verdict.block import utc
 from slipway.process.machine import MACHINE, Machine
 from slipway.process.tree import OwnProcesses, open_process
 from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import LOGS
+from slipway.protocol.printable import utc
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it

@@ -11,6 +11,7 @@ from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.host import (
     CHECKPOINTS,
     EMPTY_DIR,
+    USUAL_IMAGE,
     Host,
     can_write,
     is_read_only,
@@ -18,7 +19,6 @@ from slipway.launch.resolve.host import (
     mounted_from,
     owner_of,
 )
-from slipway.launch.resolve.next_lines import USUAL_IMAGE
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology

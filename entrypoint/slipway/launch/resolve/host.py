@@ -133,6 +133,7 @@ def size_of(folder: Path) -> int | None:
     return found.f_blocks * found.f_frsize
 
 
+USUAL_IMAGE = "slipway:dev"  # as the Makefile names it
 EMPTY_DIR = "emptyDir"
 
 

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS, Workload
+from slipway.launch.resolve.host import USUAL_IMAGE
 from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
 
-USUAL_IMAGE = "slipway:dev"
 IMAGE_USER = 1000  # images/cuda12/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml

@@ -4,13 +4,12 @@ try next in next_lines.py, both by this name. Pure but for `detect_runtime`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(NamedTuple):
     """One runtime, by the name that launchers send each other."""
 
     name: str

@@ -5,7 +5,7 @@ was requeued; PROCESS_RANK, PROCESSES, LOCAL_RANK and LOCAL_PROCESSES are there 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from slipway.launch.resolve.sources import Claim
@@ -13,8 +13,7 @@ from slipway.launch.resolve.sources import Claim
 Claims = dict[str, Claim]
 
 
-@dataclass(frozen=True)
-class Scheduler:
+class Scheduler(NamedTuple):
     """Everything that Slipway knows about one scheduler. No other module asks which scheduler it is.
 
     Its marks say whether it is here: one of them is set, and so is all that it `needs`.
@@ -33,7 +32,7 @@ class Scheduler:
     replaces_nodes: bool = False  # it starts a lost node again, elsewhere and with an empty disk
     restarts_tasks: bool = True  # False: it cannot start one node of a running job again, only requeue the job
     # Our variable -> the one whose value a container hook copies into it.
-    hook: Mapping[str, str] = field(default_factory=dict)
+    hook: Mapping[str, str] = MappingProxyType({})
     gpus: str = ""  # the variable with the number of this node's GPUs that it granted to the job
     cores: str = ""  # the variable with the number of this node's cores that it granted to the job
     cores_per_task: str = ""  # the variable with the number of cores of each process that it started

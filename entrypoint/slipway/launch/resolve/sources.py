@@ -4,6 +4,7 @@ names look like a mistyped setting. Nothing here changes the process's environme
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -274,6 +275,9 @@ def _is_slip(name: str, known: str) -> bool:
     if len(right) < ONE:
         return sorted(typed) == sorted(right) and _distance(typed, right) == 1
     allowed = 2 if len(right) >= TWO else 1
+    # A letter that the other lacks is a difference of its own; most names have many, which is known sooner than the distance.
+    if max((Counter(typed) - Counter(right)).total(), (Counter(right) - Counter(typed)).total()) > allowed:
+        return False
     return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
 
 

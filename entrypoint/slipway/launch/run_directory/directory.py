@@ -4,6 +4,8 @@ No other module of the launcher or the commands searches a run directory or read
 is missing, torn, damaged or forged counts as far as it makes sense, and a disk that is away for a while as one that is empty.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from slipway.launch.run_directory.records import (
     Beat,
@@ -29,7 +31,6 @@ from slipway.launch.run_directory.records import (
     WaitingRecord,
     read_beat,
 )
-from slipway.launch.verdict.ledger import Ledger, ledger_of
 from slipway.protocol import replicas
 from slipway.protocol.decoding import decode_known, decode_rows
 from slipway.protocol.errors import LaunchError, told_if_unreadable
@@ -72,6 +73,9 @@ from slipway.protocol.files import (
     why_unreadable,
 )
 
+if TYPE_CHECKING:
+    from slipway.launch.verdict.ledger import Ledger
+
 T = TypeVar("T")
 TAIL = 16_384  # bytes at the end of metrics.jsonl in which its newest lines are
 MOST = 5  # lines about files that cannot be read
@@ -95,8 +99,7 @@ class RankLog(NamedTuple):
         return number_in(self.path.stem, RANK)
 
 
-@dataclass(frozen=True)
-class NodeDirectory:
+class NodeDirectory(NamedTuple):
     """What belongs to one node in a run directory. Where there is a launcher for each `process`, to the one of that process."""
 
     path: Path
@@ -165,7 +168,7 @@ class NodeDirectory:
 
     def ledger(self) -> Ledger | None:
         """The ledger that the launcher keeps; None without one."""
-        return ledger_of(read_json(self.path / LEDGER_FILE))
+        return read_ledger(read_json(self.path / LEDGER_FILE))
 
     def failures(self) -> list[dict[str, Any]]:
         """The attempts that failed, as the launcher keeps them with its ledger, oldest first."""
@@ -188,6 +191,13 @@ class NodeDirectory:
     def trace_answer(self) -> TraceAnswer:
         """How far the newest request to trace is."""
         return read_record(TraceAnswer, self.path / TRACE_FILE)
+
+
+def read_ledger(record: object) -> Ledger | None:
+    """The ledger that JSON describes; None where it makes no sense."""
+    from slipway.launch.verdict.ledger import ledger_of  # most commands need none, and it takes milliseconds
+
+    return ledger_of(record)
 
 
 def read_holder(lock: Path) -> Holder | None:
@@ -296,7 +306,7 @@ class RunDirectory:
 
     def ledger(self, node_rank: int = 0) -> Ledger | None:
         """The newest ledger, of a node or with the verdict; None without one."""
-        verdict = ledger_of(read_json(self.path / OUTCOME_FILE).get("ledger"))
+        verdict = read_ledger(read_json(self.path / OUTCOME_FILE).get("ledger"))
         found = [ledger for ledger in (self.node(node_rank).ledger(), verdict) if ledger]
         return max(found, key=lambda ledger: ledger.until, default=None)
 

@@ -1,24 +1,22 @@
-"""What the files of a run directory say, each as a frozen class into which it is decoded. Files may be torn, damaged or forged: a
+"""What the files of a run directory say, each as a tuple with names into which it is decoded (tuples, because
+a dataclass takes a millisecond to make, which each start would spend). Files may be torn, damaged or forged: a
 field that makes no sense keeps its default.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from slipway.launch.verdict.block import utc
-from slipway.launch.verdict.ledger import LARGEST, RANKS
 from slipway.protocol.decoding import Between, decode_known
-from slipway.protocol.files import ATTEMPTS, NODES, STEPS
+from slipway.protocol.files import ATTEMPTS, NODES, RANKS, SECONDS, STEPS
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import utc
 
-Seconds = Annotated[float, Between(0, LARGEST)]
+Seconds = Annotated[float, Between(0, SECONDS)]
 Number = Annotated[int, Between(1, ATTEMPTS)]  # of an attempt
 
 
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(NamedTuple):
     """`run.json`: what was started, as which `start` of which scheduler's `job`, and the newest `attempt` (0: unknown)."""
 
     workload: str = ""
@@ -32,8 +30,7 @@ class RunRecord:
     processes_per_node: int = 0
 
 
-@dataclass(frozen=True)
-class NodeEnd:
+class NodeEnd(NamedTuple):
     """How an attempt ended on the node that it failed on first: of `outcome.json` its `first`, and the outcome of an attempt; a
     failure in `ledger.json`. `cause` is a CauseKind.
     """
@@ -50,8 +47,7 @@ class NodeEnd:
     stacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TriedRecord:
+class TriedRecord(NamedTuple):
     """An attempt in `outcome.json`. `after` is the step of the newest snapshot it left, `reached` its highest step."""
 
     number: int = 0
@@ -60,8 +56,7 @@ class TriedRecord:
     reached: Annotated[int, Between(0, STEPS)] = 0
 
 
-@dataclass(frozen=True)
-class OutcomeRecord:
+class OutcomeRecord(NamedTuple):
     """`outcome.json`: the verdict on an `attempt`, and all attempts. `word` is empty where there is none."""
 
     word: str = ""
@@ -72,23 +67,20 @@ class OutcomeRecord:
     no_restart: str = ""
 
 
-@dataclass(frozen=True)
-class WaitingRecord:
+class WaitingRecord(NamedTuple):
     """`waiting.json`: the launcher waits for others, for this attempt and since then (Unix seconds)."""
 
     attempt: int | None = None
     since: float | None = None
 
 
-@dataclass(frozen=True)
-class HangRecord:
+class HangRecord(NamedTuple):
     """`hang.json`: a hang that lasts, in words."""
 
     text: str = ""
 
 
-@dataclass(frozen=True)
-class StopRecord:
+class StopRecord(NamedTuple):
     """A stop file: the outcome that it asks for, empty for the usual one."""
 
     outcome: str = ""
@@ -107,23 +99,20 @@ class RankStatus(NamedTuple):
     line: str = ""
 
 
-@dataclass(frozen=True)
-class RanksRecord:
+class RanksRecord(NamedTuple):
     """`ranks.json`, and `stacks.json`, which is written again for each request: what there is of each rank, and when that was."""
 
-    ranks: Mapping[int, Any] = field(default_factory=dict)
+    ranks: Mapping[int, Any] = MappingProxyType({})
     time: float | None = None
 
 
-@dataclass(frozen=True)
-class TraceRequest:
+class TraceRequest(NamedTuple):
     """`trace-wanted`: the id of the request."""
 
     id: str = ""
 
 
-@dataclass(frozen=True)
-class TraceAnswer:
+class TraceAnswer(NamedTuple):
     """`trace.json`: how far the request of this id is, `steps` from the one after `step` on; the `folder` with the traces, or
     `why` there are none.
     """
@@ -137,8 +126,7 @@ class TraceAnswer:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class TracedRank:
+class TracedRank(NamedTuple):
     """A rank's part of a trace. Its clock was `offset` nanoseconds ahead of rank 0's, give or take `spread`."""
 
     rank: int
@@ -151,8 +139,7 @@ class TracedRank:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class ClocksRecord:
+class ClocksRecord(NamedTuple):
     """`clocks.json`: the ranks of a trace of so many `steps` after the `first`, of those `wanted`, and `why` there are fewer."""
 
     ranks: tuple[TracedRank, ...] = ()
@@ -198,8 +185,7 @@ def read_beat(rank: int, content: Mapping[str, object]) -> Beat | None:
     return decode_known(Beat, {**content, "rank": rank}, required=("phase", "step", "monotonic"))
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """`launcher.json`: where a launcher runs, its process with the start in clock ticks, and since when it holds a node's folder
     (Unix seconds). `job`: the nonce of the job of several nodes that it takes part in.
     """

@@ -7,7 +7,6 @@ anywhere else its file is watched for change, since clocks differ and process id
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -151,7 +150,7 @@ class RunLock:
         except FileExistsError:
             return False
         try:
-            os.write(self._number, json.dumps(dataclasses.asdict(mine)).encode())
+            os.write(self._number, json.dumps(mine._asdict()).encode())
         except OSError:
             self._file.unlink(missing_ok=True)
             raise

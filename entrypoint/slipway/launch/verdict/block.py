@@ -1,7 +1,6 @@
 """How a verdict reads: the block that every node prints, `outcome.json`, the termination message of a pod. Pure."""
 
 import dataclasses
-import datetime
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from slipway.protocol.causes import CONFIGURED, Sign
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
 from slipway.protocol.files import OUTCOME_FILE
 from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import utc
 from slipway.protocol.variants import advise_old_driver
 
 ENDINGS: Mapping[str, str] = {
@@ -203,11 +203,3 @@ def _codes(verdict: Verdict, why: Cause | None) -> str:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
     return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
-
-
-def utc(seconds: float) -> str:
-    """A time in unix seconds as people read it; whatever a file says."""
-    try:
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"at {seconds:.0f} s"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from slipway.protocol.decoding import Between, MalformedError, decode, decode_known
-from slipway.protocol.files import ATTEMPTS
+from slipway.protocol.files import ATTEMPTS, RANKS, SECONDS
 from slipway.protocol.phases import Phase
 
 
@@ -40,9 +40,7 @@ COSTS = KINDS[KINDS.index(Kind.REPEATING) :]  # of restarts
 WORK = (Kind.TRAINING, Kind.RUNNING)  # what a job is for
 TOLD = 0.01  # of all seconds: what is less is not worth a word in a line
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-RANKS = 2**26  # more than any job has
 MOST_WAITED = 8  # ranks that are written down, those that were waited for most
-LARGEST = 1e11  # s, more than any job takes
 KIND_OF = {
     Phase.SETUP: Kind.STARTING,
     Phase.PREPARE: Kind.STARTING,
@@ -66,7 +64,7 @@ class Waited:
 
     def __post_init__(self) -> None:
         """Keep what others say possible."""
-        if not 0 <= self.rank < RANKS or not 0 <= self.seconds <= LARGEST:
+        if not 0 <= self.rank < RANKS or not 0 <= self.seconds <= SECONDS:
             raise ValueError("impossible wait")
 
 
@@ -83,7 +81,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Keep what others say possible."""
-        if len(self.seconds) != len(KINDS) or not all(0 <= one <= LARGEST for one in (*self.seconds, self.until)):
+        if len(self.seconds) != len(KINDS) or not all(0 <= one <= SECONDS for one in (*self.seconds, self.until)):
             raise ValueError("impossible seconds")
         if not 0 <= self.attempts <= ATTEMPTS:
             raise ValueError("impossible attempts")
@@ -122,7 +120,7 @@ class Ledger:
         known = {each.rank: each.seconds for each in self.waited}
         whole = {rank: known.get(rank, 0.0) + waited.get(rank, 0.0) for rank in known.keys() | waited}
         most = sorted(whole.items(), key=lambda item: (-item[1], item[0]))[:MOST_WAITED]
-        return replace(self, waited=tuple(Waited(rank, min(max(seconds, 0.0), LARGEST)) for rank, seconds in most))
+        return replace(self, waited=tuple(Waited(rank, min(max(seconds, 0.0), SECONDS)) for rank, seconds in most))
 
 
 NOTHING = Ledger()  # is booked yet
@@ -247,7 +245,7 @@ class LedgerRecord(NamedTuple):
 class WaitedRecord(NamedTuple):
     """Its seconds of waiting, by rank."""
 
-    waited: Mapping[int, Annotated[float, Between(0, LARGEST)]] = MappingProxyType({})
+    waited: Mapping[int, Annotated[float, Between(0, SECONDS)]] = MappingProxyType({})
 
 
 def ledger_of(record: object) -> Ledger | None:
