@@ -41,7 +41,7 @@ def slipway(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         raise AssertionError("training was started")
 
     monkeypatch.setattr(Attempt, "supervise", refuse)
-    monkeypatch.setattr(cli, "require_packages", lambda *_: None)
+    monkeypatch.setattr(cli, "require_packages", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     for name in set(os.environ) - {"PATH", "HOME", "PYTEST_CURRENT_TEST"}:
         monkeypatch.delenv(name)
