@@ -333,3 +333,54 @@ def test_a_batch_sampler_of_the_users_own_resumes_by_its_batches() -> None:
     assert take(here, make(), 2) == [0, 1, 2, 3, 4, 5]
     there.load(here.describe(), here.of_rank(), 1)
     assert take(there, make(), 9) == list(range(6, 20))
+
+
+def drawing_loader(lazy: bool) -> DataLoader[Any]:
+    """A shuffled loader whose samples are drawn at random; `lazy`: its `__iter__` is a generator, as in many frameworks."""
+
+    class Lazy(DataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+            yield from super().__iter__()
+
+    class Noisy:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor(index) + torch.rand(())
+
+    kind: type[DataLoader[Any]] = Lazy if lazy else DataLoader
+    return kind(Noisy(), 3, shuffle=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_loader_resumes_wherever_it_begins_to_draw(lazy: bool) -> None:
+    torch.manual_seed(3)
+    whole = take(position(1, []), drawing_loader(lazy), 9)
+    torch.manual_seed(3)
+    here, there = position(1, []), position(1, [])
+    before = take(here, drawing_loader(lazy), 2)
+    described, own, now = here.describe(), here.of_rank(), torch.get_rng_state()
+    torch.manual_seed(8)
+    torch.set_rng_state(now)  # as the snapshot is restored
+    there.load(described, own, 1)
+    assert before + take(there, drawing_loader(lazy), 9) == whole
+
+
+def test_without_snapshots_a_stop_waits_until_the_caller_has_saved(tmp_path: Path) -> None:
+    run = slipway.resume(snapshots=False)
+    assert not run.boundary(step=7, saved=False)
+    signal.raise_signal(signal.SIGTERM)
+    assert [run.boundary(step=step, saved=False) for step in (8, 9, 10)][-2:] == [True, True]
+    with pytest.raises(SystemExit) as end:
+        run.boundary(step=10)
+    assert end.value.code == 75
+    assert json.loads((tmp_path / "run/node-0/outcome/rank-0.json").read_text())["step"] == 10
+    assert not (tmp_path / "run/snapshots").exists()
+
+
+def test_without_snapshots_nothing_may_rely_on_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "saves nothing, and was called with model" in refused(capsys, lambda: begin(snapshots=False))
+    run = slipway.resume(snapshots=False)
+    run.state["best"] = 1
+    assert "run.state is saved by snapshots" in refused(capsys, run.boundary)

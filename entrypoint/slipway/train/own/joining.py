@@ -40,8 +40,11 @@ def is_under_torchrun(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("TORCHELASTIC_RUN_ID")) or is_launched(environ)
 
 
-def join(environ: Mapping[str, str], device: torch.device) -> tuple[Context, Heartbeat]:
-    """Return the context of this process and its heartbeat. Raises ConfigurationError where its process group is missing."""
+def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple[Context, Heartbeat]:
+    """Return the context of this process and its heartbeat. `keeps`: there will be snapshots.
+
+    Raises ConfigurationError where its process group is missing.
+    """
     world_size = int(environ.get("WORLD_SIZE") or 1) if is_launched(environ) or environ.get("RANK") else 1
     if world_size > 1 and not dist.is_initialized():
         raise ConfigurationError(
@@ -65,7 +68,8 @@ def join(environ: Mapping[str, str], device: torch.device) -> tuple[Context, Hea
         if context.speaks:
             (place.node_dir / STOP_FILE).unlink(missing_ok=True)
         context.place = replace(place, shared=is_shared(context, environ))
-        context.say(f"slipway.resume without its launcher: snapshots on the disk only, in {place.run_dir}")
+        kept = f"snapshots on the disk only, in {place.run_dir}" if keeps else "no restarts"
+        context.say(f"slipway.resume without its launcher: {kept}")
     context.beat(Phase.SETUP)
     return context, heartbeat
 

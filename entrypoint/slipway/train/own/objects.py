@@ -18,6 +18,8 @@ from slipway.train.snapshots.state import laid_out
 
 Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Classes of accelerate and Lightning Fabric, and where each has what it wraps.
+WRAPPERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer", "_FabricModule": "module"}
 TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
 SHOWN = 3  # differences in a message
 COMPILED = "_orig_mod."  # what torch.compile puts before the names within a module
@@ -104,7 +106,9 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def without_wrappers(value: Any) -> Any:
-    """Return the module inside DistributedDataParallel and torch.compile, so that names do not depend on these."""
+    """Return what is inside the wrappers of frameworks, DDP and torch.compile, so that names do not depend on these."""
+    while inside := next((WRAPPERS[each.__name__] for each in type(value).__mro__ if each.__name__ in WRAPPERS), ""):
+        value = getattr(value, inside)
     while isinstance(value, nn.Module):
         if isinstance(value, DistributedDataParallel | nn.DataParallel):
             value = value.module

@@ -91,7 +91,7 @@ class Position:
         """Note that the loop has resumed."""
         self._random = None
 
-    def batches(self, loader: Any, seed: int | None, boundary: Callable[[], None]) -> Iterator[Any]:
+    def batches(self, loader: Any, seed: int | None, boundary: Callable[[], object]) -> Iterator[Any]:
         """Yield the batches that were not trained on, with a `boundary` after each. `seed`: see `open_source`."""
         if self._source is not None:
             raise ConfigurationError(
@@ -136,13 +136,15 @@ class Position:
         if self._state is not None:
             source.load(self._state)
             self._state = None
-        skipped = reading.begun
         samples = reading.samples // self._context.place.world_size
         iterator = source.begin(
-            self.epoch, samples, reading.batches, (lambda: begun.restore(device, generators)) if reading.again else None
+            self.epoch,
+            samples,
+            reading.batches,
+            (lambda: begun.restore(device, generators)) if reading.again else None,
+            # What the order of the data drew was drawn before the snapshot.
+            (lambda: now.restore(device, generators)) if reading.begun else None,
         )
-        if skipped:  # what the order of the data drew was drawn before the snapshot
-            now.restore(device, generators)
         reading.length, reading.batch_size = source.length, source.batch_size
         self._source = source
         return iterator

@@ -65,18 +65,28 @@ LEFT_BY_BREAK = {"POP_TOP", "POP_ITER"}  # what CPython does with an iterator wh
 
 
 def resume(
-    *, save_every: int | None = None, memory_every: int | None = None, keep: int = 2, **objects: Any
+    *,
+    save_every: int | None = None,
+    memory_every: int | None = None,
+    keep: int = 2,
+    snapshots: bool = True,
+    **objects: Any,
 ) -> ResumableRun:
     """Join the job, restore the newest snapshot that verifies into `objects`, and return the run.
 
     `objects`: whatever has `state_dict` and `load_state_dict` (models, wrapped in DistributedDataParallel or not, optimizers,
     schedulers, scalers), by any name; lists and dictionaries of these, too. `save_every` and `memory_every`: steps between
     snapshots on the disk and in memory; None: as often as they cost next to nothing. `keep`: how many stay on the disk.
+    `snapshots=False`, without objects: for a framework that saves and resumes by itself, stops, heartbeats and the outcome alone.
 
     With several processes `torch.distributed` must be initialized before. A mistake ends the process with one line.
     """
     try:
-        return ResumableRun(Objects(objects), save_every, memory_every, keep)
+        if not snapshots and objects:
+            raise ConfigurationError(
+                f"slipway.resume(snapshots=False) saves nothing, and was called with {', '.join(objects)}. Leave one out."
+            )
+        return ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots)
     except EXPLAINED as error:
         raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
 
@@ -84,8 +94,11 @@ def resume(
 class ResumableRun:
     """A training that resumes. `state` holds plain values of the user's, which are saved and restored with everything else."""
 
-    def __init__(self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int) -> None:
-        """See `resume`."""
+    def __init__(
+        self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int, keeps: bool
+    ) -> None:
+        """See `resume`; `keeps`: snapshots."""
+        self._keeps = keeps
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
         self.state: dict[str, Any] = {}
         optimizers = objects.of_kind(torch.optim.Optimizer)
@@ -97,7 +110,7 @@ class ResumableRun:
         self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
         self._stopping: str | None = None
         self._sinks: Sinks | None = None
-        self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects))
+        self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         self._position = Position(context)
         self._handlers = handle_stops(context, os.environ)
         place = context.place
@@ -121,7 +134,8 @@ class ResumableRun:
                 parts,
             )
             self._series = context.share_text(secrets.token_hex(8))  # tells this start from others
-            self._restore()
+            if keeps:
+                self._restore()
 
     # What a loop calls
 
@@ -150,28 +164,34 @@ class ResumableRun:
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             yield from self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary)
 
-    def boundary(self) -> None:
+    def boundary(self, step: int | None = None, *, saved: bool = True) -> bool:
         """Call this between two steps, on all ranks: snapshots that are due, the stop flag, the heartbeat.
 
-        `epochs`, `steps` and `batches` do so themselves. Where a stop was requested, it saves and raises SystemExit.
+        `epochs`, `steps` and `batches` do so themselves. Where a stop was requested, it saves and raises SystemExit. `step`: how
+        many steps were done, where no optimizer is known. `saved=False`: the caller has to save first; so where a stop was
+        requested this returns True, on all ranks at the same boundary, and the next boundary ends the process.
         """
         if self._over or os.getpid() != self._process:
-            return
+            return False
         self._begun = True
         with self._told():
             self._position.note_resumed()
-            self._boundaries += not self._counted
+            if not self._keeps and self.state:
+                raise ConfigurationError("run.state is saved by snapshots, and slipway.resume has snapshots=False.")
+            if not self._counted:
+                self._boundaries = self._boundaries + 1 if step is None else step - self._before
             self._context.progress(self.step)
             self._context.beat(Phase.TRAIN)
             if self._counted and not self._gradients.stepped:
-                return
+                return False
             self._gradients.stepped = False
             self._snapshots.writer.check()
             word, _ = self._context.finish_stop_exchange()
             self._stopping = self._stopping or word
-            if self._stopping or self.step >= self._due:
-                self._save_or_stop()
+            if (self._stopping and saved) or self.step >= self._due:
+                self._save_or_stop(saved)
             self._context.begin_stop_exchange()
+        return self._stopping is not None
 
     def log(self, **values: Any) -> None:
         """Write numbers of this step to metrics.jsonl and TensorBoard. Rank 0 writes; other ranks may call it, too."""
@@ -214,6 +234,9 @@ class ResumableRun:
         if self._over or os.getpid() != self._process:
             return
         with self._told():
+            if not self._keeps:
+                self._end(Word.FINISHED, f"{self.step} steps")
+                return
             if not self._begun and self._snapshots.saved is not None:
                 self._end(Word.FINISHED, f"was already finished at step {self.step}")
                 return
@@ -352,9 +375,9 @@ class ResumableRun:
     @property
     def _due(self) -> float:
         """The step of the next snapshot."""
-        return min(self._disk.due, self._snapshots.rhythm.due)
+        return min(self._disk.due, self._snapshots.rhythm.due) if self._keeps else math.inf
 
-    def _save_or_stop(self) -> None:
+    def _save_or_stop(self, may_stop: bool) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
         pending = self._gradients.pending
         if self._snapshots.parts.several:  # of which one may have got nothing
@@ -368,7 +391,7 @@ class ResumableRun:
                 )
             return
         self._postponed = 0
-        if self._stopping:
+        if self._stopping and may_stop:
             self._stop(self._stopping)
         if self.step >= self._disk.due:
             self._context.beat(Phase.SAVE)
@@ -381,8 +404,9 @@ class ResumableRun:
 
     def _stop(self, word: str) -> None:
         self._context.beat(Phase.SAVE)
-        self._snapshots.save(self, live=True)
-        self._end(word, f"{word} at step {self.step}, snapshot saved")
+        if self._keeps:
+            self._snapshots.save(self, live=True)
+        self._end(word, f"{word} at step {self.step}{', snapshot saved' if self._keeps else ''}")
         raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
 
     def _end(self, word: str, message: str) -> None:

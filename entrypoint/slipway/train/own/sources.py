@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,9 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 
 CPU = torch.device("cpu")
+Draw = Callable[[], None] | None
+# Where loaders of accelerate and of Lightning Fabric keep torch's.
+INSIDE = ("base_dataloader", "_dataloader")
 
 
 class BatchSource(Protocol):
@@ -33,11 +36,11 @@ class BatchSource(Protocol):
     length: int | None  # of a pass, in batches, where it is known
     batch_size: int | None  # of this process, where indices can be skipped one by one
 
-    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+    def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """Begin a pass after so many `samples` of this process and, after those, so many `batches`.
 
-        If anything is skipped, all that draws random numbers before the first batch is done when this returns. `again`: the
-        loader was read in an epoch before, and this restores the random generators as they were just before this call.
+        `again`: the loader was read in an epoch before, and this restores the random generators as they were just before this
+        call. `then`: samples are skipped, and this has to be called after all that draws random numbers before the first batch.
         """
 
     def state(self) -> Any:
@@ -54,10 +57,11 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
     """
     if not isinstance(loader, Iterable):
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
-    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+    inner = next((loader.__dict__[name] for name in INSIDE if name in getattr(loader, "__dict__", ())), loader)
+    if callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None)):
         source: BatchSource = WithState(loader)
-    elif isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return Indexed(loader, seed)
+    elif isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset):
+        return Indexed(loader, inner, seed)
     else:
         source = Plain(loader, say)
     if seed is not None:
@@ -70,6 +74,8 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` of a loader, or of its samplers, where there is one."""
+    if hasattr(loader, "_num_iter_calls"):  # Lightning Fabric's, by which it calls `set_epoch` itself
+        loader._num_iter_calls = epoch
     for place in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(set_it := getattr(place, "set_epoch", None)):
             set_it(epoch)
@@ -77,8 +83,15 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the random generators that a loader and its samplers have of their own."""
-    places = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-    found = [getattr(place, "generator", None) for place in places]
+    places = {id(loader): loader}
+    waiting = [loader]
+    while waiting:  # samplers have samplers in them
+        place = waiting.pop(0)
+        inside = [getattr(place, name, None) for name in ("sampler", "batch_sampler")]
+        new = {id(each): each for each in inside if each is not None and id(each) not in places}
+        places |= new
+        waiting += new.values()
+    found = [getattr(place, "generator", None) for place in places.values()]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
@@ -99,9 +112,11 @@ class WithState:
         """`loader` has `state_dict` and `load_state_dict`."""
         self._loader, self.length = loader, length_of(loader)
 
-    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+    def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource; its state says where."""
         iterator: Iterator[Any] = iter(self._loader)
+        if then is not None:
+            then()
         return iterator
 
     def state(self) -> Any:
@@ -122,12 +137,14 @@ class Plain:
         """`say` is called with how long it took to read up to a position."""
         self._loader, self._say, self.length = loader, say, length_of(loader)
 
-    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+    def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource."""
         begun = time.monotonic()
         iterator: Iterator[Any] = iter(self._loader)
         for _ in islice(iterator, batches):
             continue
+        if then is not None:
+            then()
         if batches:
             kind = type(self._loader).__name__
             self._say(
@@ -148,33 +165,35 @@ class Indexed:
     Its sampler of indices is replaced, in the loader itself, by one that can skip; so persistent workers go on to be used.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int | None) -> None:
-        """`seed`: every sample is seeded by this, the epoch and its position; None: none is."""
+    def __init__(self, loader: Any, inner_loader: DataLoader[Any], seed: int | None) -> None:
+        """`loader` reads from `inner_loader`, or is that. `seed`: every sample is seeded by this, the epoch and its position."""
         self.length = length_of(loader)
-        name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        inner = getattr(loader, name)
-        self._loader, self._skipping = loader, inner if isinstance(inner, Skipping) else Skipping(inner)
+        name = "batch_sampler" if inner_loader.batch_sampler is not None else "sampler"
+        inner = getattr(inner_loader, name)
+        self._loader, self._inner = loader, inner_loader
+        self._skipping = inner if isinstance(inner, Skipping) else Skipping(inner)
         self.batch_size = inner.batch_size if plain_batches(self._skipping.inner) else None
         self._skipping.seed = seed
         if inner is not self._skipping:
             self._replace(name, self._skipping)
             if seed is not None:
-                self._replace("dataset", Seeded(loader.dataset))
+                self._replace("dataset", Seeded(inner_loader.dataset))
 
     def _replace(self, name: str, value: Any) -> None:
         # DataLoader refuses to set these, since workers that run already would not notice: they are started again.
-        self._loader.__dict__[name] = value
-        self._loader._iterator = None
+        self._inner.__dict__[name] = value
+        self._inner._iterator = None
 
-    def begin(self, epoch: int, samples: int, batches: int, again: Callable[[], None] | None) -> Iterator[Any]:
+    def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource."""
         self._skipping.arrange(epoch, samples, batches)
         # Persistent workers draw their seed once, in the process that started them; later epochs draw the order alone.
-        persistent = self._loader.persistent_workers and self._loader._iterator is None
-        self._skipping.restart = again if persistent else None
-        iterator = iter(self._loader)
+        persistent = self._inner.persistent_workers and self._inner._iterator is None
+        self._skipping.restart, self._skipping.then = again if persistent else None, then
+        iterator: Iterator[Any] = iter(self._loader)
         # Without workers the sampler would begin with the first batch, in the midst of what that draws.
-        self._skipping.begin()
+        if not self._skipping.begin():  # a generator, which begins as late
+            iterator = chain([*islice(iterator, 1)], iterator)
         self._skipping.arrange(epoch, 0, 0)  # for whoever iterates over the loader without us
         return iterator
 
@@ -197,24 +216,27 @@ class Skipping:
         """`inner` is the loader's own."""
         self.inner = inner
         self.seed: int | None = None
-        self.restart: Callable[[], None] | None = None  # called before the first index is drawn
+        self.restart: Draw = None  # called before the first index is drawn
+        self.then: Draw = None  # called before the first index that is not skipped
         self._epoch = self._samples = self._batches = 0
         self._under_way: SkippingIterator | None = None
 
     def arrange(self, epoch: int, samples: int, batches: int) -> None:
         """Let the next pass, of this epoch, begin after so many `samples`, which only plain batches can, and `batches`."""
         self._epoch, self._samples, self._batches = epoch, samples, batches
+        self._under_way = None
 
-    def begin(self) -> None:
-        """Skip now what the pass that was begun last is to skip."""
+    def begin(self) -> bool:
+        """Skip now what the pass that was begun since `arrange` is to skip; return whether there is one."""
         if self._under_way is not None:
             self._under_way.begin()
+        return self._under_way is not None
 
     def __iter__(self) -> SkippingIterator:
         """Begin a pass, by the DataLoader. Like a sampler of torch's it draws no random number before the first index."""
         epoch, samples, batches = self._epoch, self._samples, self._batches  # DataLoader calls this twice with workers
         seeds = None if self.seed is None else seeds_of(self.seed, epoch, samples, *places_of(self.inner))
-        self._under_way = SkippingIterator(self.inner, samples, batches, seeds, self.restart)
+        self._under_way = SkippingIterator(self.inner, samples, batches, seeds, self.restart, self.then)
         return self._under_way
 
     def __len__(self) -> int:
@@ -237,10 +259,11 @@ class SkippingIterator:
         samples: int,
         batches: int,
         seeds: Iterator[int] | None,
-        restart: Callable[[], None] | None,
+        restart: Draw,
+        then: Draw,
     ) -> None:
-        """`seeds`: one for each index."""
-        self._restart = restart
+        """`seeds`: one for each index. `restart`, `then`: see Skipping."""
+        self._restart, self._then = restart, then
         self._inner, self._samples, self._batches, self._seeds = inner, samples, batches, seeds
         self._indices: Iterator[Any] | None = None
 
@@ -256,6 +279,8 @@ class SkippingIterator:
             self._indices = iter(inner)
             for skipped in islice(self._indices, self._batches):
                 self._with_seeds(skipped)
+            if self._then is not None:
+                self._then()
         return self._indices
 
     def __iter__(self) -> SkippingIterator:
