@@ -36,7 +36,7 @@ def test_nvml_answers_what_the_check_asks_of_it(gpu: torch.device) -> None:
 
 def test_the_check_multiplies_on_the_gpu(slipway: Slipway, device: torch.device) -> None:
     job = slipway("check")  # whether this node is fit in all other ways is not the question
-    assert "products right: fp32" in job.text, job.text
+    assert "products correct: fp32" in job.text, job.text
     if device.type == "cuda":
         assert "GPU 0 product" in job.text or "MIG-" in job.text
         if torch.cuda.get_device_capability(device) >= (8, 0):

@@ -60,7 +60,7 @@ def test_what_others_found_is_shown_where_their_processes_cannot_meet(checked: N
     assert "error    run directory" in table, jobs[0].text
     assert "unsupported gloo device" in jobs[0].text
     assert "slipway logs" not in jobs[1].text, "the run is gone by now"
-    assert "→ what its processes printed stands above" in jobs[1].text
+    assert "→ the output of its processes is above" in jobs[1].text
 
 
 def test_a_stop_while_waiting_ends_the_check(checked: Node) -> None:

@@ -52,7 +52,7 @@ def test_each_arithmetic_that_a_device_has_is_tried(
 
 
 def test_a_device_that_computes_right_says_how_fast() -> None:
-    assert "6 products right: fp32" in health.check_products(torch.device("cpu"))["right"]
+    assert "6 products correct: fp32" in health.check_products(torch.device("cpu"))["right"]
 
 
 def test_a_single_wrong_number_in_one_product_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_where_a_rank_lost_another_that_left_with_0_this_is_said(slipway: Run, t
     assert job.process.returncode == 1, job.text
     assert "rank 0: exit code 1: " in cause(job)
     assert line(job, "where").startswith("own.py:15 in <module>; raised in torch/distributed/")
-    assert line(job, "meanwhile").startswith("rank 1 had left with 0, ")
+    assert line(job, "meanwhile").startswith("rank 1 had ended with exit code 0, ")
     assert line(job, "meanwhile").endswith(" s earlier")
 
 

@@ -76,7 +76,7 @@ def test_half_a_message_is_answered_too(launcher: Make) -> None:
     with waiting_node_0(launcher) as node0:
         refused = answer_to(node0.port, HELLO[:30], hang_up=True)[-1]
         assert isinstance(refused, wire.Refused)
-        assert refused.reason.startswith("half a message")
+        assert refused.reason.startswith("the connection ended in the middle of a message")
 
 
 def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_rendezvous(launcher: Make) -> None:

@@ -369,7 +369,7 @@ def written(path: Path, content: str | bytes) -> Path:
     [
         ("a.jsonl", '{"txt": "x", "id": 1}\n', "a.jsonl:1 has no 'text'; it has txt, id. Type --column NAME."),
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl:3 is no JSON"),
-        ("a.jsonl", '{"text": "x"}\n[1]\n', "a.jsonl:2 holds no object, such as {"),
+        ("a.jsonl", '{"text": "x"}\n[1]\n', "a.jsonl:2 does not contain an object, such as {"),
         ("a.jsonl", '{"text": 7}\n', "a.jsonl:1 'text' is 7, not text; type another --column."),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}\n', "a.jsonl:2 is not UTF-8: byte 0xe9."),
         ("a.jsonl", '{"text": ""}\n{"text": null}\n', "The input is empty; there is no text in it."),

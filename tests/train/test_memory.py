@@ -126,8 +126,8 @@ DAMAGES: dict[str, tuple[Callable[[int], object], str]] = {
     "a bit of the JSON": (lambda file: flip(file, os.fstat(file).st_size - 9), "of step 3: its checksum"),
     "a bit of the header": (lambda file: flip(file, 9), "its header is damaged"),
     "no header of ours": (lambda file: os.pwrite(file, b"x" * PAGE, 0), "its header is damaged"),
-    "cut short": (lambda file: os.ftruncate(file, PAGE + 64), "it is cut short"),
-    "a stump": (lambda file: os.ftruncate(file, 20), "its header is cut short"),
+    "cut short": (lambda file: os.ftruncate(file, PAGE + 64), "it is truncated"),
+    "a stump": (lambda file: os.ftruncate(file, 20), "its header is truncated"),
 }
 
 

@@ -62,7 +62,7 @@ def data(tmp_path: Path) -> Path:
 def test_the_line_says_each_class_with_its_counts(data: Path) -> None:
     assert found(data) == (
         {"blue": 10, "red": 10},
-        "pictures: 18 to train on + 2 to judge by, 2 classes: blue 9 + 1, red 9 + 1",
+        "pictures: 18 for training + 2 for validation, 2 classes: blue 9 + 1, red 9 + 1",
     )
 
 
@@ -139,7 +139,7 @@ def test_parts_are_known_by_their_usual_names(tmp_path: Path, train: str, judge:
         *some(f"{judge}/red", 1),
         *some(f"{judge}/blue", 2),
     )
-    assert found(tmp_path)[1].endswith("7 to train on + 3 to judge by, 2 classes: blue 4 + 2, red 3 + 1")
+    assert found(tmp_path)[1].endswith("7 for training + 3 for validation, 2 classes: blue 4 + 2, red 3 + 1")
 
 
 def test_of_validation_and_test_the_first_is_used_and_the_other_said(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_wrong_bit_is_healed_and_the_job_ends_bit_for_bit_as_ever(
     assert "flipped" in run.output
     who = "rank 1 differs from the others in" if processes > 2 else "the ranks differ in"
     assert who in run.output
-    assert "returning to the newest snapshot, in which they are equal" in run.output
+    assert "returning to the newest snapshot, in which the replicas are equal" in run.output
     assert "resuming from" in run.output
     for name, tensor in reference.tensors("model", "optimizer", "ranks").items():
         assert torch.equal(tensor, run.tensors("model", "optimizer", "ranks")[name]), name

@@ -151,7 +151,7 @@ def forge(path: Path, name: str, content: bytes, **manifest: object) -> None:
         ("model.safetensors", b"", {}, r"model\.safetensors holds no tensors"),
         ("state.json", b"{", {}, r"state\.json cannot be read"),
         ("state.json", b"[" * 100_000, {}, r"state\.json cannot be read"),
-        ("state.json", b"[1]", {}, r"state\.json holds no object"),
+        ("state.json", b"[1]", {}, r"state\.json does not contain an object"),
         ("state.json", b"{}", {"format": float("nan")}, "impossible format None"),
         ("state.json", b"{}", {"format": 0.5}, r"impossible format 0\.5"),
         ("state.json", b"{}", {"format": True}, "impossible format True"),
@@ -216,7 +216,9 @@ def test_nothing_is_deleted_before_the_new_one_verifies(tmp_path: Path, monkeypa
         return written
 
     monkeypatch.setattr(module, "write_file", write)
-    with pytest.raises(OSError, match=r"does not give back what was written: .*model.safetensors"):
+    with pytest.raises(
+        OSError, match=r"the data read back from the disk are not what was written: .*model.safetensors"
+    ):
         save_snapshot(tmp_path, make_snapshot(2), keep=1)
     found = load_newest(tmp_path, lambda _: None)
     assert found is not None

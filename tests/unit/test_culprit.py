@@ -149,7 +149,7 @@ def test_all_in_the_same_collective_is_nobodys_fault() -> None:
     hang = find_hang([waits(0, call(7)), waits(1, call(7))])
     assert hang is not None
     assert hang.ranks == ()
-    assert hang.text.startswith("all ranks wait, rank 0 in all_reduce #7, and nothing gets through")
+    assert hang.text.startswith("all ranks wait, rank 0 in all_reduce #7, but no data arrive")
 
 
 ANSWER = {
@@ -290,7 +290,7 @@ IN_INIT = (
     Frame("/venv/lib/python3.13/site-packages/torch/distributed/rendezvous.py", 191, "_create_c10d_store"),
     Frame(TORCH, 9, "f"),
 )
-STORE = "looks for torch's store at localhost, port 12355, and torchrun's is at 10.0.0.1, port 29501: take the lines out that set"
+STORE = "looks for torch's store at localhost, port 12355, and torchrun's is at 10.0.0.1, port 29501: remove the lines that set"
 
 
 def joins(rank: int, *store: object) -> Standing:
@@ -301,7 +301,7 @@ def joins(rank: int, *store: object) -> Standing:
 def test_a_script_that_waits_for_a_store_of_its_own_is_told_where_torchruns_is() -> None:
     astray = [joins(rank, "localhost", 12355, "10.0.0.1", 29501) for rank in (0, 1)]
     assert text(*astray).startswith(f"ranks 0, 1 cannot join the others: the script {STORE}")
-    assert "nothing gets through" in text(joins(0), joins(1))
+    assert "no data arrive" in text(joins(0), joins(1))
 
 
 def test_who_waits_for_another_store_is_to_blame_and_not_those_that_wait_for_it() -> None:

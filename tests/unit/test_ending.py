@@ -581,8 +581,8 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
 @pytest.mark.parametrize(
     ("facts", "meanwhile"),
     [
-        ({"left": {1: 3.04}}, "rank 1 had left with 0, 2.0 s earlier"),
-        ({"left": {1: 5.5}}, "rank 1 had left with 0, 0.5 s later"),
+        ({"left": {1: 3.04}}, "rank 1 had ended with exit code 0, 2.0 s earlier"),
+        ({"left": {1: 5.5}}, "rank 1 had ended with exit code 0, 0.5 s later"),
         ({}, "rank 1 had not ended"),
         ({"printed": {1: ["epoch 3", "  ", ""]}}, "rank 1 had not ended, its last line was: epoch 3"),
         (
@@ -596,13 +596,13 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
             {"ranks": tuple(range(8)), "left": dict.fromkeys(range(1, 8), 4.0)},
             "; ".join(
                 [
-                    *(f"rank {rank} had left with 0, 1.0 s earlier" for rank in range(1, 5)),
-                    "so much for the first 4 of ranks 1-7",
+                    *(f"rank {rank} had ended with exit code 0, 1.0 s earlier" for rank in range(1, 5)),
+                    "only the first 4 of ranks 1-7 are listed",
                 ]
             ),
         ),
         # What a rank got over that left with 0, or long before the end, is nobody's reason.
-        ({"last": {0: ECHO, 1: BOOM}, "left": {1: 4.0}}, "rank 1 had left with 0, 1.0 s earlier"),
+        ({"last": {0: ECHO, 1: BOOM}, "left": {1: 4.0}}, "rank 1 had ended with exit code 0, 1.0 s earlier"),
         ({"last": {0: ECHO, 1: [*BOOM, *["step"] * 200]}}, "rank 1 had not ended, its last line was: step"),
         ({"last": {0: ECHO, 1: [*BOOM, *["step"] * 199]}}, ""),
         ({"last": {0: ECHO, 1: BOOM}}, ""),  # it has a reason of its own, and is the first cause
@@ -620,7 +620,8 @@ def test_where_all_that_failed_lost_somebody_it_is_told_what_the_others_did(
 def test_a_node_that_is_ended_because_of_another_says_where_its_ranks_stood(tmp_path: Path) -> None:
     outcome = end(tmp_path, own=False, status=-9, lost="node 1", left={0: NOW - 3}, printed={1: ["epoch 3"]})
     assert (
-        outcome.meanwhile == "rank 0 had left with 0, 3.0 s earlier; rank 1 had not ended, its last line was: epoch 3"
+        outcome.meanwhile
+        == "rank 0 had ended with exit code 0, 3.0 s earlier; rank 1 had not ended, its last line was: epoch 3"
     )
 
 
@@ -762,6 +763,6 @@ def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(
         store_port=store_port,
     )
     says = (
-        f"looks for torch's store at localhost, port {port}, and torchrun's is at port {store_port}: take the lines out"
+        f"looks for torch's store at localhost, port {port}, and torchrun's is at port {store_port}: remove the lines"
     )
     assert (says in helps(outcome)) is told

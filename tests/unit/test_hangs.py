@@ -140,7 +140,7 @@ def test_a_clock_that_is_set_back_is_no_hang_and_hides_none() -> None:
     ("beats", "states", "behind", "says"),
     [
         ([Beat(0, Phase.TRAIN, 9, 20), Beat(1, Phase.TRAIN, 8, 20)], {}, (1,), "behind: rank 1 (step 8 of 20, train, for 0 s)"),
-        ([Beat(0, Phase.TRAIN, 9), Beat(1, Phase.TRAIN, 9)], {}, (0, 1), "none lags behind"),
+        ([Beat(0, Phase.TRAIN, 9), Beat(1, Phase.TRAIN, 9)], {}, (0, 1), "none is behind the others"),
         ([Beat(0, Phase.TRAIN, 9, beats=31), Beat(1, Phase.TRAIN, 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, train"),
         ([Beat(0, Phase.TRAIN, 9, beats=30), Beat(1, Phase.DATA, 9, beats=30)], {}, (1,), "behind: rank 1 (step 9, data"),
         ([Beat(0, Phase.TRAIN, 8, None, 0, 70), Beat(1, Phase.TRAIN, 9, None, 0, 71)], {71: "T"}, (1,), "SIGSTOP"),

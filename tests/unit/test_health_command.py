@@ -113,7 +113,10 @@ def test_without_a_folder_for_temporary_files_the_rest_is_still_looked_at(
     assert levels(elsewhere.out)["run directory"] != "skipped"
     rows = {row["what"]: row for row in json.loads(alone.out)[0]["findings"]}
     for what in ("run directory", "cache"):
-        assert (rows[what]["level"], rows[what]["found"]) == ("skipped", "the error of temporary files comes first")
+        assert (rows[what]["level"], rows[what]["found"]) == (
+            "skipped",
+            "not checked because of the error in temporary files",
+        )
     assert [what for what, row in rows.items() if row["level"] == "error"] == ["temporary files"]
     assert met.code == 78
     assert levels(met.out)["other nodes"] == "skipped"

@@ -114,7 +114,7 @@ def test_a_write_that_comes_back_changed_is_an_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "read_bytes", lambda self: b"something else")
     row = next(look_at_disks(make_host(), {"HOME": str(tmp_path)}, tmp_path))
     assert (row.level, row.code) == ("error", UNHEALTHY)
-    assert "differ from what was written" in row.found
+    assert "are not what was written" in row.found
 
 
 def test_a_disk_that_hangs_is_an_error_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

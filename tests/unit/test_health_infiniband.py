@@ -28,16 +28,25 @@ def test_a_host_without_adapters_has_no_row(tmp_path: Path) -> None:
 
 def test_adapters_that_can_be_used_are_named(tmp_path: Path) -> None:
     (row,) = look_at_infiniband("docker", write_files(tmp_path, GOOD), str)
-    assert (row.what, row.level, row.found) == ("InfiniBand", "ok", "mlx5_0, mlx5_1: device files and library are here")
+    assert (row.what, row.level, row.found) == (
+        "InfiniBand",
+        "ok",
+        "mlx5_0, mlx5_1: device files and library are available",
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "runtime", "found", "advice"),
     [
-        (without(FILE), "docker", "/dev/infiniband is not here", "--device /dev/infiniband --ulimit memlock=-1"),
-        (without(FILE), "kubernetes", "/dev/infiniband is not here", "k8s/components/rdma"),
-        (without(FILE), "slurm", "/dev/infiniband is not here", "MELLANOX_VISIBLE_DEVICES=all"),
-        (without(FILE), "host", "/dev/infiniband is not here", "modprobe ib_uverbs"),
+        (
+            without(FILE),
+            "docker",
+            "/dev/infiniband does not exist here",
+            "--device /dev/infiniband --ulimit memlock=-1",
+        ),
+        (without(FILE), "kubernetes", "/dev/infiniband does not exist here", "k8s/components/rdma"),
+        (without(FILE), "slurm", "/dev/infiniband does not exist here", "MELLANOX_VISIBLE_DEVICES=all"),
+        (without(FILE), "host", "/dev/infiniband does not exist here", "modprobe ib_uverbs"),
         (GOOD | {PORT: "1: DOWN\n"}, "docker", "no port is active", "ibstat"),
     ],
 )
@@ -47,7 +56,7 @@ def test_what_is_missing_is_told_with_what_to_add(
     (row,) = look_at_infiniband(runtime, write_files(tmp_path, files), str)
     assert (row.level, row.code) == ("warning", 0)
     assert found in row.found
-    assert "NCCL takes TCP" in row.found
+    assert "NCCL uses TCP" in row.found
     assert advice in row.advice
 
 

@@ -294,14 +294,14 @@ def test_what_workers_print_is_no_part_of_the_table(capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("ending", "level", "says"),
     [
-        (ProbeEnding({"right": "60 products right"}, 0), "ok", "60 products right"),
+        (ProbeEnding({"right": "60 products correct"}, 0), "ok", "60 products correct"),
         (ProbeEnding({"wrong": "bf16, product 3: 1 of 9 numbers"}, 1), "error", "wrong: bf16, product 3"),
         (
             ProbeEnding({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1),
             "error",
             "launch failure",
         ),
-        (ProbeEnding({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "no memory is free"),
+        (ProbeEnding({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "it has no free memory"),
         (ProbeEnding({}, 1, "ImportError: libcuda.so.1"), "error", "failed: ImportError"),
         (ProbeEnding({}, -11), "error", "SIGSEGV"),
         (ProbeEnding({}, None), "error", "no result within 120 s"),

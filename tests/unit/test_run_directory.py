@@ -376,7 +376,7 @@ def test_the_attempt_only_grows() -> None:
 @pytest.mark.parametrize(
     ("resume", "where", "said"),
     [
-        ("auto", {}, "slipway: runs/linear-b/run.json is skipped: it is no JSON object"),
+        ("auto", {}, "slipway: runs/linear-b/run.json is skipped: it is not a JSON object"),
         ("auto", {"run_dir": "runs/linear-a"}, ""),
         ("auto", {"environ": BARE_SRUN}, ""),
         ("none", {}, ""),

@@ -124,7 +124,7 @@ def test_commands_name_and_pass_over_odd_files_and_print_nothing_that_a_terminal
     for passed in (
         f"{odd}/run.json is skipped: it is not a regular file",
         f"{run}/node-0/logs/rank-1.log is skipped: it is not a regular file",
-        f"{run}/node-0/ranks.json is skipped: it is no JSON object",
+        f"{run}/node-0/ranks.json is skipped: it is not a JSON object",
     ):
         assert f"slipway: {passed}" in told.err
     assert "\x1b" not in told.out + told.err

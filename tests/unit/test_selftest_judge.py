@@ -173,7 +173,7 @@ def test_rows_of_a_check_keep_whose_fault_they_are() -> None:
     assert judge_finding(sick("GPU 0 product", "wrong: bf16")) == Result(
         "GPU 0 product", "failed", "wrong: bf16", "", 77
     )
-    assert judge_finding(warning("GPU 0 product", "no memory is free")).level == "skipped"
+    assert judge_finding(warning("GPU 0 product", "it has no free memory")).level == "skipped"
     rows = (ok("memory", "enough"), warning("/dev/shm", "64 MB", "--shm-size 1g"))
     assert judge_node("node", rows) == Result("node", "ok", "fit for a job; /dev/shm: 64 MB", "--shm-size 1g")
     assert judge_node("node", (*rows, sick("driver", "broken"))) == Result("node", "failed", "driver: broken", "", 77)

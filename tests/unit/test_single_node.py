@@ -96,7 +96,7 @@ def test_one_attempt_too_many_says_what_was_wrong() -> None:
     assert last.outcome.word == "no-progress"
     assert judge([last.outcome]).code(0) == 93
     assert "3 attempts left no snapshot after step 40; the last failed: ValueError: bad" in last.outcome.evidence
-    assert "save more often (--save-every); see all that it printed" in what_to_do(last.outcome, str)
+    assert "save more often (--save-every); for its complete output, type" in what_to_do(last.outcome, str)
     assert "no snapshot at all" in give_up((tried(),)).outcome.evidence
 
 

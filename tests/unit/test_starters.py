@@ -40,7 +40,7 @@ def test_another_launcher_in_front_of_a_script_is_left_out(slipway: Slipway, typ
     Path("t.py").touch()
     answer = slipway(command, *typed.split())
     assert (answer.code, answer.out) == (78, "")
-    assert re.search(r"(\S+) starts a script, and `slipway run` does so instead of it: leave \1 out\.", answer.err)
+    assert re.search(r"(\S+) is not needed, because `slipway run` starts the script itself\.", answer.err)
     assert answer.err.rstrip().endswith(INSTEAD[typed])
 
 
@@ -53,7 +53,7 @@ def test_what_starts_commands_on_several_nodes_goes_before_slipway(slipway: Slip
     answer = slipway(command, *typed.split())
     assert (answer.code, answer.out) == (78, "")
     assert re.search(
-        r"(\w+) starts commands.* goes before slipway\. Type: \1 \[options\] slipway run SCRIPT", answer.err
+        r"(\w+) starts commands.* belongs before slipway\. Type: \1 \[options\] slipway run SCRIPT", answer.err
     )
 
 

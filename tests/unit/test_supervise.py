@@ -268,5 +268,5 @@ def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(
         watch = HangWatch(plan_for(), Run(tmp_path, "none", 1), Limits(60.0), judge, said.append, MACHINE)
         assert "SLIPWAY_WATCHER" not in watch.open({}, selector, None)  # type: ignore[arg-type]
     assert said == [
-        "warning: the workers are not watched, nor is a hang reported: PermissionError: no Unix sockets here"
+        "warning: the workers have no watcher, and hangs are not reported: PermissionError: no Unix sockets here"
     ]

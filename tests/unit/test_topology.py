@@ -287,7 +287,7 @@ SHELL = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_
 def test_a_launcher_in_a_shell_of_srun_says_what_it_takes_itself_for(environ: dict[str, str], told: bool) -> None:
     lines = [note for note in resolve(environ).notes if "srun --pty" in note]
     assert len(lines) == told
-    assert all("one of 2 launchers" in line and line.endswith("type --standalone") for line in lines)
+    assert all("one of 2 launchers" in line and line.endswith("add --standalone") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_half_of_what_a_starter_sets_is_ignored_with_a_line(environ: dict[str, s
     [
         (
             {"MASTER_ADDR": "a:b:c"},
-            "MASTER_ADDR=a:b:c (from the environment): it is no IPv6 address",
+            "MASTER_ADDR=a:b:c (from the environment): it is not an IPv6 address",
             ("127.0.0.1", 40_001),
         ),
         ({"MASTER_PORT": "$PORT"}, "MASTER_PORT=$PORT (from the environment): this placeholder", ("127.0.0.1", 40_001)),
@@ -330,7 +330,9 @@ def test_a_single_node_ignores_with_a_line_what_cannot_say_where_nodes_meet(
     assert (topology.master_addr, topology.master_port) == values
     lines = [note for note in topology.notes if note.startswith("warning: ignored")]
     assert len(lines) == bool(ignored)
-    assert all(line.startswith(f"warning: ignored, since a single node meets no other: {ignored}") for line in lines)
+    assert all(
+        line.startswith(f"warning: ignored, because a single node does not need it: {ignored}") for line in lines
+    )
     for several in (PLAIN | environ, PER_PROCESS | environ):  # there it counts
         with pytest.raises(LaunchError) if ignored else nullcontext():
             resolve(several)
@@ -542,10 +544,10 @@ def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "says nothing about how many of them are on this node"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not report how many of them are on this node"),
         (
             {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n0"},
-            "says nothing about how many of them are on this node",
+            "does not report how many of them are on this node",
         ),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not among SM_HOSTS"),
         (

@@ -336,10 +336,10 @@ def look_at_infiniband(
     names = ", ".join(adapter.name for adapter in adapters)
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     if not files:
-        found = f"this host has {names}, but /dev/infiniband is not here: NCCL takes TCP"
+        found = f"this host has {names}, but /dev/infiniband does not exist here: NCCL uses TCP"
         yield warning(ROW, found, advise("InfiniBand", runtime))
     elif not all(os.access(file, os.R_OK | os.W_OK) for file in files):
-        found = f"{names}: user {os.getuid()} may not open {files[0].name} in /dev/infiniband: NCCL takes TCP"
+        found = f"{names}: user {os.getuid()} may not open {files[0].name} in /dev/infiniband: NCCL uses TCP"
         yield warning(
             ROW,
             found,
@@ -349,14 +349,14 @@ def look_at_infiniband(
         "ACTIVE" in read_kernel_file(state) for adapter in adapters for state in adapter.glob("ports/*/state")
     ):
         yield warning(
-            ROW, f"{names}: no port is active: NCCL takes TCP", "look at ibstat, the cable and the subnet manager"
+            ROW, f"{names}: no port is active: NCCL uses TCP", "look at ibstat, the cable and the subnet manager"
         )
     elif not _loads(load):
         yield warning(
-            ROW, f"{names}, but {LIBRARY} is missing: NCCL takes TCP", "apt-get install libibverbs1 ibverbs-providers"
+            ROW, f"{names}, but {LIBRARY} is missing: NCCL uses TCP", "apt-get install libibverbs1 ibverbs-providers"
         )
     else:
-        yield ok(ROW, f"{names}: device files and library are here")
+        yield ok(ROW, f"{names}: device files and library are available")
 
 
 def _loads(load: Callable[[str], object]) -> bool:

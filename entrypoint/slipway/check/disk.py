@@ -48,7 +48,7 @@ def look_at_disks(host: Host, environ: Mapping[str, str], results: Path) -> Iter
     homeless = () if temporary_files() else lie_there(host, wanted)
     for what, folder in wanted.items():
         if what in homeless:
-            yield skipped(what, f"the error of {TEMPORARY} comes first")
+            yield skipped(what, f"not checked because of the error in {TEMPORARY}")
             continue
         try:
             yield from within(SECONDS, partial(_look, host, what, folder))
@@ -105,7 +105,7 @@ def time_durable_write(folder: Path) -> float:
     begin, content, file = time.monotonic(), os.urandom(WRITTEN), folder / "written"
     replace_file(file, content)
     if file.read_bytes() != content:
-        raise OSError(errno.EIO, "the data read back differ from what was written")
+        raise OSError(errno.EIO, "the data read back are not what was written")
     return time.monotonic() - begin
 
 

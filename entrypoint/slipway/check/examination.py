@@ -51,7 +51,7 @@ def examine(
     if local or (topology and topology.nodes == 1):
         return own, (own,)
     if topology is None or (reason := why_not_together(own, topology)):
-        reason = reason if topology else "the error of this job comes first"
+        reason = reason if topology else "not checked because of the error in this job's settings"
         own = NodeReport(own.node_rank, own.host, (*findings, skipped(OTHERS, reason)))
         return own, (own,)
     say(f"check: meeting the other nodes ({topology.nodes} in all), then an all-reduce")
@@ -73,4 +73,4 @@ def why_not_together(own: NodeReport, topology: Topology) -> str:
     if topology.process:
         return "there is a launcher per process here; start the check once per node (srun --ntasks-per-node=1)"
     lacking = [row.what for row in own.findings if row.code == CONFIGURATION and row.what in NEEDED]
-    return f"the error of {lacking[0]} comes first" if lacking else ""
+    return f"not checked because of the error in {lacking[0]}" if lacking else ""

@@ -108,7 +108,7 @@ def judge_locked(most: int, infiniband: bool, runtime: str = "host") -> Finding:
     """Whether memory may be locked, which only InfiniBand needs."""
     if most == resource.RLIM_INFINITY or not infiniband:
         return ok("locked memory", "unlimited" if most == resource.RLIM_INFINITY else f"{mebibytes(most)} at most")
-    found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and takes TCP instead"
+    found = f"{mebibytes(most)} at most: NCCL cannot use InfiniBand with it and uses TCP instead"
     return warning("locked memory", found, advise("locked memory", runtime))
 
 
@@ -159,7 +159,7 @@ def judge_own_name(name: str, several: bool, ask: Resolve) -> Finding:
     except OSError as error:
         found = f"{name} does not resolve ({error.strerror or error})"
     if not several:
-        return ok("host name", f"{found}, which a single node can do without")
+        return ok("host name", f"{found}, which a single node does not need")
     return warning("host name", found, "add it to /etc/hosts or to DNS; other nodes and gloo ask for it")
 
 

@@ -109,7 +109,7 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
         return peers, None
     found = judge_outcome(RunDirectory(folder).first_cause, own.node_rank)
     if str(folder) in found.advice:  # which is temporary
-        found = dataclasses.replace(found, advice="what its processes printed stands above")
+        found = dataclasses.replace(found, advice="the output of its processes is above")
     return peers, found
 
 
@@ -177,4 +177,4 @@ def compare_nodes(peers: Sequence[Peer]) -> Iterator[Finding]:
     differences = find_differences(cards, offsets, allow_uneven=True)
     if differences:
         table = draw_table(differences, {rank: card.host for rank, card in cards.items()})
-        yield warning("differences", "\n".join(("the nodes are not alike:", *table)))
+        yield warning("differences", "\n".join(("the nodes differ:", *table)))

@@ -62,7 +62,7 @@ def judge_product(what: str, ending: ProbeEnding, seconds: float) -> Finding:
         return ok(what, str(ending.report["right"]))
     said = str(ending.report.get("failed") or ending.said)
     if BUSY in said:
-        return warning(what, "no memory is free on it for a product", "nvidia-smi shows which process uses it")
+        return warning(what, "it has no free memory for the matrices", "nvidia-smi shows which process uses it")
     end = "failed" if ending.status >= 0 else signal_name(-ending.status)
     return sick(what, f"{end}{f': {said}' if said else ''}", advice)
 

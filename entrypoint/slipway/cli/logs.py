@@ -47,7 +47,7 @@ def _read_time(context: click.Context, option: click.Parameter, value: str | Non
         return TIME.convert(value, option, context) if value is not None else None
     except click.BadParameter:
         example = "write for example 2026-01-01T12:00:00 or 2026-01-01 (UTC), or copy one from a line"
-        raise click.BadParameter(f"{value!r} is no time; {example}", context, option) from None
+        raise click.BadParameter(f"{value!r} is not a time; {example}", context, option) from None
 
 
 def _read_pattern(context: click.Context, option: click.Parameter, value: str | None) -> re.Pattern[str] | None:

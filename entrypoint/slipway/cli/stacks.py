@@ -78,7 +78,7 @@ def describe(rank: int, node: int, row: Mapping[str, Any], *, whole: bool) -> It
     try:
         one = read_standing(rank, node, answer, state=state) if answer else Standing(rank, node, state)
     except ValueError:
-        one = Standing(rank, node, "gave an answer that makes no sense")
+        one = Standing(rank, node, "sent an invalid answer")
     yield from one.lines(whole=whole)
     if not answer:
         if row.get("pid"):

@@ -174,7 +174,7 @@ def _begin_with_command(
     line = words if ours == name else _replaced(words, name, ours)
     first = "gpt" if ours.partition(" ")[0] in own else "run"
     text = (
-        f"Put options after a command or a workload, also '{name}' too. Type: {shlex.join(['slipway', first, *line])}"
+        f"Options must come after a command or a workload, also '{name}'. Type: {shlex.join(['slipway', first, *line])}"
     )
     return click.NoSuchOption(name, text, ctx=error.ctx)
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 GLANCE, LOOK = 0.1, 2.0  # s between two looks at the answer, and at whether the run goes on
 SAID = {
-    "": "asked; it begins with a step, once this one is done",
+    "": "requested; it starts when the current step has ended",
     "taken": "all ranks start after the next step",
     "tracing": "recording {steps} after step {step}",
-    "collecting": "recorded; rank 0 gathers what the ranks have",
+    "collecting": "recorded; rank 0 collects the traces of all ranks",
 }
 
 

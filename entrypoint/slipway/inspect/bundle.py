@@ -44,9 +44,9 @@ PARTS = (
     (OUTCOME_FILE, "the verdict, with every attempt"),
     (OPTIONS_FILE, "the workload's options as resolved"),
     (METRICS_FILE, "loss, throughput and validation by step"),
-    (f"{NODE}*/{PLAN_FILE}", "what the launcher decided, from where, and the torchrun command"),
-    (f"{NODE}*/{LEDGER_FILE}", "what each second of the job went into"),
-    (f"{NODE}*/{HEARTBEATS}/*.json", "where each rank stood last"),
+    (f"{NODE}*/{PLAN_FILE}", "the launcher's decisions with their sources, and the torchrun command"),
+    (f"{NODE}*/{LEDGER_FILE}", "how the time of the job was spent"),
+    (f"{NODE}*/{HEARTBEATS}/*.json", "the last state of each rank"),
     (f"{NODE}*/{OUTCOMES}/*.json", "how each rank ended"),
     (f"{NODE}*/{LOGS}/*.log", "what each rank printed, and torchrun"),
 )
@@ -86,7 +86,7 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     files = find_files(run)
     left_out = tuple(list_others(run, files))
     notes = [
-        f"secrets whose values were known where this was packed: {', '.join(sorted(secrets)) or 'none'}; others that a "
+        f"secrets whose values were known when this was packed: {', '.join(sorted(secrets)) or 'none'}; others that a "
         "program printed without their names are found by their form only"
     ]
     notes += [elsewhere] if (elsewhere := tell_elsewhere(run)) else []

@@ -186,7 +186,7 @@ def parse_numbers(text: str) -> Numbers:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise ValueError(f"{text!r} is no list of numbers; write for example 0,3-5")
+            raise ValueError(f"{text!r} is not a list of numbers; write for example 0,3-5")
         found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(found)
 

@@ -117,8 +117,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
     if commands and here.is_folder_unknown and not fleeting:
         say(
-            f"  $PWD/{printable(here.source[2:])} there is the folder mounted at {here.results}; its path is unknown here, "
-            "so type them in the folder that contains it"
+            f"  In these commands, $PWD/{printable(here.source[2:])} is the folder mounted at {here.results}. Its path is not "
+            "known here, so type the commands in the folder that contains it"
         )
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)

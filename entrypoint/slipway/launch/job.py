@@ -51,7 +51,7 @@ def run_job(job: Job) -> int:
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
-        from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node can do without
+        from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
         node = enter(job, stack)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
@@ -217,7 +217,7 @@ class Attempts:
     def _end(self, ending: Ending) -> int:
         """The end of a job after an attempt, the same on all nodes; the exit code."""
         job, node, verdict = self._job, self._node, ending.verdict
-        stay = "wait for its replacement" if job.replaced else "go on without it"
+        stay = "wait for its replacement" if job.replaced else "continue without it"
         why = Cause(CauseKind.LEAVES, stay) if self._leaves(ending) else ending.why
         self._notices.end(node.run, verdict)
         lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0

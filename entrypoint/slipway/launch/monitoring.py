@@ -255,7 +255,7 @@ class Metrics:
         about |= {"run": self._run.path.name} if self._run else {}
         yield InfoMetricFamily("slipway_job", "What runs here.", value=about)
         yield gauge("slipway_processes", "Processes of the job.", {(): topology.world_size})
-        yield CounterMetricFamily("slipway_restarts", "Attempts that another one followed.", value=self._restarts)
+        yield CounterMetricFamily("slipway_restarts", "Restarts of the job.", value=self._restarts)
         yield CounterMetricFamily("slipway_hangs", "Hangs that were noticed.", value=self._hangs)
         if self._run is None:
             return
@@ -276,11 +276,13 @@ class Metrics:
         slow = [beat.slow for beat in beats.values() if beat.slow][:1]
         at = {(rank,): beat.step for rank, beat in beats.items()}
         yield gauge("slipway_step", "The step at which a rank is.", at, "rank")
-        yield gauge("slipway_steps", "How many there will be.", steps, "rank")
+        yield gauge("slipway_steps", "The total number of steps.", steps, "rank")
         yield gauge("slipway_phase", "1 for the phase in which a rank is.", phases, "rank", "phase")
         yield gauge("slipway_own_seconds", "Seconds that a rank works on a step by itself.", own, "rank")
         slower = {(rank,): share for rank, share in slow}
-        yield gauge("slipway_slower", "By which share the rank that all wait for is slower.", slower, "rank")
+        yield gauge(
+            "slipway_slower", "The fraction by which the rank that all others wait for is slower.", slower, "rank"
+        )
 
     def _time(self, run: Run, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and the share of it that was training."""
@@ -290,7 +292,7 @@ class Metrics:
         if ledger is None or not ledger.wall:
             return
         seconds = {(kind,): ledger[kind] for kind in KINDS}
-        yield gauge("slipway_seconds", "What the time of the job went into, by kind.", seconds, "kind")
+        yield gauge("slipway_seconds", "Seconds of the job by kind.", seconds, "kind")
         share = sum(ledger[kind] for kind in WORK) / ledger.wall
         yield gauge("slipway_goodput", "Share of the job's time that was training.", {(): share})
 
@@ -302,7 +304,7 @@ class Metrics:
                 yield gauge(f"slipway_{name}", NAMED.get(name, "Rate of all processes."), {(): value})
             elif name not in LEFT_OUT:
                 others[name,] = value
-        yield gauge("slipway_metric", "The newest number of metrics.jsonl, by its name.", others, "name")
+        yield gauge("slipway_metric", "The newest value in metrics.jsonl, by name.", others, "name")
 
 
 def gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:

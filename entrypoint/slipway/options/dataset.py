@@ -110,7 +110,7 @@ def require_length(dataset: str, context: int) -> None:
         less = f", or type --context {(size - 1) // 2}" if size > 2 else ""
         raise ConfigurationError(
             f"--dataset {dataset}: the file is too small: it has {size:,} bytes, and {needed:,} are needed for --context "
-            f"{context}: a sample to train on and one to judge by. Take more text{less}."
+            f"{context}: one sample for training and one for validation. Use more text{less}."
         )
 
 

@@ -105,7 +105,7 @@ class Sign(StrEnum):
     GPU_MEMORY = (
         "gpu-memory", "OutOfMemoryError", "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)",
     )
-    SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line; every start would end there"
+    SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line: every start would fail there"
     DENIED = (
         "denied", rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]",
         "let this user write to the run directory again (ls -ld), and continue with --resume auto",
@@ -119,11 +119,12 @@ class Sign(StrEnum):
         "free some space; the newest snapshot is intact",
     )
     SAME_GPU = (
-        "same-gpu", "Duplicate GPU", "NCCL wants a GPU for each process: fewer of them (--nproc-per-node), or --backend gloo",
+        "same-gpu", "Duplicate GPU",
+        "NCCL needs a GPU for each process: use fewer processes (--nproc-per-node), or --backend gloo",
     )
     INTERFACE = (
         "interface", NO_INTERFACE,
-        "name a network interface of this node in NCCL_SOCKET_IFNAME (`ip -brief address` shows them), or none",
+        "set NCCL_SOCKET_IFNAME to a network interface of this node (`ip -brief address` lists them), or unset it",
     )
     OLD_DRIVER = "old-driver", DRIVER_TOO_OLD  # what helps depends on the text (variants.py)
     DEVICE = "device", NO_DEVICE

@@ -35,7 +35,7 @@ WAITING_FILE = "waiting.json"  # between two attempts
 STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
 # Whether steps are traced where somebody asks; who asks, and what has become of it:
 TRACEABLE, TRACE_WANTED, TRACE_FILE = "traceable", "trace-wanted", "trace.json"
-LEDGER_FILE = "ledger.json"  # what each second of the job went into, so far
+LEDGER_FILE = "ledger.json"  # how the time of the job was spent, so far
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
 LAUNCHER_FILE = "launcher.json"  # who holds the folder
 RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
@@ -250,7 +250,7 @@ def why_unreadable(path: Path) -> str:
     except OSError as error:
         return LINK if error.errno == errno.ELOOP else error.strerror or str(error)
     except (ValueError, RecursionError):
-        return f"is no JSON object of at most {LARGEST >> 20} MiB"
+        return f"is not a JSON object of at most {LARGEST >> 20} MiB"
     return ""
 
 

@@ -48,15 +48,15 @@ def read_header(buffer: int) -> Header | None:
     if not any(content):
         return None
     if len(content) < FIELDS.size + SUM.size:
-        raise ValueError("its header is cut short")
+        raise ValueError("its header is truncated")
     magic, *fields = FIELDS.unpack(content[: FIELDS.size])
     header = Header(*fields)
     if magic != MAGIC or SUM.unpack(content[FIELDS.size :]) != (zlib.crc32(content[: FIELDS.size]),):
         raise ValueError("its header is damaged")
     if min(header.step, header.attempt, header.loads, header.data, header.described) < 0:
-        raise ValueError("its header makes no sense")
+        raise ValueError("its header is invalid")
     if PAGE + header.data + header.described > os.fstat(buffer).st_size:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     return header
 
 

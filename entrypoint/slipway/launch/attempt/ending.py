@@ -39,7 +39,7 @@ class StopSeen:
 
 @dataclass(frozen=True)
 class HangSeen:
-    """That no rank moves any more: what shows it, and the first `rank` that the others wait for."""
+    """That no rank makes progress: what shows it, and the first `rank` that the others wait for."""
 
     text: str
     rank: int | None = None
@@ -239,13 +239,13 @@ def _read_status(exitcode: int, facts: Facts, rank: int) -> tuple[str, Cause, st
 def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
     """What those did that did not fail: where everybody else only lost one of them, one of them is the reason."""
     told = [_standing(facts, rank, time) for rank in ranks[:STANDING]]
-    more = [f"so much for the first {STANDING} of ranks {rank_ranges(ranks)}"] if len(ranks) > STANDING else []
+    more = [f"only the first {STANDING} of ranks {rank_ranges(ranks)} are listed"] if len(ranks) > STANDING else []
     return "; ".join([*told, *more])
 
 
 def _standing(facts: Facts, rank: int, time: float) -> str:
     if rank in facts.left:
-        return f"rank {rank} had left with 0, {apart(facts.left[rank], time)}"
+        return f"rank {rank} had ended with exit code 0, {apart(facts.left[rank], time)}"
     last = last_line(facts.printed.get(rank, ())) or last_line(facts.last.get(rank, ()))
     known = [facts.places.get(rank, ""), f"its last line was: {in_one_line(last)[:100]}" if last else ""]
     return ", ".join([f"rank {rank} had not ended", *filter(None, known)])

@@ -126,7 +126,7 @@ class HangWatch:
         if self._watch:
             self._watch.close()
         self._watch = None
-        self._say(f"warning: the workers are not watched, nor is a hang reported: {type(error).__name__}: {error}")
+        self._say(f"warning: the workers have no watcher, and hangs are not reported: {type(error).__name__}: {error}")
 
     @property
     def still(self) -> float:

@@ -158,7 +158,7 @@ def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -
         return Hang(tuple(odd), text, next(iter(waits)))
     rank, one = next(iter(waits.items()))
     what = str(one.pending[0]) if one.pending else f"{one.waits_in}()"
-    text = f"all ranks wait, rank {rank} in {what}, and nothing gets through: {_places(list(waits), by_rank)}"
+    text = f"all ranks wait, rank {rank} in {what}, but no data arrive: {_places(list(waits), by_rank)}"
     return Hang((), text, rank)
 
 
@@ -333,5 +333,7 @@ class HangDetector:
                 f"rank {beat.rank} ({beat.place}, for {self._still[beat.rank]:.0f} s{', ' if how else ''}{how})"
             )
         more = f" and {len(behind) - MOST} more" if len(behind) > MOST else ""
-        who = "no rank moves any more, none lags behind" if len(behind) == len(self._beats) > 1 else "behind"
+        who = (
+            "no rank makes progress, and none is behind the others" if len(behind) == len(self._beats) > 1 else "behind"
+        )
         return f"{who}: {'; '.join(lines)}{more}"

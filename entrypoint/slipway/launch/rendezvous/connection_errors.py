@@ -87,7 +87,7 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, TryLaterError):
         return "not now", str(error)
     if isinstance(error, StalledError):
-        return "stalled", "it greets, and then no answer comes"
+        return "stalled", "it sends a greeting, but then does not answer"
     if isinstance(error, OtherJobError):
         return "another job", str(error)
     if isinstance(error, SilentError):
@@ -127,12 +127,12 @@ def explain_connection(
         "refused": f"nothing listens at {place} (connection refused)",
         "unreachable": f"{place} cannot be reached ({words})",
         "timed out": f"{place} does not answer",
-        "stalled": f"{place} takes connections, and then no answer comes",
+        "stalled": f"{place} accepts connections, but does not answer",
         "another job": f"{place} leads to {words}",
         "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }
     if met and kind in COMES_AND_GOES:
-        return f"{subjects[kind]}; node 0 was met there before, and has not come back yet."
+        return f"{subjects[kind]}; node 0 was reached there before, but cannot be reached now."
     cause = ITSELF if itself and kind in ELSEWHERE else CAUSES[kind].get(runtime, CAUSES[kind]["host"])
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 

@@ -204,7 +204,7 @@ class Coordinator:
         """Warnings about what should agree and does not."""
         differences = self._differences()
         table = draw_table(differences, self._roster.hosts) if differences else ()
-        return ("warning: the nodes of this job are not alike:", *table) if table else ()
+        return ("warning: the nodes of this job differ:", *table) if table else ()
 
     async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
         """Let every launcher visit its neighbour; LaunchError (78) where one cannot.

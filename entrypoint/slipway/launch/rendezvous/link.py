@@ -60,7 +60,7 @@ class Link:
             raise SilentError(f"no heartbeat for {seconds:.0f} s") from None
         except asyncio.IncompleteReadError as end:
             if end.partial:
-                raise MalformedError("half a message, then the end of the connection") from None
+                raise MalformedError("the connection ended in the middle of a message") from None
             raise ConnectionResetError("the connection was closed") from None
         except asyncio.LimitOverrunError:
             raise MalformedError(f"more than {LINE_BYTES} bytes in one line") from None

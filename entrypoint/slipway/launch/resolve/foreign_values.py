@@ -60,11 +60,11 @@ def _not_a_host(host: str) -> str:
     if host.find(":") == len(host) - 1:
         return "it ends with a colon. Give the name or address of node 0 alone"
     if host.count(":") > 1:
-        return "it is no IPv6 address. Give the name or address of node 0"
+        return "it is not an IPv6 address. Give the name or address of node 0"
     if host.isdecimal():  # which a resolver takes for an address: 7 is 0.0.0.7
         return "it is a number. Give the name or address of node 0"
     if re.fullmatch(r"[0-9.]+", host):
-        return "" if _is_ipv4(host) else "it is no IPv4 address, which has four numbers from 0 to 255"
+        return "" if _is_ipv4(host) else "it is not an IPv4 address, which has four numbers from 0 to 255"
     if odd := re.search(r"[^\w.-]", host):
         return f"{odd[0]!r} cannot be part of a host's name. Give the name or address of node 0 alone"
     if any(not 1 <= len(label) <= 63 for label in host.removesuffix(".").split(".")):

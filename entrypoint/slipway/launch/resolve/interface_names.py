@@ -31,7 +31,7 @@ def missing_interfaces(sources: Sources, backend: str, own: bool, present: Colle
 def _not_for_gloo(text: str, present: Collection[str]) -> str:
     """torch gives gloo names as they are, several with commas between them but none after the last, and gloo looks for each."""
     if text[:1] in ("^", "="):
-        return f"{text[0]} is a sign of NCCL's that gloo does not know; it takes the names of interfaces alone"
+        return f"{text[0]} is supported only by NCCL; gloo accepts only names of interfaces"
     absent = [name for name in text.removesuffix(",").split(",") if name not in present]
     return f"gloo finds no interface {', '.join(map(repr, absent))} with an address" if absent else ""
 

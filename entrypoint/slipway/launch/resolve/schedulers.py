@@ -207,9 +207,9 @@ def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
         yield f"warning: this Slurm job has {allotted} nodes, {only}"
     if place.launchers > 1 and environ.get("SLURM_PTY_PORT") and environ.get("SLURM_STEP_ID"):
         yield (
-            f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this or a shell before it. It is taken as one of "
-            f"{place.launchers} launchers that srun started on this node. Where you typed it in that shell, the others never "
-            "come: type --standalone"
+            f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this command, or the shell in which you typed it. It "
+            f"counts as one of {place.launchers} launchers that srun started on this node. If you typed it in a shell, the "
+            "others never start: add --standalone"
         )
 
 
@@ -226,7 +226,7 @@ def _derive_indexed_job(environ: Mapping[str, str], fqdn: str, claims: Claims) -
 
 def _note_indexed_job(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
     if environ.get("JOB_COMPLETION_INDEX") and place.nodes_source == "default":
-        yield "an Indexed Job says nowhere how many pods it has: for more than one set NNODES"
+        yield "an Indexed Job does not report how many pods it has; for more than one, set NNODES"
 
 
 def _derive_volcano(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None:
@@ -249,7 +249,7 @@ def _derive_mpich(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         for name in ("WORLD_SIZE", "RANK"):
             claims.pop(name, None)
         raise LaunchError(
-            f"mpiexec started {size.value} of these (PMI_SIZE), and says nothing about how many of them are on this node. Set "
+            f"mpiexec started {size.value} processes (PMI_SIZE), but does not report how many of them are on this node. Set "
             "NNODES, NODE_RANK and MASTER_ADDR, or start one launcher per node by hand."
         )
     _derive_mpi("MPICH", environ, fqdn, claims)

@@ -24,10 +24,10 @@ def refuse_starter(words: Sequence[str]) -> str:
         return ""
     if name in AROUND:
         return (
-            f"{name} starts commands, on several nodes as well, and goes before slipway. Type: {name} [options] slipway run "
+            f"{name} starts commands, also on several nodes, and belongs before slipway. Type: {name} [options] slipway run "
             "SCRIPT [arguments]"
         )
-    told = f"{name} starts a script, and `slipway run` does so instead of it: leave {name} out."
+    told = f"{name} is not needed, because `slipway run` starts the script itself."
     if line := instead(bare):
         return f"{told} Type: {line}"
     if name == "python" and bare[1:]:

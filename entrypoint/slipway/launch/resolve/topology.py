@@ -329,7 +329,7 @@ def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
             parse_claim(setting, claim)
         except LaunchError as error:
             if name == "MASTER_ADDR" or explain_value(name, claim.value):
-                notes.append(f"warning: ignored, since a single node meets no other: {error}")
+                notes.append(f"warning: ignored, because a single node does not need it: {error}")
                 values[name] = Value(setting.default, "default", (claim, *values[name].overruled))
     return notes
 
@@ -365,7 +365,7 @@ def _notes(
     if process:
         notes.append(
             f"one launcher per process (from {process.source}): this one runs rank {process.rank} itself, without "
-            "torchrun; the others are not waited for and nothing is restarted"
+            "torchrun; it does not wait for the others, and restarts nothing"
         )
     if nodes > 1 and values["RANK"].source.startswith(f"{sources.env_file_name} ("):
         notes.append(

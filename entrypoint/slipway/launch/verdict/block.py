@@ -73,7 +73,7 @@ def heading(word: str, cause: object) -> str:
 ADVICE = {
     CauseKind.HANG: "read the stacks above, which are also in outcome.json; for all that the rank printed, type {logs}",
     CauseKind.LATE: "the newest snapshot is intact; more time: --grace-seconds S",
-    CauseKind.RUN_GONE: "where it was renamed, continue with --run-dir NEW-NAME --resume auto; else look at its disk",
+    CauseKind.RUN_GONE: "if it was renamed, continue with --run-dir NEW-NAME --resume auto; else look at its disk",
 }
 # Where nothing more is known of how a worker ended.
 ADVICE_BY_WORD: Mapping[str, str] = {
@@ -81,7 +81,7 @@ ADVICE_BY_WORD: Mapping[str, str] = {
     Word.UNHEALTHY: (
         "look at this node (`slipway check --local`, nvidia-smi, dmesg); the job can continue elsewhere with --resume auto"
     ),
-    Word.FAILED: "see all that it printed: {logs}",
+    Word.FAILED: "for its complete output, type {logs}",
 }
 
 

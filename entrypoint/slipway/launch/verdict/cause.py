@@ -104,6 +104,6 @@ def said(text: str) -> Cause:
 def other_store(address: str, port: str, own: str) -> str:
     """What to say of a script that connects to a store which is not torchrun's; `own` is where torchrun's is."""
     return (
-        f"looks for torch's store at {address}, port {port}, and torchrun's is at {own}: take the lines out that set MASTER_ADDR "
-        "and MASTER_PORT, or an init_method of your own"
+        f"looks for torch's store at {address}, port {port}, and torchrun's is at {own}: remove the lines that set MASTER_ADDR "
+        "and MASTER_PORT, or your own init_method"
     )

@@ -135,7 +135,7 @@ def note_longer_schedule(training: Training, snapshot: Snapshot) -> None:
     if not math.isclose(was, becomes, rel_tol=1e-3):
         training.context.say(
             f"note: so far the {training.options.schedule} schedule ended at step {before:,}, now it ends at step {now:,}: at "
-            f"step {step:,} the learning rate goes from {was:.3g} to {becomes:.3g}. For a rate that stays low type --schedule "
+            f"step {step:,} the learning rate goes from {was:.3g} to {becomes:.3g}. To keep the low rate, type --schedule "
             f"constant --lr {was:.3g}"
         )
 
@@ -169,7 +169,7 @@ def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gon
     else:
         record_mismatch(training.context, error.difference)
         training.verification.forget()
-        training.context.say(f"{error}; returning to the newest snapshot, in which they are equal")
+        training.context.say(f"{error}; returning to the newest snapshot, in which the replicas are equal")
     wait_for_writers(training)
     training.snapshots.memory.forget()  # its snapshots may be wrong already
     if not resume(training, "auto"):

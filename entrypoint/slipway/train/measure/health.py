@@ -74,7 +74,7 @@ def check_products(device: torch.device) -> dict[str, str]:
                     return {"wrong": f"{name}, product {seed * calls + call + 1}: {wrong}"}
         rate = 2 * (SIDE * times) ** 3 / best / 1e9
         told.append(f"{name} {rate / 1e3:.3g} TFLOP/s" if rate >= 1e3 else f"{name} {rate:.3g} GFLOP/s")
-    return {"right": f"{SQUARES * calls} products right: {', '.join(told)}"}
+    return {"right": f"{SQUARES * calls} products correct: {', '.join(told)}"}
 
 
 def take_time(factors: list[torch.Tensor], result: torch.Tensor) -> float:

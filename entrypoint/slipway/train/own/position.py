@@ -185,7 +185,7 @@ class Position:
         if reading.batch_size is None:
             self._context.say(
                 f"note: the data have no indices that could be divided among {now} processes instead of {before}: each resumes "
-                f"after {reading.batches} batches of its own, so samples may be missing or come twice in this epoch"
+                f"after {reading.batches} batches of its own, so samples may be missing or used twice in this epoch"
             )
             return
         reading.samples += reading.batches * reading.batch_size * before
@@ -193,7 +193,7 @@ class Position:
         if rest := reading.samples % now:
             reading.samples -= rest
             self._context.say(
-                f"note: {rest} samples come twice in this epoch, since {now} processes cannot divide them"
+                f"note: {rest} samples are used twice in this epoch, since {now} processes cannot divide them"
             )
 
 
@@ -207,6 +207,6 @@ def require_length(reading: DataPlace, length: int | None, epoch: int) -> None:
     if reading.begun and reading.length is not None and length != reading.length:
         raise ConfigurationError(
             f"The loader has {length} batches, and it had {reading.length} when the snapshot was taken, after batch "
-            f"{reading.batches} of epoch {epoch}: nobody can tell which samples were trained on. Use the same data and the same "
+            f"{reading.batches} of epoch {epoch}: it is not known which samples were trained on. Use the same data and the same "
             "batch size, or start another run: --run-dir PATH."
         )

@@ -219,12 +219,12 @@ def require_classes(root: Path, found: Mapping[str, Sequence[str]]) -> None:
 
 
 def described(files: Files, left: LeftOut) -> str:
-    """What was found in a line: each class with its pictures to train on and to judge by, and what was left out."""
+    """What was found in a line: each class with its pictures for training and for validation, and what was left out."""
     counts = [Counter(label for _, label in part) for part in (files.train, files.evaluation)]
     shown = [f"{name} {counts[0][at]:,} + {counts[1][at]:,}" for at, name in enumerate(files.classes[:SHOWN])]
     more = f" and {len(files.classes) - SHOWN:,} more" if len(files.classes) > SHOWN else ""
     text = (
-        f"pictures: {len(files.train):,} to train on + {len(files.evaluation):,} to judge by, {len(files.classes):,} "
+        f"pictures: {len(files.train):,} for training + {len(files.evaluation):,} for validation, {len(files.classes):,} "
         f"class{'' if len(files.classes) == 1 else 'es'}: {', '.join(shown)}{more}"
     )
     for place, what in ((0, "trained on"), (1, "judged by")):

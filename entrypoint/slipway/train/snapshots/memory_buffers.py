@@ -168,7 +168,7 @@ class MemoryBuffers:
             free = read_memory().left // self._sharing
             if missing > free // 2:  # the other half is for the writer's copy and for others
                 self._failure = (
-                    f"they need {missing >> 20} MiB, and no more than half of the {free >> 20} MiB left is taken"
+                    f"they need {missing >> 20} MiB, which is more than half of the {free >> 20} MiB that are free"
                 )
                 return
             write_header(buffer.file, None)
@@ -252,7 +252,7 @@ def load_buffer(file: int, header: Header) -> Snapshot:
         }
         snapshot = Snapshot(header.step, dict(stored["state"]), tensors, header.attempt)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise SnapshotError(f"it makes no sense ({error!r})") from error
+        raise SnapshotError(f"it is invalid ({error!r})") from error
     if checksum(tensor for named in tensors.values() for tensor in named.values()) != header.checksum:
         raise SnapshotError("its checksum does not fit")
     return snapshot
@@ -267,7 +267,7 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
     while done < len(memory):
         read = os.preadv(file, [memory[done : done + PIECE]], begin + done)
         if not read:
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         done += read
     return tensor
 

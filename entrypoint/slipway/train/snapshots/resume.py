@@ -107,7 +107,7 @@ def search(
             if latest is None:
                 return Search()
             raise ConfigurationError(
-                f"{own} already holds {latest.name}. Go on with it by --resume auto, or type another --run-dir."
+                f"{own} already holds {latest.name}. Resume it with --resume auto, or type another --run-dir."
             )
         found = (
             load_newer(own, context, memory, until)

@@ -94,9 +94,9 @@ def save_snapshot(
             verify_snapshot(held / final.name)
         except SnapshotError as error:
             wrong = str(error).replace(str(held), str(folder))
-            raise OSError(errno.EIO, f"the disk does not give back what was written: {wrong}") from error
+            raise OSError(errno.EIO, f"the data read back from the disk are not what was written: {wrong}") from error
         if superseded():  # a process may be frozen for an hour between any two lines
-            raise SupersededError("another launcher went on with this run, so no snapshot is deleted any more")
+            raise SupersededError("another launcher has continued this run, so no snapshot is deleted any more")
         prune(held, snapshot, keep)
     return final
 
@@ -106,7 +106,7 @@ def write_snapshot(
 ) -> None:
     """Put `snapshot` into `folder`, whole or not at all. Raises OSError, SupersededError."""
     if superseded():
-        raise SupersededError("another launcher went on with this run, so no snapshot is written any more")
+        raise SupersededError("another launcher has continued this run, so no snapshot is written any more")
     for leftover in folder.glob(f".{STEP}*"):
         remove_tree(leftover)
     final = folder / snapshot_name(snapshot.step)
@@ -121,7 +121,7 @@ def write_snapshot(
                 remove_tree(temporary)  # a full disk is needed for saying so
             raise
     if superseded():
-        raise SupersededError("another launcher went on with this run, so this snapshot is not taken")
+        raise SupersededError("another launcher has continued this run, so this snapshot is not taken")
     if final.exists():  # damaged, or the job would have gone on from it
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)
@@ -177,7 +177,7 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
         if manifest["format"] > FORMAT:
             raise NewerFormatError(
                 f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
-                "Go on with the version that wrote it, or type --resume PATH with an older snapshot."
+                "Use the version that wrote it, or type --resume PATH with an older snapshot."
             )
         if snapshot_name(manifest["step"]) != path.name:
             raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest['step']}")
@@ -189,7 +189,7 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     if STATE not in files:
         raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
     if odd := [name for name in files if name != STATE and not re.fullmatch(FILE, name)]:
-        raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is no file of a snapshot")
+        raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is not a file of a snapshot")
     return files
 
 
@@ -262,7 +262,7 @@ def parse_state(path: Path, content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SnapshotError(f"{path / STATE} cannot be read ({error})") from error
     if not isinstance(state, dict):
-        raise SnapshotError(f"{path / STATE} holds no object")
+        raise SnapshotError(f"{path / STATE} does not contain an object")
     return state
 
 
@@ -289,7 +289,7 @@ def load_newest(
         for later in list_snapshots(folder):
             if snapshot_step(later) > found.step and 0 < snapshot_attempt(later) < found.attempt:
                 warn(
-                    f"passing over {later.name}, which an earlier attempt finished after this one had gone on without it"
+                    f"passing over {later.name}, which an earlier attempt completed after this attempt had resumed without it"
                 )
         return path, found
     return None

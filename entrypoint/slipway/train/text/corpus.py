@@ -85,7 +85,7 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text to train on and text to judge by, as tokens of `tokenizer`.
+    """Text for training and for validation, as tokens of `tokenizer`.
 
     `identity` tells it from other data, for `Task.data`; `bytes_per_token` is that of the validation part.
     """

@@ -412,7 +412,7 @@ def text_in_line(line: bytes, column: str) -> str | None:
     except ValueError as error:
         raise ValueError(f"is no JSON: {error}. JSON lines have one object in each line.") from None
     if not isinstance(value, dict):
-        raise ValueError(f"holds no object, such as {{{json.dumps(column)}: …}}.")
+        raise ValueError(f"does not contain an object, such as {{{json.dumps(column)}: …}}.")
     if column not in value:
         raise ValueError(unknown_column("", column, list(value)).strip())
     text = value[column]

@@ -85,7 +85,7 @@ class Heartbeat:
         if now - self._asked >= ASK:
             self._asked = now
             if self._superseded():
-                print("another launcher went on with this run: this process ends", file=sys.stderr, flush=True)
+                print("another launcher has continued this run: this process ends", file=sys.stderr, flush=True)
                 os._exit(1)  # without an outcome file: it would look like one of the new attempt
         if changed or now - self._written >= INTERVAL:
             self._written = now
