@@ -97,7 +97,9 @@ def test_two_tasks_on_each_node_are_four_processes_and_not_four_nodes(cluster: C
     injected = (
         "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS OMP_NUM_THREADS=1 MASTER_PORT=61007"
     )
-    late = "sleep $((RANDOM % 4));"  # what rank 0 wrote down by then must not be taken for an earlier start's
+    # What rank 0 wrote down by then must not be taken for an earlier start's.
+    begun = "((SLURM_PROCID == 0)) || compgen -G runs/linear-$SLURM_JOB_ID*/run.json >/dev/null"
+    late = f"until {begun}; do sleep 0.1; done;"
     command = f"{late} {injected if hooks else ''} exec {SLIPWAY} run {' '.join(LINEAR)}"
     tasks = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
     done = cluster.command("srun", *tasks, "bash", "-c", command, **cluster.driver)
