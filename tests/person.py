@@ -14,7 +14,7 @@ from needs import IMAGE
 
 ORDINARY = 4711  # neither root nor 1000, the image's own user
 SOCKET = Path("/var/run/docker.sock")
-PATIENCE = 240.0  # s; a machine under load needs many seconds for two imports of torch, and docker for each look
+PATIENCE = 590.0  # s; what is typed at once may be a page with ten starts of torch
 
 
 class Person:
