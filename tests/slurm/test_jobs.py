@@ -32,6 +32,7 @@ def test_two_nodes_train_linear(cluster: Cluster) -> None:
     assert newest_step(job) == 40
 
 
+@pytest.mark.timeout(900)  # what is told to type starts torch several times
 def test_two_nodes_train_gpt_with_a_process_per_gpu_and_what_they_tell_can_be_pasted(cluster: Cluster) -> None:
     options = ("--nodes=2", "--gpus-per-node=2")
     job = train(cluster, *GPT, options=options, NPROC_PER_NODE="gpu", **cluster.driver)

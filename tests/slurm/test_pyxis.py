@@ -102,6 +102,7 @@ def probe(site: Site, *words: str, **variables: str) -> list[dict[str, str]]:
     return [dict(line.split("=", 1) for line in text.splitlines()) for _, text in sorted(told.items())]
 
 
+@pytest.mark.timeout(900)  # what is told to type starts torch several times
 def test_two_nodes_train_in_the_image_which_does_not_know_their_user_and_what_they_tell_can_be_pasted(
     site: Site,
 ) -> None:
