@@ -21,8 +21,8 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.variants import ARM, VARIANTS, X86, advise_old_driver, advise_variant, fitting
 
 ROOT = Path(__file__).parents[2]
-P100, V100, T4, H100, B200, RTX5090, GB10 = (
-    ("Tesla P100", (6, 0)), ("Tesla V100", (7, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0)),
+P100, V100, T4, A100, H100, B200, RTX5090, GB10 = (
+    ("Tesla P100", (6, 0)), ("Tesla V100", (7, 0)), ("Tesla T4", (7, 5)), ("NVIDIA A100", (8, 0)), ("NVIDIA H100", (9, 0)),
     ("NVIDIA B200", (10, 0)), ("NVIDIA GeForce RTX 5090", (12, 0)), ("NVIDIA GB10", (12, 1)),
 )  # fmt: skip
 
@@ -54,6 +54,8 @@ def with_gpus(driver: str, *gpus: tuple[str, tuple[int, int]]) -> Devices:
         ("570.26", [H100], ARM, []),
         ("580.95.05", [H100], ARM, ["cuda13"]),
         ("580.95.05", [GB10], ARM, ["cuda13"]),
+        ("580.95.05", [A100], ARM, ["cuda13"]),
+        ("580.95.05", [T4], ARM, []),
         ("580.95.05", [P100], X86, []),
         ("580.95.05", [H100], "ppc64le", []),
     ],

@@ -4,11 +4,11 @@ Sources: the oldest driver of each CUDA version, https://docs.nvidia.com/deploy/
 (12.x: 525, 13.x: 580; newer drivers run older CUDA); the GPUs that CUDA 13 dropped, Maxwell, Pascal and Volta,
 https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/; Blackwell is known since CUDA 12.8 and its driver, 570,
 https://docs.nvidia.com/cuda/archive/12.8.0/cuda-toolkit-release-notes/. The wheels on the package index hold code for CUDA on
-arm64 since torch 2.11, which is CUDA 13. Pure.
+arm64 since torch 2.11, which is CUDA 13, and not for the same GPUs (torch.cuda.get_arch_list()). Pure.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 X86, ARM = "x86_64", "aarch64"  # as platform.machine() writes them
@@ -19,15 +19,14 @@ Gpus = Sequence[tuple[str, tuple[int, int]]]  # names and compute capabilities
 @dataclass(frozen=True)
 class Variant:
     """An image for GPUs. `driver` is the oldest one, `floor` the lowest compute capability that its CUDA supports, `code` the
-    lowest for which its PyTorch holds code. `machines`: processors for which it has PyTorch with CUDA. `note`: what is added to
-    its name."""
+    lowest for which its PyTorch holds code, by the processors for which there is one. `note`: what is added to its name.
+    """
 
     name: str
     cuda: int
     driver: str
     floor: tuple[int, int]
-    code: tuple[int, int]
-    machines: tuple[str, ...]
+    code: Mapping[str, tuple[int, int]]
     note: str = ""
 
     def __str__(self) -> str:
@@ -36,8 +35,8 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("cuda12", 12, "525.60.13", (5, 0), (7, 0), (X86,)),
-    Variant("cuda13", 13, "580", (7, 5), (7, 5), (X86, ARM), "(not built yet)"),
+    Variant("cuda12", 12, "525.60.13", (5, 0), {X86: (7, 0)}),
+    Variant("cuda13", 13, "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}, "(not built yet)"),
 )
 
 
@@ -93,4 +92,5 @@ def read_numbers(version: str) -> tuple[int, ...]:
 
 
 def _with_code(gpus: Gpus, machine: str) -> list[Variant]:
-    return [variant for variant in VARIANTS if machine in variant.machines and not too_old_gpus(variant.code, gpus)]
+    built = [variant for variant in VARIANTS if machine in variant.code]
+    return [variant for variant in built if not too_old_gpus(variant.code[machine], gpus)]
