@@ -24,12 +24,12 @@ room() {
     ((free >= $2)) || fail "that is too little. $3"
 }
 
-# What stands in docker's spelling or in enroot's, as enroot's URI.
+# An image's name in docker's or enroot's spelling as enroot's URI.
 registry_uri() {
     local image="${1#docker://}" registry
     registry="${image%%/*}"
     if [[ "$registry" == docker.io ]]; then
-        image="registry-1.docker.io#${image#*/}" # where enroot looks for Docker Hub
+        image="registry-1.docker.io#${image#*/}" # enroot's name for Docker Hub
     elif [[ "$image" != *'#'* && "$image" == */* && "$registry" =~ [.:]|^localhost$ ]]; then # a registry, by Docker's rule
         image="$registry#${image#*/}"
     fi
@@ -109,7 +109,7 @@ trap 'rm --recursive --force "$making" "$unpacking"' EXIT
 
 if [[ -n "$uri" ]]; then
     say "enroot fetches $uri. Slipway's image takes 3.5GB of its cache, 7GB of its temporary folder, 7GB of $folder"
-    enroot import --output "$making/image.sqsh" "$uri" || fail "enroot could not import $uri; the reason stands above"
+    enroot import --output "$making/image.sqsh" "$uri" || fail "enroot could not import $uri; the reason is above"
 else
     fetch
     say "unpacking"

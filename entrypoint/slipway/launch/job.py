@@ -140,7 +140,7 @@ class Attempts:
             limit,
             say,
             end=end,
-            hears=self._note_hang,
+            on_hang=self._note_hang,
             compare=self._nodes.compare,
             process=topology.process_rank,
         )

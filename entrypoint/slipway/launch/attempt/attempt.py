@@ -54,7 +54,9 @@ def attempt(
     watched = report if job.sources.parsed("SLIPWAY_WATCH") else None
     under_way = Attempt(job.plan, run, limits, stops, say, watched, lasting)
     kept = lasting.memory.variables if lasting.memory else {}
-    facts = under_way.supervise({**job.plan.environment(job.environ), **tell(lasting.previous), **kept}, lost)
+    facts = under_way.supervise(
+        {**job.plan.environment(job.environ), **describe_previous(lasting.previous), **kept}, lost
+    )
     after = run.newest_step
     facts = dataclasses.replace(facts, saved=after if after != before else None)
     outcome = choose_outcome(facts, under_way.node, time.time())
@@ -66,8 +68,8 @@ def attempt(
     return Try(run.attempt, outcome, before, after, facts.moved, seen.reached, round(gained, 1), job.enough)
 
 
-def tell(previous: Outcome | None) -> dict[str, str]:
-    """What the workers are told of the attempt before theirs: the outcome's word, where it was, and the cause."""
+def describe_previous(previous: Outcome | None) -> dict[str, str]:
+    """The variable that describes the previous attempt to the workers: the outcome's word, the place and the cause."""
     if previous is None:
         return {}
     text = f"{previous.word}: {locate(previous)}: {previous.evidence}".removesuffix(": ")

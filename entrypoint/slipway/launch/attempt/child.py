@@ -77,21 +77,21 @@ class Child:
         self, plan: Plan, node_dir: Path, environ: Mapping[str, str], output: WorkerOutput, header: str
     ) -> None:
         """Start what starts the workers, and tells of them through a pipe."""
-        events, told = os.pipe()
+        events, writer = os.pipe()
         os.set_blocking(events, False)
         self._selector.register(events, selectors.EVENT_READ, lambda: self._read(events))
         pipes = ",".join(map(str, output.writers))
         with open_log(self._log, header) as log:
             self._logged = log.tell()
             if plan.workload.spawned:
-                environ = {**environ, "SLIPWAY_EVENTS": str(told), "SLIPWAY_PIPES": pipes}
-                self.process = self._run(plan.argv, environ, pass_fds=(told, *output.writers), stdout=log, stderr=log)
+                environ = {**environ, "SLIPWAY_EVENTS": str(writer), "SLIPWAY_PIPES": pipes}
+                self.process = self._run(plan.argv, environ, pass_fds=(writer, *output.writers), stdout=log, stderr=log)
             else:
                 early = f"{plan.workload.early:d},{plan.topology.ranks[0]},{plan.topology.world_size}"
-                terms = (str(os.getpid()), str(told), pipes, str(node_dir / OUTCOMES), early)
-                files = (told, *output.writers, *self._files)
+                terms = (str(os.getpid()), str(writer), pipes, str(node_dir / OUTCOMES), early)
+                files = (writer, *output.writers, *self._files)
                 self.process = self._start_agent(terms, plan.argv[1:], environ, files, log.fileno())
-        os.close(told)
+        os.close(writer)
 
     def _start_agent(
         self,
@@ -101,7 +101,7 @@ class Child:
         files: tuple[int, ...],
         log: int,
     ) -> subprocess.Popen[bytes] | Forked:
-        """torchrun's process: forked from the one that was left behind for this or, where that is not there, from nothing."""
+        """torchrun's process: forked from the warm standby or, if there is none, started from nothing."""
         numbers = ",".join(map(str, self._files))
         stdin = os.open(os.devnull, os.O_RDONLY) if self._stdin == subprocess.DEVNULL else os.dup(self._stdin)
         streams = {0: stdin, 1: log, 2: log}

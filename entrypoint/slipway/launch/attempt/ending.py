@@ -1,4 +1,4 @@
-"""How the run ended on this node: what torchrun told, what the workers wrote, and what the kernel counted.
+"""How the run ended on this node: what torchrun reported, what the workers wrote, and what the kernel counted.
 
 Pure but for reading the workers' outcome files.
 """
@@ -18,8 +18,8 @@ from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line, rank_ranges
 from slipway.protocol.tracebacks import ProgramEnd, read_final_traceback
 
-STANDING = 4  # ranks of which it is told one by one where they stood
-RECENT = 200  # last lines of stderr of a rank that failed; what it printed before, it may have got over
+DESCRIBED = 4  # ranks that did not fail and are described one by one
+RECENT = 200  # last lines of stderr of a rank that failed; it may have recovered from what it printed before
 # In messages of c10d's socket.cpp.
 _STORE = re.compile(r"(?:timed out|connect to|connection)[^()]*\((?:::ffff:)?([\w.:-]+), ?([0-9]{2,5})\)")
 MakeOutcome = Callable[..., Outcome]  # makes this node's outcome of a word, its cause and more of its fields
@@ -69,8 +69,8 @@ class Facts:
     left: Mapping[int, float] = field(default_factory=dict)  # the ranks that ended with 0, and when
     last: Mapping[int, Sequence[str]] = field(default_factory=dict)  # lines of stderr, by rank
     printed: Mapping[int, Sequence[str]] = field(default_factory=dict)  # and of stdout
-    ended: Mapping[int, ProgramEnd] = field(default_factory=dict)  # what their watchers said at their ends
-    places: Mapping[int, str] = field(default_factory=dict)  # where ranks with heartbeats stood
+    ended: Mapping[int, ProgramEnd] = field(default_factory=dict)  # what their watchers reported when they ended
+    places: Mapping[int, str] = field(default_factory=dict)  # the positions of ranks with heartbeats
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
     run: Path | None = None  # the run directory, as the workers know it
@@ -84,11 +84,11 @@ def is_bad(record: Mapping[str, Any]) -> bool:
 
 
 def is_cause_known(records: Mapping[int, Mapping[str, Any]], failures: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a rank failed by itself, by what the ranks wrote and torchrun told. One that only lost another wrote so, or was
+    """Whether a rank failed by itself, by what the ranks wrote and torchrun reported. One that only lost another wrote so, or was
     aborted by gloo: the other may still be writing down why."""
-    told = {failure["rank"] for failure in failures if failure["exitcode"] != -signal.SIGABRT}
+    reported = {failure["rank"] for failure in failures if failure["exitcode"] != -signal.SIGABRT}
     bad = {rank for rank, record in records.items() if is_bad(record)}
-    return any(records.get(rank, {}).get("outcome") != Word.PEER for rank in told | bad)
+    return any(records.get(rank, {}).get("outcome") != Word.PEER for rank in reported | bad)
 
 
 def choose_outcome(facts: Facts, node: NodeDirectory, now: float) -> Outcome:
@@ -104,7 +104,7 @@ def choose_outcome(facts: Facts, node: NodeDirectory, now: float) -> Outcome:
     bad = {rank: record for rank, record in files.items() if is_bad(record)}
     if (
         facts.own and not bad and all(rank in files for rank in facts.ranks)
-    ):  # whatever became of the processes afterwards
+    ):  # whatever happened to the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.stop.disk:
         return outcome(Word.UNHEALTHY, Cause(CauseKind.NO_FLAG, facts.stop.disk, signs=find_signs(facts.stop.disk)))
@@ -151,13 +151,13 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcom
 
 
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:
-    told = {failure["rank"]: failure for failure in facts.failures}
-    causes = [_cause(facts, rank, bad.get(rank, {}), told.get(rank, {}), now) for rank in sorted({*bad, *told})]
+    reported = {failure["rank"]: failure for failure in facts.failures}
+    causes = [_cause(facts, rank, bad.get(rank, {}), reported.get(rank, {}), now) for rank in sorted({*bad, *reported})]
     if not facts.own and all(order[0] for order, _ in causes):
-        causes += _untold_causes(facts, [rank for rank in facts.ranks if rank not in {*told, *facts.left}], now)
+        causes += _unreported_causes(facts, [rank for rank in facts.ranks if rank not in {*reported, *facts.left}], now)
     (echo, *_), first = min(causes, key=lambda cause: cause[0])
     if echo and not facts.stop.word:
-        others = [rank for rank in facts.ranks if rank not in {*bad, *told}]
+        others = [rank for rank in facts.ranks if rank not in {*bad, *reported}]
         first["meanwhile"] = _bystanders(facts, others, first["time"])
     if facts.stop.word and facts.saved is not None and first["cause"].kind == CauseKind.KILLED:
         # Schedulers that take a machine back do not wait for a word of ours. A crash stays a crash.
@@ -166,8 +166,8 @@ def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: floa
     return outcome(**first)
 
 
-def _untold_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Why ranks failed of which torchrun says nothing: one that closes its connections before it ends outlives its peers."""
+def _unreported_causes(facts: Facts, ranks: Sequence[int], now: float) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Why ranks failed that torchrun does not report: one that closes its connections before it ends outlives its peers."""
     causes = []
     for rank in ranks:
         raised = read_final_traceback([*facts.last.get(rank, ())][-RECENT:], 1, facts.ended.get(rank))
@@ -196,7 +196,7 @@ def _cause(
         # for it until the time was over, or whose NCCL gave up, could do nothing.
         word = cause_of(text) if facts.own or not echo or remote else Word.FAILED
         if facts.device == "cpu" and Sign.DEVICE in cause.signs:
-            word = Word.FAILED  # the launcher said at the start that there is none
+            word = Word.FAILED  # the launcher reported at the start that there is none
         if facts.own and {Sign.DISK_FULL, Sign.PROCESSES} & {*cause.signs}:
             word = Word.UNHEALTHY  # the worker could not write down how it ended
     if facts.own and facts.run and Sign.DENIED in cause.signs and f"'{facts.run}/" in text:
@@ -237,13 +237,13 @@ def _read_status(exitcode: int, facts: Facts, rank: int) -> tuple[str, Cause, st
 
 
 def _bystanders(facts: Facts, ranks: Sequence[int], time: float) -> str:
-    """What those did that did not fail: where everybody else only lost one of them, one of them is the reason."""
-    told = [_standing(facts, rank, time) for rank in ranks[:STANDING]]
-    more = [f"only the first {STANDING} of ranks {rank_ranges(ranks)} are listed"] if len(ranks) > STANDING else []
-    return "; ".join([*told, *more])
+    """What the ranks did that did not fail: if all others only lost one of them, one of them is the reason."""
+    texts = [_describe_position(facts, rank, time) for rank in ranks[:DESCRIBED]]
+    more = [f"only the first {DESCRIBED} of ranks {rank_ranges(ranks)} are listed"] if len(ranks) > DESCRIBED else []
+    return "; ".join([*texts, *more])
 
 
-def _standing(facts: Facts, rank: int, time: float) -> str:
+def _describe_position(facts: Facts, rank: int, time: float) -> str:
     if rank in facts.left:
         return f"rank {rank} had ended with exit code 0, {apart(facts.left[rank], time)}"
     last = last_line(facts.printed.get(rank, ())) or last_line(facts.last.get(rank, ()))

@@ -57,31 +57,31 @@ class HangWatch:
         self, environ: Mapping[str, str], selector: selectors.BaseSelector, output: WorkerOutput
     ) -> dict[str, str]:
         """The variables that the workers of this `output` need to be watched."""
-        told, self._output = dict[str, str](), output
+        variables, self._output = dict[str, str](), output
         if self._watch:
             try:
-                told |= self._watch.open(environ, selector)
+                variables |= self._watch.open(environ, selector)
             except OSError as error:  # a sandbox without Unix sockets, say
                 self._give_up(error)
         if self._plan.topology.backend == "nccl":
             prefix = f"{self._node.path}/{LOGS}/nccl-attempt-{self._run.attempt}-rank-"
-            told |= flight_recorder.record(environ, prefix)
-            # Nobody watches a script for hangs, and it may choose its groups and their ranks as it likes.
-            told |= self._pipes.open(environ) if self._plan.workload.own else {}
-        return told
+            variables |= flight_recorder.record(environ, prefix)
+            # A script is not watched for hangs in this way, and it may choose its groups and their ranks freely.
+            variables |= self._pipes.open(environ) if self._plan.workload.own else {}
+        return variables
 
     def look(self, child: Child, *, stopping: bool) -> Mapping[int, Beat]:
         """Look at the ranks; returns the newest heartbeats, of a workload of ours."""
         beats = self.read_beats()
         if self._plan.workload.own and self._detector.hangs and not self.seen:
             if self._can_write():
-                behind, state_of = self._detector.stragglers(self._machine.state_of), self._machine.state_of
-                self.seen = HangSeen(self._detector.describe(behind, state_of), behind[0].rank)
+                late, state_of = self._detector.stragglers(self._machine.state_of), self._machine.state_of
+                self.seen = HangSeen(self._detector.describe(late, state_of), late[0].rank)
             else:
                 self._detector = self._detect()  # no wonder that there are no heartbeats
         try:
             self._look_at_stacks(child, stopping)
-        except Exception as error:  # a job that runs well is not ended by who looks on
+        except Exception as error:  # watching must not end a job that runs well
             self._give_up(error)
         return beats
 
@@ -110,7 +110,7 @@ class HangWatch:
         return True
 
     def _look_at_stacks(self, child: Child, stopping: bool) -> None:
-        """Report a script that hangs, once, and how it goes on."""
+        """Report a script that hangs, once, and what happens then."""
         now, report = self._machine.clock.monotonic(), self._report
         if not (self._watch and report and child.started):
             return
@@ -143,7 +143,7 @@ class HangWatch:
         return STACKS if asked else 0.0
 
     def close(self) -> Mapping[int, ProgramEnd]:
-        """End the watching; returns what the watchers of the ranks said at their ends."""
+        """End the watching; returns what the watchers of the ranks reported when these ended."""
         ended: Mapping[int, ProgramEnd] = {}
         if self._watch:
             ended = self._watch.close()

@@ -171,7 +171,7 @@ def lasting(environ: Mapping[str, str]) -> dict[str, str]:
 class Lasting:
     """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `spare`: what the
     next attempt is forked from; `own`: what this launcher started, as opposed to what was below it before; `look_on` is called at
-    every look, and `hears` with the text of a hang. `silence`: the seconds without a sign of life after which the other nodes
+    every look, and `on_hang` with the text of a hang. `silence`: the seconds without a sign of life after which the other nodes
     count this one as lost; `previous`: what ended the attempt before; `reached`: the highest step of all before.
     """
 
@@ -179,7 +179,7 @@ class Lasting:
     spare: Spare | None = None
     own: OwnProcesses | None = None
     look_on: Callable[[Milestones], None] = lambda milestones: None
-    hears: Callable[[str], None] = lambda hang: None
+    on_hang: Callable[[str], None] = lambda hang: None
     silence: float = math.inf
     previous: Outcome | None = None
     reached: int = 0

@@ -24,7 +24,7 @@ STOP_WORDS = {
     signal.SIGINT: Word.CANCELLED,
 }
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
-TICK = 0.5  # s between looks at the clock and at files
+TICK = 0.5  # s between two checks of the clock and of files
 
 
 class Stop(NamedTuple):

@@ -115,16 +115,16 @@ class Attempt:
         where = (self._ranks, topology.node_rank, topology.world_size == 1, self.node.path / LOGS)
         output = WorkerOutput(*where, selector, lambda: bool(self._stops.came), header, workload.own)
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
-        told = self._environment(environ, output)
+        variables = self._environment(environ, output)
         self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
         files = (selector, header, self._stdin.file, self._spare)
-        child = self._start_child(self._plan, self.node.path, told, output, *files)
+        child = self._start_child(self._plan, self.node.path, variables, output, *files)
         self._stdin.hand_on()
         return child, output
 
     def _environment(self, environ: Mapping[str, str], output: WorkerOutput) -> dict[str, str]:
         terminal = output.console.terminal
-        told = {
+        ours = {
             "SLIPWAY_RUN_DIR": str(self._run.path),
             "SLIPWAY_NODE_DIR": str(self.node.path),
             "SLIPWAY_SHARED_RUN_DIR": "1" if self._run.shared else "0",
@@ -132,8 +132,8 @@ class Attempt:
             "SLIPWAY_ATTEMPT": str(self._run.attempt),
             "SLIPWAY_PROGRESS": "bar" if terminal else "lines",
         }
-        told |= self._hangs.open(environ, self._selector, output)
-        return {**(terminal_variables() if terminal else {}), **environ, **told}
+        ours |= self._hangs.open(environ, self._selector, output)
+        return {**(terminal_variables() if terminal else {}), **environ, **ours}
 
     def _wait(self, seconds: float, output: WorkerOutput) -> None:
         self._machine.wait(self._selector, min(seconds, output.look()))
@@ -182,8 +182,8 @@ class Attempt:
         self.milestones.take(self._hangs.look(child, stopping=bool(self._stops.came)), now)
         if not hung and (hang := self._hangs.seen):
             self._stopping.deadline.hang(now)
-            if self._own:  # else who judged has said it
-                self._lasting.hears(f"hang: {hang.text}")
+            if self._own:  # else the launcher that judged has reported it
+                self._lasting.on_hang(f"hang: {hang.text}")
         self._lasting.look_on(self.milestones)
         self._prepare_next(child)
         outcomes = self.node.outcomes(self._ranks)

@@ -36,7 +36,7 @@ def short_path(path: Path) -> str:
     return str(path)
 
 
-PAUSE = 0.5  # s between two looks at whether to wait for our reader any longer
+PAUSE = 0.5  # s between two checks whether to wait for our reader any longer
 _begun: set[tuple[int, int]] = set()  # files whose last line has no end yet
 
 
@@ -134,10 +134,10 @@ class Console:
                 rest = prefix + rest
         else:
             before, rest = self._wipe(out), prefix + text
-        behind = b"\r" + self._bar if self._bar and end and os.isatty(out) else b""
-        if behind:
+        bar = b"\r" + self._bar if self._bar and end and os.isatty(out) else b""
+        if bar:
             self._drawn = self._bar
-        self._write(before + rest + end + behind, out)
+        self._write(before + rest + end + bar, out)
 
     def _wipe(self, out: int) -> bytes:
         """What leads to the start of an empty line."""
@@ -219,8 +219,8 @@ def fold(prefix: str, text: str, columns: int) -> str:
 
 def fold_error(prefix: str, text: str, columns: int) -> str:
     """The same for an error. The command to type stays in one row of its own, whatever its length, so that it can be copied."""
-    said, told, command = text.partition(" Type: ")
-    if not told or len(prefix) + len(text) <= columns:
+    said, separator, command = text.partition(" Type: ")
+    if not separator or len(prefix) + len(text) <= columns:
         return fold(prefix, text, columns)
     return f"{fold(prefix, said, columns)}\n{' ' * len(prefix)}Type: {command}"
 

@@ -206,16 +206,16 @@ class HangReport:
         say: Callable[[str], None],
         *,
         end: bool,
-        hears: Callable[[str], None] = lambda hang: None,
+        on_hang: Callable[[str], None] = lambda hang: None,
         compare: Compare = lambda standings: standings,
         process: int | None = None,
     ) -> None:
-        """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `hears` is called with its
+        """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `on_hang` is called with its
         text; `compare` exchanges with other nodes where the ranks stand; `process`: the rank of the launcher's only one, where
         each has its own.
         """
         self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
-        self._hears, self.compare = hears, compare
+        self._on_hang, self.compare = on_hang, compare
         self._since: float | None = None  # when all ranks were first known to stand still
         self._told = False
         self.stacks: tuple[str, ...] = ()  # of those that were reported
@@ -242,7 +242,7 @@ class HangReport:
     def _tell(self, hang: Hang, standings: Sequence[Standing]) -> None:
         self._told, self.stacks = True, tuple(stacks_of(hang, standings))
         self._say(f"hang: {hang.text}")
-        self._hears(f"hang: {hang.text}")
+        self._on_hang(f"hang: {hang.text}")
         for line in self.stacks:
             self._say(line)
         record = {"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)}

@@ -1,4 +1,4 @@
-"""Node 0's server of the rendezvous: takes connections, turns strangers away, seats launchers, hears what they say."""
+"""Node 0's server of the rendezvous: accepts connections, refuses strangers, seats launchers and receives their messages."""
 
 import asyncio
 import hmac
