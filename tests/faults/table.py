@@ -104,36 +104,30 @@ FINISHED = Resume(says=DONE)
 FROM_20 = Resume(20)
 SOON, STOP, HANG = 30, 30, 60  # s, on a machine under load; the hang's own 6 s may pass several times
 
+# Where rank 0 is held, and the step that the snapshot of a stop is of; None: before the first step there is none.
 HELD: dict[str, tuple[Any, int | None]] = {
-    "setup": ({"beat": ("setup", 0, 1)}, 0),
-    "load": ({"beat": ("load", 0, 1)}, 0),
-    "first step": ({"beat": ("first-step", 0, 2)}, 1),
+    "setup": ({"beat": ("setup", 0, 1)}, None),
+    "load": ({"beat": ("load", 0, 1)}, None),
+    "first step": ({"beat": ("first-step", 0, 2)}, None),
     "training": ({}, 26),
     "waiting for data": ({"batch": (52,)}, 25),
     "evaluation": ({"beat": ("evaluate", 30, 1)}, 30),
     "saving": ({"beat": ("save", 20, 1)}, 21),
 }
+AT_ONCE = "stopped by the system: .*SIGTERM came before the first step: there was nothing to save"
 
 
 def stops() -> list[Fault]:
     rows = []
     for phase, (where, step) in HELD.items():
-        data = "batch" in where
+        data, begun = "batch" in where, step is not None
         words = ("--workers", "1") if data else ()
-        for times in (1,) if data else (1, 2):  # the stop ends the waiting for data, long before a second one
-            provoke = stopped(SIGTERM, times, *words, **where)
-            line = f"stopped by the system: .*stopped at step {step} of 40, snapshot saved"
-            rows.append(
-                Fault(
-                    f"SIGTERM ×{times}, {phase}",
-                    provoke,
-                    75,
-                    line,
-                    STOP,
-                    Resume(step),
-                    tier="core" if phase == "saving" and times == 1 else "",
-                )
-            )
+        # The stop ends the waiting for data, and a job without a step, long before a second one.
+        for times in (1, 2) if begun and not data else (1,):
+            provoke = stopped(SIGTERM, times, *words, release=begun, **where)
+            line = f"stopped by the system: .*stopped at step {step} of 40, snapshot saved" if begun else AT_ONCE
+            tier = "core" if phase == "saving" and times == 1 else ""
+            rows.append(Fault(f"SIGTERM ×{times}, {phase}", provoke, 75, line, STOP, Resume(step), tier=tier))
     return rows
 
 

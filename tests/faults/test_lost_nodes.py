@@ -13,6 +13,7 @@ from table import PARTINGS, Parting, rows
 from slipway.protocol.files import snapshot_name
 
 
+@pytest.mark.timeout(900)  # some rows start containers four times
 @pytest.mark.parametrize("fault", rows(PARTINGS))
 def test_the_job_outlives_its_nodes(fault: Parting, scene: Scene, undisturbed: Path, tell: Callable[..., None]) -> None:
     job = fault.provoke(scene)
