@@ -9,15 +9,14 @@ arm64 since torch 2.11, which is CUDA 13, and not for the same GPUs (torch.cuda.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 X86, ARM = "x86_64", "aarch64"  # as platform.machine() writes them
 BLACKWELL, BLACKWELL_DRIVER = 10, "570"  # the first major compute capability of Blackwell, and the driver that knows it
 Gpus = Sequence[tuple[str, tuple[int, int]]]  # names and compute capabilities
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """An image for GPUs. `driver` is the oldest one, `floor` the lowest compute capability that its CUDA supports, `code` the
     lowest for which its PyTorch holds code, by the processors for which there is one. `note`: what is added to its name.
     """

@@ -5,6 +5,7 @@ and how much CPU this process may use. No torch.
 names nothing ends the list, and a device named twice leaves none (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars).
 """
 
+import ctypes
 import importlib
 import os
 import time
@@ -82,8 +83,6 @@ DRIVER_FOLDERS = ("usr/local/nvidia/lib64", "usr/lib/wsl/lib")
 
 def _load_nvml() -> Any:
     try:
-        import ctypes  # it takes two milliseconds, which a machine without a GPU saves
-
         ctypes.CDLL(LIBRARY)
     except OSError:
         return None  # and the 20 ms that importing pynvml takes are saved
