@@ -19,11 +19,13 @@ from training_jobs import raise_stop_flag, worker_environment
 
 import slipway
 from slipway.train import ConfigurationError, load_newest, trace
+from slipway.train.own import run as own_run
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
+require_first = own_run.require_first
 
 
 def begin(width: int = 1, **more: Any) -> tuple[ResumableRun, Step]:
@@ -384,3 +386,40 @@ def test_without_snapshots_nothing_may_rely_on_them(capsys: pytest.CaptureFixtur
     run = slipway.resume(snapshots=False)
     run.state["best"] = 1
     assert "run.state is saved by snapshots" in refused(capsys, run.boundary)
+
+
+def test_a_second_run_in_one_process_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_run, "RUNS", [])
+    monkeypatch.setattr(own_run, "require_first", require_first)
+    begin()
+    assert "slipway.resume was called a second time" in refused(capsys, begin)
+
+
+def test_a_framework_may_train_again_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_run, "RUNS", [])
+    monkeypatch.setattr(own_run, "require_first", require_first)
+    slipway.resume(snapshots=False).finish()
+    slipway.resume(snapshots=False).finish()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(3), "a tensor of 3 values"),
+        ("high", "a str"),
+        (None, "a NoneType"),
+        ([1.0], "a list"),
+        (1j, "a complex"),
+    ],
+)
+def test_what_is_no_number_cannot_be_logged(capsys: pytest.CaptureFixture[str], value: Any, said: str) -> None:
+    run, _ = begin()
+    assert f"run.log(loss=…): {said}. A number is needed" in refused(capsys, lambda: run.log(loss=value))
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, torch.tensor(2.0), torch.ones(1), float("nan"), float("inf")])
+def test_what_is_a_number_is_logged(value: Any) -> None:
+    run, _ = begin()
+    run.log(loss=value)

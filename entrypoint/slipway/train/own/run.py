@@ -37,7 +37,7 @@ from slipway.train.own.joining import handle_stops, is_launched, is_under_torchr
 from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
 from slipway.train.own.sharding import local
-from slipway.train.own.values import from_bytes, pack_plain, to_bytes, unpack
+from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
 from slipway.train.snapshots.parts import KEPT
@@ -58,6 +58,7 @@ SHARE = 0.01  # of the time that snapshots on the disk may hold up training, as 
 BUSY = 0.1  # of the time that the disk is written to
 LEAST = 30.0  # seconds between two snapshots on the disk
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
+RUNS: list[ResumableRun] = []  # of this process
 OWN = "own"  # what snapshots of users' loops say of themselves
 EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSError)
 IN_EACH_LINE = {"step": "run.step", "time": "the time"}  # of what run.log writes
@@ -86,9 +87,30 @@ def resume(
             raise ConfigurationError(
                 f"slipway.resume(snapshots=False) saves nothing, and was called with {', '.join(objects)}. Leave one out."
             )
-        return ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots)
+        require_first()
+        RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots))
+        return RUNS[-1]
     except EXPLAINED as error:
         raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
+
+
+def require_first() -> None:
+    """Raise ConfigurationError where this process has a run already, since both would have one folder of snapshots."""
+    if any(run.open or run.keeps for run in RUNS):
+        raise ConfigurationError(
+            "slipway.resume was called a second time. A script has one run: pass all objects in one call."
+        )
+
+
+def number_from(name: str, value: Any) -> float:
+    """Return what was passed to `run.log`. Raises ConfigurationError where it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shown = f"a tensor of {value.numel()} values" if isinstance(value, torch.Tensor) else describe(value)
+        raise ConfigurationError(
+            f"run.log({name}=…): {shown}. A number is needed, or a tensor with a single value."
+        ) from None
 
 
 class ResumableRun:
@@ -98,7 +120,7 @@ class ResumableRun:
         self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int, keeps: bool
     ) -> None:
         """See `resume`; `keeps`: snapshots."""
-        self._keeps = keeps
+        self.keeps = keeps
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
         self.state: dict[str, Any] = {}
         optimizers = objects.of_kind(torch.optim.Optimizer)
@@ -136,6 +158,11 @@ class ResumableRun:
             self._series = context.share_text(secrets.token_hex(8))  # tells this start from others
             if keeps:
                 self._restore()
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return not self._over
 
     # What a loop calls
 
@@ -176,7 +203,7 @@ class ResumableRun:
         self._begun = True
         with self._told():
             self._position.note_resumed()
-            if not self._keeps and self.state:
+            if not self.keeps and self.state:
                 raise ConfigurationError("run.state is saved by snapshots, and slipway.resume has snapshots=False.")
             if not self._counted:
                 self._boundaries = self._boundaries + 1 if step is None else step - self._before
@@ -202,8 +229,8 @@ class ResumableRun:
                 )
         if self._context.place.rank != 0 or self._over:
             return
-        numbers = {name: float(value) for name, value in values.items()}
         with self._told():
+            numbers = {name: number_from(name, value) for name, value in values.items()}
             if self._sinks is None:
                 self._sinks = open_sinks(self._context.place.run_dir, self.step, "", {}, self._context.warn)
             self._sinks.write(self.step, **numbers)
@@ -234,7 +261,7 @@ class ResumableRun:
         if self._over or os.getpid() != self._process:
             return
         with self._told():
-            if not self._keeps:
+            if not self.keeps:
                 self._end(Word.FINISHED, f"{self.step} steps")
                 return
             if not self._begun and self._snapshots.saved is not None:
@@ -375,7 +402,7 @@ class ResumableRun:
     @property
     def _due(self) -> float:
         """The step of the next snapshot."""
-        return min(self._disk.due, self._snapshots.rhythm.due) if self._keeps else math.inf
+        return min(self._disk.due, self._snapshots.rhythm.due) if self.keeps else math.inf
 
     def _save_or_stop(self, may_stop: bool) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
@@ -404,9 +431,9 @@ class ResumableRun:
 
     def _stop(self, word: str) -> None:
         self._context.beat(Phase.SAVE)
-        if self._keeps:
+        if self.keeps:
             self._snapshots.save(self, live=True)
-        self._end(word, f"{word} at step {self.step}{', snapshot saved' if self._keeps else ''}")
+        self._end(word, f"{word} at step {self.step}{', snapshot saved' if self.keeps else ''}")
         raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
 
     def _end(self, word: str, message: str) -> None:
