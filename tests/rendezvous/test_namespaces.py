@@ -168,7 +168,8 @@ def test_a_firewall_that_drops_packets_is_a_time_out(net: Net, hosts: list[str])
 
 
 @pytest.mark.parametrize(
-    ("most", "says"), [(1400, "node 1 (host1) cannot connect to node 0"), (400, "accepts connections, but does not answer")]
+    ("most", "says"),
+    [(1400, "node 1 (host1) cannot connect to node 0"), (400, "accepts connections, but does not answer")],
 )
 def test_a_link_that_drops_large_packets_is_named_with_its_mtu(
     net: Net, hosts: list[str], most: int, says: str
