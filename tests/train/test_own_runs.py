@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +15,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 from training_jobs import raise_stop_flag, worker_environment
+from waiting import PATIENCE
 
 import slipway
 from slipway.train import ConfigurationError, load_newest, trace
 from slipway.train.own import run as own_run
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
+from slipway.train.own.sources import places_of, seeds_of
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
@@ -107,6 +112,56 @@ def test_a_stop_by_the_launcher_is_an_outcome_and_no_failure(tmp_path: Path, mon
     assert (outcome["outcome"], outcome["step"]) == ("stopped", run.step)
     assert outcome["snapshot"] == f"step-{run.step:08}"
     assert not (tmp_path / "job" / "node-0" / "honours-stop").exists(), "what follows gets its signals"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_loaders_workers_too_saves_all_the_same(number: signal.Signals, persistent: bool) -> None:
+    run, step = begin()
+    began: list[int] = []
+    workers: list[Any] = []
+    loader = DataLoader(
+        range(200),  # type: ignore[arg-type]
+        2,
+        num_workers=2,
+        persistent_workers=persistent,
+        worker_init_fn=began.append,
+    )
+
+    def loop() -> None:
+        for _ in run.epochs(3):
+            for _ in run.batches(loader):
+                step()
+                if run.step == 3:
+                    workers.extend(multiprocessing.active_children())
+                    everybody = [str(pid) for pid in (*(worker.pid for worker in workers), os.getpid())]
+                    subprocess.run(["kill", f"-{number.value}", *everybody], check=True)
+
+    with pytest.raises(SystemExit) as end:
+        loop()
+    assert end.value.code == (79 if number == signal.SIGINT else 75)
+    assert began == [], "in other processes"
+    again, step = begin()
+    assert again.step == run.step >= 3
+    assert len(workers) == 2
+    for worker in workers:  # which the process that trains can end
+        worker.terminate()
+        worker.join(PATIENCE)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_processes_without_a_distributed_sampler_seed_their_samples_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+        seeds = seeds_of(5, 0, 0, *places_of(BatchSampler(SequentialSampler(range(9)), 3, drop_last=False)))
+        found += [next(seeds) for _ in range(9)]
+    assert len(set(found)) == 27
 
 
 def test_a_stop_waits_until_no_gradient_is_pending() -> None:

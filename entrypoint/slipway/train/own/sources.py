@@ -10,15 +10,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
+from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from slipway.protocol.mistake import ConfigurationError
@@ -28,6 +32,7 @@ CPU = torch.device("cpu")
 Draw = Callable[[], None] | None
 # Where loaders of accelerate and of Lightning Fabric keep torch's.
 INSIDE = ("base_dataloader", "_dataloader")
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # signals that stop a job
 
 
 class BatchSource(Protocol):
@@ -58,6 +63,8 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
     if not isinstance(loader, Iterable):
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
     inner = next((loader.__dict__[name] for name in INSIDE if name in getattr(loader, "__dict__", ())), loader)
+    if isinstance(inner, DataLoader) and inner.num_workers and not isinstance(inner.worker_init_fn, Sheltered):
+        inner.worker_init_fn = Sheltered(inner.worker_init_fn)
     if callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None)):
         source: BatchSource = WithState(loader)
     elif isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset):
@@ -70,6 +77,30 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
             "position. Leave it out here, or give the data set __getitem__ and __len__."
         )
     return source
+
+
+class Sheltered:
+    """What a worker process of a loader does first: from now on only the process that trains can stop it.
+
+    torchrun and some schedulers send a signal to every process of a job. A worker that it ended would be an error in the process
+    that trains, before that has saved anything.
+    """
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        """`inner` is the user's own `worker_init_fn`."""
+        self._inner, self._trains = inner, os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        """In the worker, where torch has set its own handlers before."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        Thread(target=self._obey, daemon=True).start()
+        if self._inner is not None:
+            self._inner(worker)
+
+    def _obey(self) -> None:
+        while signal.sigwaitinfo(STOPS).si_pid != self._trains:
+            continue
+        os._exit(0)  # as torch's handler does, so that the loader does not report an error
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -300,9 +331,14 @@ class SkippingIterator:
 
 
 def places_of(sampler: Any) -> tuple[int, int]:
-    """Return which samples of an epoch this process reads: from which position, and every how many."""
+    """Return which samples of an epoch this process reads: from which position, and every how many.
+
+    Whatever is not divided by a DistributedSampler counts as if it were, so that no two processes use the same seeds.
+    """
     inner = getattr(sampler, "sampler", sampler)
-    return (inner.rank, inner.num_replicas) if isinstance(inner, DistributedSampler) else (0, 1)
+    if isinstance(inner, DistributedSampler):
+        return inner.rank, inner.num_replicas
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def seeds_of(seed: int, epoch: int, samples: int, first: int, every: int) -> Iterator[int]:
