@@ -17,8 +17,8 @@ from stand_in_rules import Rules
 Run = Callable[..., Launcher]
 # What was so when it looked, in this order.
 SAID = (
-    r"(slipway: asked; .*\n)?(slipway: all ranks start .*\n)?(slipway: recording 2 steps after step \d+\n)?"
-    r"(slipway: recorded; rank 0 gathers .*\n)?"
+    r"(slipway: requested; .*\n)?(slipway: all ranks start .*\n)?(slipway: recording 2 steps after step \d+\n)?"
+    r"(slipway: recorded; rank 0 collects .*\n)?"
 )
 
 

@@ -99,8 +99,8 @@ def test_the_checks_need_no_torch() -> None:
 @pytest.mark.parametrize(
     ("size", "context", "said"),
     [
-        (1, 128, "it has 1 bytes, and 257 are needed for --context 128: .* Take more text.$"),
-        (6, 128, "it has 6 bytes, and 257 are needed for --context 128: .* Take more text, or type --context 2.$"),
+        (1, 128, "it has 1 bytes, and 257 are needed for --context 128: .* Use more text.$"),
+        (6, 128, "it has 6 bytes, and 257 are needed for --context 128: .* Use more text, or type --context 2.$"),
         (300, 256, "it has 300 bytes, and 513 are needed .* or type --context 149.$"),
         (5000, 4096, "it has 5,000 bytes, and 8,193 are needed .* or type --context 2499.$"),
     ],

@@ -207,7 +207,8 @@ def test_where_memory_is_short_it_says_so_once_and_leaves_it_out(
     assert not memory.usable
     [warning] = warnings
     assert (
-        "no snapshots in memory, only those on the disk: they need 2 MiB, and no more than half of the 3 MiB" in warning
+        "no snapshots in memory, only those on the disk: they need 2 MiB, which is more than half of the 3 MiB"
+        in warning
     )
     assert memory.load(ANY) is None
 
