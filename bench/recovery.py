@@ -4,7 +4,8 @@
 
 A kill hits a random rank that has made steps for a second since the last snapshot on the disk, so that there is no pause
 between the attempts. A container is killed whole, and another takes its place at once; beside it stands what both take from
-`docker run` to their job's first step, in the same round. The script's row is from the kill to its first line. What is made
+`docker run` to their job's first step, in the same round. The script's rows are from the kill to its first line, and to the first
+step of all ranks, for warm restarts and cold ones (SLIPWAY_WARM=0), which take turns. What is made
 again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before. With --gpus
 there is one row: one node with so many GPUs and a rank on each.
 """
@@ -39,10 +40,16 @@ from starts import IMAGE, INSIDE, user
 SCRIPT = """
 import os, sys, time
 print("begun", os.getpid(), flush=True)
-import torch.distributed as dist
+import torch, torch.distributed as dist
 dist.init_process_group("gloo")
-while True:
-    dist.barrier()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1_000_000):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+    if not step:
+        print("stepped", os.getpid(), flush=True)
     time.sleep(0.05)
 """
 TINY = (
@@ -252,19 +259,34 @@ def replace_containers(rounds: int) -> tuple[Course, list[float]]:
     return Course(*(list(column) for column in zip(*found, strict=True))), starts
 
 
-def restart_script(under_way: Job) -> float:
-    """Kill a rank of a script; seconds until its first line."""
+SETTLES = 20.0  # s that a script runs before it is killed: the process for its next attempt imports torch meanwhile
+
+
+def restart_script(under_way: Job) -> tuple[float, float]:
+    """Kill a rank of a script; seconds until its first line, and until all ranks have made a step."""
     lines = under_way.nodes[0].lines
-    pids = [int(line.split()[-1]) for _, line in lines if "begun" in line][-2:]
-    time.sleep(6 + random.random())
+
+    def said(word: str, since: float = 0.0) -> list[tuple[float, int]]:
+        return [(at, int(line.split()[-1])) for at, line in lines if at > since and word in line]
+
+    under_way.wait_for(lambda: len(said("stepped")) >= 2)
+    time.sleep(SETTLES + random.random())
+    pids = [pid for _, pid in said("stepped")[-2:]]
     killed = time.time()
     os.kill(random.choice(pids), signal.SIGKILL)
+    under_way.wait_for(lambda: len(said("stepped", killed)) == 2)
+    return said("begun", killed)[0][0] - killed, said("stepped", killed)[-1][0] - killed
 
-    def begun() -> list[float]:
-        return [at for at, line in lines if at > killed and "begun" in line]
 
-    under_way.wait_for(lambda: len(begun()) == 2)
-    return begun()[0] - killed
+def restart_scripts(rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """So many restarts of a script, warm and cold in turn."""
+    found: dict[str, list[tuple[float, float]]] = {"1": [], "0": []}
+    for _ in range(rounds):
+        for warm, seconds in found.items():
+            told = {"SLIPWAY_MAX_RESTARTS": "1", "SLIPWAY_PROGRESS_SECONDS": "5", "SLIPWAY_WARM": warm}
+            with launched("run", "own.py", **told) as under_way:
+                seconds.append(restart_script(under_way))
+    return found
 
 
 def tell(report: Report, what: str, course: Course) -> Spread:
@@ -320,11 +342,18 @@ def main() -> int:
         report.target("two containers, replaced, beyond their own start", beyond, 2.5, "s", at_most=True)
         again += course.again
     report.target("training made again", Spread.of(again), 1.0, "s", at_most=True)
-    with launched("run", "own.py", SLIPWAY_MAX_RESTARTS="1", SLIPWAY_PROGRESS_SECONDS="5") as under_way:
-        under_way.said("begun", 0)
-        time.sleep(5)
-        first = Spread.of([restart_script(under_way) for _ in range(max(1, rounds))])
-    report.target("own script, kill to its first line", first, 1.0, "s", at_most=True)
+    scripts = restart_scripts(max(1, rounds // 4))
+    report.target(
+        "own script, kill to its first line", Spread.of([first for first, _ in scripts["1"]]), 1.0, "s", at_most=True
+    )
+    steps = {name: Spread.of([step for _, step in scripts[warm]]) for name, warm in (("warm", "1"), ("cold", "0"))}
+    report.note(
+        "; ".join(
+            f"own script, kill to a step of all ranks, {name}: {spread.told(2, ' s')}" for name, spread in steps.items()
+        )
+    )
+    shares = Spread.of([warm / cold for (_, warm), (_, cold) in zip(scripts["1"], scripts["0"], strict=True)])
+    report.target("own script, kill to a step, warm against cold", shares, 0.5, "×", at_most=True)
     return report.close()
 
 

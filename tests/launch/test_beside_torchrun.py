@@ -148,6 +148,7 @@ def compare_found(rank: int, there: dict[str, object], here: dict[str, object]) 
     assert {*here["modules"]} - {*there["modules"]} - {*sys.builtin_module_names} == {
         "slipway",
         "slipway.process",
+        "slipway.process.imports",
         "slipway.process.watcher",
     }
     # A socket, once it is connected, and a pipe.

@@ -109,6 +109,88 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     assert rules.started == ["1-0", "1-1", "2-0", "2-1"]
 
 
+WITH_TORCH = """
+import os, signal, time
+attempt, rank = os.environ["SLIPWAY_ATTEMPT"], os.environ["RANK"]
+print("begun", attempt, "torch" in __import__("sys").modules, flush=True)
+COLD
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(rank) + 1])
+dist.all_reduce(total)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+print("made", attempt, rank, torch.get_num_threads(), total.item(), flush=True)
+while not os.path.exists(f"go-{attempt}"):
+    time.sleep(0.01)
+if attempt != "3" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def prepared(job: Launcher) -> list[int]:
+    """The processes that wait for a script's next attempts: children of the launcher that have imported torch, in a session."""
+    found = []
+    for pid in trees([job.process.pid])[job.process.pid]:
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if b"SLIPWAY_WATCHER=parked:" in environ:
+            found.append(pid)
+    return found
+
+
+def go_on(job: Launcher, attempt: int, folder: Path) -> None:
+    """Let an attempt go on to its end, once all ranks are there."""
+    for rank in (0, 1):
+        job.wait_for(f"made {attempt} {rank}")
+    (folder / f"go-{attempt}").touch()
+
+
+@pytest.mark.pull
+def test_a_script_finds_torch_imported_from_the_second_attempt_on(start: Run, rules: Rules, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WITH_TORCH.replace("COLD", ""))
+    told = {"NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", **rules.variables(pause=0.1)}
+    job = start("run", "--max-restarts", "2", "own.py", **told)
+    job.wait_for("made 1 0")
+    [pid, *_] = wait_until(lambda: prepared(job), "the process that waits")
+    go_on(job, 1, tmp_path)
+    job.wait_for("made 2 0")
+    assert pid in prepared(job), "it lasts"
+    go_on(job, 2, tmp_path)
+    go_on(job, 3, tmp_path)
+    assert job.end() == 0, job.text
+    assert "starts cold" not in job.text
+    assert sum("False" in line for line in job.lines if "begun" in line) == 6, job.text
+    made = [line.split("made ")[1].split() for line in job.lines if "made " in line]
+    assert sorted(made) == [[f"{attempt}", f"{rank}", "1", "3.0"] for attempt in (1, 2, 3) for rank in (0, 1)]
+    assert not lives(pid)
+
+
+@pytest.mark.parametrize(
+    ("cold", "variables", "why"),
+    [
+        ("os.environ['MKL_NUM_THREADS'] = '1'", {}, "MKL_NUM_THREADS was set or changed before torch was imported"),
+        ("", {"SLIPWAY_WATCH": "0"}, "the attempt before ended before it had imported torch, or was not watched"),
+        ("", {"OMP_PROC_BIND": "true"}, "OMP_NUM_THREADS is not set, or OpenMP places its threads itself"),
+        ("", {"SLIPWAY_WARM": "0"}, ""),
+    ],
+)
+def test_a_restart_says_once_why_it_is_cold(
+    start: Run, rules: Rules, tmp_path: Path, cold: str, variables: dict[str, str], why: str
+) -> None:
+    (tmp_path / "own.py").write_text(WITH_TORCH.replace("COLD", cold).replace('"3"', '"2"'))
+    told = {"NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", **variables, **rules.variables(pause=0.1)}
+    job = start("run", "--max-restarts", "1", "own.py", **told)
+    go_on(job, 1, tmp_path)
+    go_on(job, 2, tmp_path)
+    assert job.end() == 0, job.text
+    assert [line.strip() for line in job.lines if "starts cold" in line] == (
+        [f"slipway: attempt 2 starts cold: {why}"] if why else []
+    )
+
+
 SCRIPT = """
 import os, signal, sys, time
 print("begun", os.environ["RANK"], signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)

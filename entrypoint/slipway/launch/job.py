@@ -100,6 +100,8 @@ class Attempts:
         self._memory = stack.enter_context(closing(SnapshotMemory(job)))
         self._own = OwnProcesses()
         self._spare = stack.enter_context(Spare(self._own, wanted=job.warm))
+        own_script = job.warm and not job.plan.workload.own
+        self._script = stack.enter_context(Spare(self._own, wanted=True)) if own_script else None
         self._metrics = stack.enter_context(open_metrics(job, say))
         self._notices = stack.enter_context(open_notices(job, say))
 
@@ -151,7 +153,9 @@ class Attempts:
         try:
             self._lock = self._lock or self._take_lock(job)
             silence = job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT")
-            lasting = Lasting(self._memory, self._spare, self._own, self._look_on, self._note_hang, silence)
+            lasting = Lasting(
+                self._memory, self._spare, self._script, self._own, self._look_on, self._note_hang, silence
+            )
             previous = node.tries[-1].outcome if node.tries else None
             lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
             self._metrics.attempt(node.run)

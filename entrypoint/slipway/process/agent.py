@@ -74,11 +74,14 @@ def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:
     return torchrun.run_torchrun(terms, begun)
 
 
-def begin_again(argv: Sequence[str]) -> Callable[[], int]:
-    """What a process has to do that was forked from the standby, as an agent or as one of its workers."""
+def begin_again(argv: Sequence[str], script: warm.Script | None = None) -> Callable[[], int]:
+    """What a process has to do that was forked from the standby, as an agent or as one of its workers.
+
+    `script`: what a worker does of a process that was started as a script (parked.py).
+    """
     terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
-    begun = terms.crew.fork()
+    begun = terms.crew.fork(script)
     return begun if callable(begun) else partial(run_torchrun, terms, begun)
 
 

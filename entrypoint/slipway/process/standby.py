@@ -44,11 +44,14 @@ class Standby:
     (launch/attempt/lasting.py).
     """
 
-    def __init__(self, link: socket.socket, launcher: int, begin: Begin) -> None:
-        """Become it: in a session of its own, with no file open but the link."""
-        self._link, self._launcher, self._begin = link, launcher, begin
+    def __init__(
+        self, link: socket.socket, launcher: int, begin: Begin, load: Callable[[str], None] | None = None
+    ) -> None:
+        """Become it: in a session of its own, with no file open but the link. `load` imports what it is asked to."""
+        self._link, self._launcher, self._begin, self._load = link, launcher, begin, load or globals()["load"]
         self._loading: Thread | None = None
-        os.setsid()
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         with Path(os.devnull).open("r+b", buffering=0) as nothing:
             for number in range(3):
                 os.dup2(nothing.fileno(), number)
@@ -61,7 +64,7 @@ class Standby:
         while True:
             request, files = self._listen()
             if "load" in request:
-                self._loading = Thread(target=load, args=(request["load"],))
+                self._loading = Thread(target=self._load, args=(request["load"],))
                 self._loading.start()
             elif work := self._answer(request, files):
                 return work

@@ -308,9 +308,19 @@ ARG_START = 45  # where they begin, of what stat_fields returns; where they end 
 
 def rename_process(module: str, *words: str) -> None:
     """Make `ps` show `python -P -u -m MODULE WORDS…`, cut off to the length of this process's own command line."""
+    write_command_line("\0".join((sys.executable, "-P", "-u", "-m", module, *words)).encode())
+
+
+def read_command_line() -> bytes:
+    """What `ps` shows of this process."""
+    with suppress(OSError):
+        return Path("/proc/self/cmdline").read_bytes()
+    return b""
+
+
+def write_command_line(text: bytes) -> None:
+    """Make `ps` show this, cut off to the length of this process's own command line."""
     with suppress(OSError, ValueError, IndexError):
         start, end = (int(field) for field in stat_fields(os.getpid())[ARG_START : ARG_START + 2])
-        if not 0 < start < end:  # a kernel that does not show it
-            return
-        text = "\0".join((sys.executable, "-P", "-u", "-m", module, *words)).encode()[: end - start - 1]
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+        if 0 < start < end:  # else a kernel that does not show it
+            ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -26,6 +26,7 @@ from slipway.protocol.binding import move_to, on_cores, own_cores, own_device
 
 Worker = subprocess.Popen[bytes] | Forked
 Work = Callable[[], int]
+Script = Callable[[int], int]  # becomes a script's worker, with variables from a file of this number
 
 
 @contextmanager
@@ -74,9 +75,9 @@ class Crew:
                 )
         return workers
 
-    def fork(self) -> list[Worker] | Work:
+    def fork(self, script: Script | None = None) -> list[Worker] | Work:
         """Fork them from this process, which has imported everything. In a worker, returns what it has to do."""
-        if not (self.command and is_forkable(os.environ)):
+        if not (script or (self.command and is_forkable(os.environ))):
             return self.begin()
         agent, workers, ends = os.getpid(), list[Worker](), list[IO[bytes]]()
         for local, streams in enumerate(self._streams):
@@ -85,6 +86,8 @@ class Crew:
             if not worker:
                 for end in ends:
                     end.close()  # its number is another file's from here on
+                if script:
+                    return self._become_script(script, agent, local, (reader, *streams))
                 return self._become(agent, local, (reader, *streams))
             os.close(reader)
             ends.append(os.fdopen(writer, "wb"))
@@ -100,6 +103,18 @@ class Crew:
         counts = {"WORLD_SIZE": f"{self.world_size}", "LOCAL_WORLD_SIZE": f"{len(self.pipes) // 2}"}
         own = own_device(os.environ, local)
         return {"RANK": f"{self.first_rank + local}", "LOCAL_RANK": f"{local}", **counts, **own}
+
+    def _become_script(self, script: Script, agent: int, local: int, streams: tuple[int, ...]) -> Work:
+        """As torchrun starts one: the agent's stdin is that of local rank 0."""
+        end_with(agent, signal.SIGKILL)
+        os.setsid()
+        reader, out, error = streams
+        with Path(os.devnull).open() as nothing:
+            for number, stream in enumerate((nothing.fileno() if local else 0, out, error)):
+                os.dup2(stream, number)
+        close_files((reader, *self.files))
+        move_to(own_cores(os.environ, local))
+        return partial(script, reader)
 
     def _become(self, agent: int, local: int, streams: tuple[int, ...]) -> Work:
         end_with(agent, signal.SIGKILL)
@@ -128,8 +143,8 @@ def is_forkable(environ: Mapping[str, str]) -> bool:
 def seed_anew() -> None:
     """Give this process random numbers of its own, unless the program seeds them; Python's own module does that at a fork."""
     sys.modules["torch"].default_generator.seed()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):  # numpy 2 imports it when it is first used
+        numpy_random.seed()
 
 
 def release(worker: Worker, variables: Mapping[str, str]) -> None:

@@ -24,27 +24,21 @@ import os
 import sys
 import time
 
+from slipway.process.imports import Observer, import_aside
+
 TYPE_CHECKING = False  # `typing` takes milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType, ModuleType
+    from types import FrameType
     from typing import Any
 
 ADDRESS = "SLIPWAY_WATCHER"  # the name of the launcher's socket
+PARKED = "parked:"  # in its place where a process is to wait for attempts
 FRAMES = 60  # of a thread, at most
 LONGEST_MESSAGE = 8_000  # characters of an exception's, which a socket takes at once
 FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, -1  # linux/prctl.h
-
-
-def import_aside(name: str) -> "ModuleType":
-    """A module of the standard library that the program may have one of the same name of: it is free to import that."""
-    known = sys.modules.get(name)
-    module = known or __import__(name)
-    if known is None:
-        sys.modules.pop(name, None)
-    return module
 
 
 _json, _socket, _select = map(import_aside, ("_json", "_socket", "select"))
@@ -60,7 +54,7 @@ class Watcher:
         self._store = torchrun_store(os.environ)  # now: the program may set these variables itself
         self._ended, self._thread, self._stopping, self._allowed = _thread.allocate_lock(), 0, False, False
         self._link: Any = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self._connected = False
+        self._connected, self._reports = False, list[bytes]()
         self._woken, self._wake = os.pipe()
         # All are opened here, before the program can close one: what the thread opens could have the number of another.
         self._files = {number: identity(number) for number in (self._link.fileno(), self._woken, self._wake)}
@@ -91,6 +85,12 @@ class Watcher:
             until = time.monotonic() + FORK_SECONDS
             while os.path.exists(f"/proc/self/task/{self._thread}") and time.monotonic() < until:  # noqa: PTH110  # no more imports
                 time.sleep(0)
+
+    def report(self, what: "Mapping[str, object]") -> None:
+        """Let the thread say what the program's imports are like (imports.py)."""
+        self._reports.append(f'{{"imports":{dump(what)}}}\n'.encode())
+        if self._is_ours(self._wake):
+            os.write(self._wake, b"\n")
 
     def end(self) -> None:
         """At the end of the program: say how it ends. A launcher that does not listen is not waited for."""
@@ -146,6 +146,8 @@ class Watcher:
                 return
             if self._woken in ready:
                 os.read(self._woken, 1)
+                while self._reports:
+                    self._link.sendall(self._reports.pop(0))
                 if self._stopping:
                     return
                 continue
@@ -170,10 +172,23 @@ def identity(number: int) -> "tuple[int, int] | None":
     return found.st_dev, found.st_ino
 
 
-def begin() -> None:
-    """Start the watcher of this process. What it starts itself has none."""
+def begin(*, observed: bool = True) -> None:
+    """Start the watcher of this process. What it starts itself has none. `observed`: it reports how torch is imported.
+
+    In a process that was started to wait for a script's next attempt, returns once it is a worker of that (parked.py).
+    """
+    if os.environ[ADDRESS].startswith(PARKED):
+        try:
+            # By name: the launcher and training code import this module, but must not depend on what runs torchrun.
+            __import__("slipway.process.parked").process.parked.park(os.environ[ADDRESS].removeprefix(PARKED))
+        except BaseException as error:  # the script must not begin here
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        return
     watcher = Watcher(os.environ.pop(ADDRESS))
     watcher.start()
+    if observed:
+        Observer(watcher.report).start()
     atexit.register(watcher.end)
     os.register_at_fork(before=watcher.stop, after_in_parent=watcher.start, after_in_child=watcher.leave)
 
@@ -284,7 +299,7 @@ def dump(value: object) -> str:
     """JSON of what we say ourselves: `json` is imported by nobody yet, perhaps."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{dump(str(name))}:{dump(one)}' for name, one in value.items())}}}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return f"[{','.join(map(dump, value))}]"
     if value is None:
         return "null"

@@ -46,18 +46,21 @@ class Child:
         header: str,
         stdin: int,
         spare: Spare,
+        script: Spare | None = None,
         files: tuple[int, ...] = (),
     ) -> None:
         """Start it in a session of its own, with the stop signals ignored. Raises OSError.
 
-        `stdin` is rank 0's; torchrun hands its own on to that. `spare`: from which it is forked where it can be. `files` are open
-        in torchrun's workers under the numbers that they have here.
+        `stdin` is rank 0's; torchrun hands its own on to that. `spare`: from which it is forked where it can be, `script`
+        together with the workers of a script. `files` are open in torchrun's workers under the numbers that they have here.
         """
         self.started = False
+        self.warm = plan.workload.early  # whether the workers find torch imported
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self.left: dict[int, float] = {}
         self._selector, self._rest, self._stdin, self._spare, self._files = selector, b"", stdin, spare, files
+        self._script = script
         self.process: subprocess.Popen[bytes] | Forked
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
         if plan.topology.process:
@@ -105,7 +108,10 @@ class Child:
         numbers = ",".join(map(str, self._files))
         stdin = os.open(os.devnull, os.O_RDONLY) if self._stdin == subprocess.DEVNULL else os.dup(self._stdin)
         streams = {0: stdin, 1: log, 2: log}
-        agent = self._spare.fork((*AGENT, *terms, "", numbers, *arguments), environ, streams | {f: f for f in files})
+        words, numbered = (*AGENT, *terms, "", numbers, *arguments), streams | {f: f for f in files}
+        agent = self._script.fork(words, environ, numbered) if self._script else None
+        self.warm = bool(agent) or self.warm
+        agent = agent or self._spare.fork(words, environ, numbered)
         os.close(stdin)
         if agent:
             return agent

@@ -21,6 +21,7 @@ from slipway.launch.run_directory.records import Beat
 from slipway.launch.run_directory.run import Run
 from slipway.process.machine import Machine
 from slipway.protocol.files import HEARTBEATS, LOGS, write_json
+from slipway.protocol.imports import Imports
 from slipway.protocol.tracebacks import ProgramEnd
 
 
@@ -132,6 +133,11 @@ class HangWatch:
     def still(self) -> float:
         """Seconds for which nothing moves by now, as far as it is watched."""
         return self._watch.still if self._watch else 0.0
+
+    @property
+    def imports(self) -> Mapping[int, Imports]:
+        """How the ranks of a script imported torch, of those that are watched."""
+        return self._watch.imports if self._watch else {}
 
     def ask_for_stacks(self, workers: Sequence[int]) -> float:
         """Let workers of ours that hang print their stacks; returns the seconds that they have for it."""

@@ -7,14 +7,18 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
+from slipway.process.watcher import ADDRESS, PARKED
+from slipway.protocol.imports import Imports, lines
 from slipway.protocol.memory import BUFFERS, VARIABLE, newest_in
 
 
@@ -59,6 +63,7 @@ class SnapshotMemory:
 
 STOPPED = ("T", "t")  # by a signal, by a debugger (proc_pid_stat(5))
 ANSWER = 10.0  # s that it has to fork an agent; a machine under load may be in the middle of its imports
+LOADING = 30.0  # s, where it may be importing: a cold start has to import more
 # Variables that differ from attempt to attempt, or with the terminal's size, and are read after the fork.
 VARYING = ("SLIPWAY_", "TORCH_FR_", "TORCH_NCCL_", "COLUMNS", "LINES")
 
@@ -74,6 +79,8 @@ class Spare:
         """Not `wanted`: every attempt starts from nothing."""
         self._own = own
         self.pid: int | None = None
+        self.why = ""  # why a process that was parked is of no use
+        self._preparing = False
         self._wanted, self._loads = wanted, False
         self._link: socket.socket | None = None
         self._environ: dict[str, str] = {}
@@ -91,12 +98,8 @@ class Spare:
 
     def look(self) -> None:
         """Notice its start and its end. One that was stopped by a signal is ended: it would outlive this launcher."""
-        if self._link:
-            with suppress(BlockingIOError):
-                if said := self._read(0.0):
-                    self.pid = said
-                else:
-                    self._forget()
+        with suppress(BlockingIOError):
+            self._listen(0.0)
         if self.pid is not None and state_of(self.pid) in STOPPED:
             send_signal([self.pid], signal.SIGKILL)
             self._forget()
@@ -108,6 +111,35 @@ class Spare:
             self._loads = True
             self._send({"load": module})
 
+    def park(self, command: Sequence[str], environ: Mapping[str, str], imports: Imports) -> None:
+        """Start a process as a worker of a script would be started, to wait with what the script imported, and become the next
+        attempt's agent and workers (process/parked.py).
+        """
+        self._link, theirs = socket.socketpair()
+        self._environ = lasting(environ)
+        with theirs, TemporaryFile() as learned, TemporaryFile() as said:
+            learned.write(lines(imports).encode(errors="surrogateescape"))
+            learned.seek(0)
+            words = f"{theirs.fileno()},{os.getpid()},{learned.fileno()}"
+            told = {**environ, ADDRESS: f"{PARKED}{words}", "LOCAL_RANK": "0"}
+            process = subprocess.Popen(
+                command,
+                env=told,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(), learned.fileno()),
+            )
+        process.returncode = 0  # it is waited for with everything else that ends (tree.py)
+        self.pid, self._preparing = process.pid, True
+        self.why = "the process that had imported torch for it was not ready, or has ended"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is there and has imported everything."""
+        return self.pid is not None and not self._preparing
+
     def offer(self, environ: Mapping[str, str]) -> socket.socket | None:
         """A link for an agent that starts with these variables, and will leave a new one; None where none is wanted."""
         self._forget()
@@ -117,17 +149,27 @@ class Spare:
         self._environ = lasting(environ)
         return theirs
 
+    def retire(self) -> None:
+        """Let it end: another one does its work."""
+        if self.pid is not None:
+            self._forget()
+
     def fork(self, words: tuple[str, ...], environ: Mapping[str, str], files: Mapping[int, int]) -> Forked | None:
         """An agent as `words` would start it, our own child; None where it has to be started.
 
         `files`: what is open there, by number, as numbers of ours.
         """
         self.look()
+        if self._preparing:  # nothing else runs on this node, and it has done a part of the work
+            self._listen(LOADING)
         if self._link is None or self.pid is None:
             return None
-        if lasting(environ) == self._environ and len(files) <= FILES:
+        asked = lasting(environ)
+        if changed := [name for name in {**asked, **self._environ} if asked.get(name) != self._environ.get(name)]:
+            self.why = f"{min(changed)} is not what it was"
+        elif len(files) <= FILES:
             request = {"words": words, "environ": dict(environ), "files": [*files]}
-            if self._send(request, [*files.values()]) and (pid := self._read(ANSWER)):
+            if self._send(request, [*files.values()]) and (pid := self._read(LOADING if self._loads else ANSWER)):
                 return Forked(pid)
         self._end()
         return None
@@ -143,12 +185,23 @@ class Spare:
             return True
         return False
 
+    def _listen(self, seconds: float) -> None:
+        """Take what it says without being asked: that it is there, or why it is of no use. BlockingIOError without time."""
+        if self._link is None:
+            return
+        if said := self._read(seconds):
+            self.pid, self._preparing = said, False
+        else:
+            self._forget()
+
     def _read(self, seconds: float) -> int:
         """A process id that it sends within so many seconds; 0 where none comes or it is gone. BlockingIOError without time."""
         assert self._link
         self._link.settimeout(seconds)
         with suppress(TimeoutError, ConnectionError, ValueError):
-            return int(self._link.recv(64) or 0)
+            pid, _, why = self._link.recv(4096).decode(errors="replace").partition(" ")
+            self.why = why.strip() or self.why
+            return int(pid or 0)
         return 0
 
     def _end(self) -> None:
@@ -159,7 +212,7 @@ class Spare:
     def _forget(self) -> None:
         if self._link:
             self._link.close()
-        self._link, self.pid, self._loads = None, None, False
+        self._link, self.pid, self._loads, self._preparing = None, None, False, False
 
 
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
@@ -170,13 +223,15 @@ def lasting(environ: Mapping[str, str]) -> dict[str, str]:
 @dataclass(frozen=True)
 class Lasting:
     """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `spare`: what the
-    next attempt is forked from; `own`: what this launcher started, as opposed to what was below it before; `look_on` is called at
-    every look, and `on_hang` with the text of a hang. `silence`: the seconds without a sign of life after which the other nodes
-    count this one as lost; `previous`: what ended the attempt before; `reached`: the highest step of all before.
+    next attempt is forked from, `script` together with the workers of a script; `own`: what this launcher started, as opposed to
+    what was below it before; `look_on` is called at every look, and `on_hang` with the text of a hang. `silence`: the seconds
+    without a sign of life after which the other nodes count this one as lost; `previous`: what ended the attempt before;
+    `reached`: the highest step of all before.
     """
 
     memory: SnapshotMemory | None = None
     spare: Spare | None = None
+    script: Spare | None = None
     own: OwnProcesses | None = None
     look_on: Callable[[Milestones], None] = lambda milestones: None
     on_hang: Callable[[str], None] = lambda hang: None

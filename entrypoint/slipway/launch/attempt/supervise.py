@@ -27,14 +27,18 @@ from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.run import Run
 from slipway.process.machine import MACHINE, Machine
 from slipway.process.tree import OwnProcesses, open_process
+from slipway.process.warm import is_forkable
 from slipway.protocol.cgroups import count_ooms
 from slipway.protocol.errors import MORE_PROCESSES, NO_MORE_PROCESSES, LaunchError, code_of
 from slipway.protocol.files import LOGS
+from slipway.protocol.imports import reason
 from slipway.protocol.printable import utc
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
 TORCHRUN_ENDS = 10.0  # s that it has when all workers have said how they ended, and are gone
+PLACED_THREADS = "OMP_NUM_THREADS is not set, or OpenMP places its threads itself"
+NO_TORCH = "the attempt before ended before it had imported torch, or was not watched"
 THAWED = 5.0  # s after which having been frozen explains nothing any more
 
 
@@ -117,9 +121,13 @@ class Attempt:
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
         variables = self._environment(environ, output)
         self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
-        files = (selector, header, self._stdin.file, self._spare)
+        files = (selector, header, self._stdin.file, self._spare, self._lasting.script)
+        self._variables, self._learned = variables, False
         child = self._start_child(self._plan, self.node.path, variables, output, *files)
         self._stdin.hand_on()
+        if self._lasting.script and not child.warm and self._lasting.previous:
+            why = self._lasting.script.why or NO_TORCH
+            self._say(f"attempt {self._run.attempt} starts cold: {why}")
         return child, output
 
     def _environment(self, environ: Mapping[str, str], output: WorkerOutput) -> dict[str, str]:
@@ -198,6 +206,24 @@ class Attempt:
         workload = self._plan.workload
         if child.started and (not workload.own or self._hangs.has_begun()):
             self._spare.load(workload.command[-1] if workload.own and workload.early else "")
+        if self._lasting.script and not child.warm:
+            self._prepare_script(self._lasting.script)
+
+    def _prepare_script(self, script: Spare) -> None:
+        """Start the process that waits as a script's next attempt, once this one's ranks have imported torch."""
+        ranks = self._hangs.imports
+        if script.pid is None and not self._learned and len(ranks) == len(self._ranks):
+            why = PLACED_THREADS if not is_forkable(self._variables) else reason(ranks.values())
+            self._learned = why is not None
+            script.why = why or script.why
+            if why == "":
+                command = (*self._plan.workload.command, *self._plan.arguments)
+                script.park(command, self._variables, ranks[min(ranks)])
+        script.look()
+        if script.waits:
+            self._spare.retire()
+            if all(rank.dynamo == "" for rank in ranks.values()):
+                script.load("torch._dynamo")
 
     def _end_when_due(self, child: Child) -> None:
         """Kill all that we started once its time is over; what hangs prints its stacks before that."""
@@ -210,12 +236,19 @@ class Attempt:
             if seconds := self._hangs.ask_for_stacks(child.workers):
                 stopping.deadline.wait_for_stacks(now, seconds)
             return
-        self._machine.send_signal(self._processes.find({self._spare.pid}), signal.SIGKILL)
+        self._machine.send_signal(self._processes.find(self._spared), signal.SIGKILL)
+
+    @property
+    def _spared(self) -> set[int | None]:
+        """The processes that outlast this attempt."""
+        return {self._spare.pid, self._lasting.script.pid if self._lasting.script else None}
 
     def _finish(self, child: Child, output: WorkerOutput) -> Facts:
         """End what is left, and return what was seen."""
         self._spare.look()
-        self._processes.end({self._spare.pid})  # what outlived its worker: data loaders, a script's own children
+        if self._lasting.script:
+            self._lasting.script.look()
+        self._processes.end(self._spared)  # what outlived its worker: data loaders, a script's own children
         clock = self._machine.clock
         until = clock.monotonic() + LAST_OUTPUT
         while output.open and clock.monotonic() < until:

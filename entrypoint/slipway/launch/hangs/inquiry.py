@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from slipway.launch.hangs.flight_recorder import SIZE, buffer_size, read_answer, read_numbers
 from slipway.process.tree import STATES, state_of
 from slipway.process.watcher import ADDRESS
+from slipway.protocol.imports import Imports
 from slipway.protocol.tracebacks import ProgramEnd, read_ended
 
 LARGEST = 32 << 20  # bytes of an answer, of which a collective takes 500
@@ -37,6 +38,7 @@ class WatchedWorker:
         self.everything: Mapping[str, Any] = {}  # the newest answer to `all`
         self.answered = 0.0  # when that came, monotonic seconds
         self.ended: ProgramEnd | None = None  # how the program ends, once it says so
+        self.imports = Imports()  # how it imported torch
 
     def take(self, chunk: bytes) -> None:
         """Take bytes that came. ValueError where they are none of a watcher's."""
@@ -54,6 +56,9 @@ class WatchedWorker:
                 continue
             if "uncaught" in content:
                 self.ended = read_ended(content["uncaught"])
+                continue
+            if "imports" in content:
+                self.imports = self.imports.take(content["imports"])
                 continue
             self.numbers = read_numbers(content["records"])
             if "threads" in content:

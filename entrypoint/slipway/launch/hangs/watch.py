@@ -13,6 +13,7 @@ from slipway.launch.hangs.inquiry import Found, Inquiry, Listener, activity, cpu
 from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.process.tree import stat_fields, trees
 from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
+from slipway.protocol.imports import Imports
 from slipway.protocol.tracebacks import ProgramEnd
 
 LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
@@ -61,6 +62,12 @@ class Watch:
         """Return the variables that workers need."""
         self._listener = Listener(self._ranks, selector)
         return self._listener.open(environ)
+
+    @property
+    def imports(self) -> Mapping[int, Imports]:
+        """How the programs imported torch, by rank."""
+        workers = self._listener.workers if self._listener else {}
+        return {rank: workers[rank].imports for rank in self._ranks if rank in workers}
 
     def close(self) -> Mapping[int, ProgramEnd]:
         """Disconnect the watchers; how the programs ended that said so, by rank."""

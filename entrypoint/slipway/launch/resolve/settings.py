@@ -190,7 +190,8 @@ SETTINGS = (
         "",
         "1",
         _switch,
-        "Keep a process with torch imported, from which a failed job restarts in a second or two; 0 turns this off.",
+        "Keep a process with torch imported, from which a failed job restarts in a second or two, your own script too; 0 turns "
+        "this off.",
         "1|0",
     ),
     Setting(
