@@ -111,7 +111,18 @@ def test_a_stop_by_the_launcher_is_an_outcome_and_no_failure(tmp_path: Path, mon
     outcome = json.loads((tmp_path / "job" / "node-0" / "outcome" / "rank-0.json").read_text())
     assert (outcome["outcome"], outcome["step"]) == ("stopped", run.step)
     assert outcome["snapshot"] == f"step-{run.step:08}"
-    assert not (tmp_path / "job" / "node-0" / "honours-stop").exists(), "what follows gets its signals"
+    assert (tmp_path / "job" / "node-0" / "honours-stop").exists(), (
+        "else the launcher signals what is about to end by itself"
+    )
+
+
+def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in worker_environment(tmp_path / "job", "none").items():
+        monkeypatch.setenv(name, value)
+    run, step = begin()
+    for _ in run.steps(3):
+        step()
+    assert not (tmp_path / "job" / "node-0" / "honours-stop").exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on
