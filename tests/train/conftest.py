@@ -26,9 +26,13 @@ from slipway.train.worker.context import open_context
 # Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
 TAKE_SECONDS = {
     "test_a_full_disk_leaves_nothing_half_written",
+    "test_a_killed_rank_resumes_where_the_newest_checkpoint_is",
+    "test_a_loop_killed_at_seeded_moments_ends_with_the_same_bits",
     "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
     "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
+    "test_a_stop_ends_all_ranks_at_one_step_with_a_checkpoint",
     "test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one",
+    "test_it_trains_under_every_launcher",
     "test_of_two_processes_one_fetches",
     "test_one_model_over_two_devices_learns",
     "test_the_default_command_passes_97_percent_and_not_all_of_it",
