@@ -35,7 +35,7 @@ class Dataset(click.ParamType[str]):
         scheme, _, rest = str(value).partition(":")
         if value == STDLIB or (scheme in (FILE, TOKENS, HUB) and rest):
             return str(value)
-        if why := explain_address(str(value)):
+        if not nearest(scheme, (FILE, TOKENS, HUB)) and (why := explain_address(str(value))):
             raise NotLocalError(f"{value!r}: {why}. Type {FORMS}.", ctx, param)
         raise click.BadParameter(f"{value!r} is not a data set: type {FORMS}.{meant_dataset(str(value))}", ctx, param)
 

@@ -34,7 +34,7 @@ class PictureData(click.ParamType[str]):
         scheme, _, path = text.partition(":")
         if text in (GLYPHS, CIFAR10) or (scheme == FOLDER and path):
             return text
-        if why := explain_address(text):
+        if not nearest(scheme, (FOLDER,)) and (why := explain_address(text)):
             raise NotLocalError(f"{text!r}: {why}. Type {GLYPHS}, {CIFAR10} or {FOLDER}:PATH.", ctx, param)
         meant = f"{FOLDER}:{text}" if Path(text).is_dir() else nearest(scheme, (GLYPHS, CIFAR10, FOLDER))
         meant = f"{FOLDER}:{path or 'PATH'}" if meant == FOLDER else meant
