@@ -94,10 +94,9 @@ class StepFiles:
         first = next((line for line in self.lines(victim) if line.pid != pid and line.time > killed), None)
         if not first:
             return None
-        other = next(
-            (line for line in self.lines(1 - victim) if line.time > first.time - 1 and line.step >= first.step), None
-        )
-        return (max(first.time, other.time), first.step) if other and other.time > killed else None
+        since = max(killed, first.time - 1)
+        other = next((line for line in self.lines(1 - victim) if line.time > since and line.step >= first.step), None)
+        return (max(first.time, other.time), first.step) if other else None
 
     def end(self) -> object:
         """What two equal runs have in common at their end."""

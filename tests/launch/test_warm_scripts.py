@@ -105,6 +105,7 @@ sys.stderr = Loud(sys.stderr)
 import torch, logging
 logging.getLogger("torch").error("said")
 """
+REPORTED = "import os, torch\nif not os.fork(): os._exit(0)\nos.wait()"  # the watcher's thread has reported all where a process forks
 THREADS = "import torch\nprint(torch.get_num_threads())"
 
 SCRIPTS = {
@@ -155,8 +156,8 @@ SCRIPTS = {
         "import numpy as np\nnp.seterr(all='raise'); np.random.seed(0); np.set_printoptions(precision=2)\nimport torch\n"
         "print(np.geterr(), np.random.rand(2), torch.from_numpy(np.ones(2)))"
     ),
-    "a signal ends it": Script("import os, signal, torch\nos.kill(os.getpid(), signal.SIGTERM)"),
-    "an interrupt ends it": Script("import os, signal, torch\nos.kill(os.getpid(), signal.SIGINT)"),
+    "a signal ends it": Script(f"{REPORTED}\nimport signal; os.kill(os.getpid(), signal.SIGTERM)"),
+    "an interrupt ends it": Script(f"{REPORTED}\nimport signal; os.kill(os.getpid(), signal.SIGINT)"),
     "an exception has a hook": Script("import sys\nsys.excepthook = lambda *e: print('hook', e[1])\nimport torch\nraise ValueError(3)"),
     "a library is loaded before": Script("import ctypes; ctypes.CDLL('libgomp.so.1')\nimport torch", cold="the library libgomp"),
     "types are checked": Script("import typing; typing.TYPE_CHECKING = True\ntry:\n    import torch\nexcept ImportError: pass", cold="its import of torch failed"),
@@ -219,6 +220,25 @@ SCRIPTS = {
     "stderr is replaced": Script(STDERR, cold="sys.stdin, sys.stdout or sys.stderr was replaced"),
     "a function is replaced": Script("import time; time.sleep = lambda _: None\nimport torch", cold="time.sleep was replaced"),
     "it is traced": Script("import sys; sys.settrace(lambda *_: None)\nimport torch", cold="the program is traced"),
+    "torch loads a back end that prints": Script(
+        "import torch",
+        files={
+            "loud.py": "def load(): print('loud is here')",
+            "loud-1.dist-info/METADATA": "Name: loud\n",
+            "loud-1.dist-info/entry_points.txt": "[torch.backends]\nloud = loud:load\n",
+        },
+        variables={"PYTHONPATH": "."},
+        cold="importing torch prints 'loud is here'",
+    ),
+    "torchrun loads a plugin that fails": Script(  # as that of lm-resiliency 0.2.0, whose complaint the agent prints
+        "import torch\nprint(torch.ones(1))",
+        files={
+            "broken.py": "print('broken is here')\ndef handler(params): pass",
+            "broken-1.dist-info/METADATA": "Name: broken\n",
+            "broken-1.dist-info/entry_points.txt": "[torchrun.handlers]\nbroken = broken:handler\n",
+        },
+        variables={"PYTHONPATH": "."},
+    ),
     "it never imports torch": Script("print(1)", cold="-"),
 }  # fmt: skip
 PULL = ("which modules there are", "what it is as a main module", "it sets OMP_NUM_THREADS")

@@ -43,8 +43,6 @@ def park(words: str) -> None:
     preloaded = Preloaded(order, early)
     preloaded.load("threading")  # here: a thread that imports it would count as the main one
     why = preload(preloaded)
-    if not why and (os.fstat(1).st_size or os.fstat(2).st_size):
-        why = "importing torch prints something"
     if why:
         os.write(link, f"0 {why}\n".encode()[:4096])
         os._exit(0)
@@ -85,8 +83,8 @@ def preload(preloaded: Preloaded) -> str:
     def load() -> None:
         lower_priority()
         try:
-            found.append(preloaded.load_all())
-            for name in AGENTS:
+            found.append(preloaded.load_all() or printed())
+            for name in AGENTS:  # what these and torchrun's plugins print, the first attempt's agent has printed
                 preloaded.load(name, aside=True)
         except BaseException as error:
             found.insert(0, f"{type(error).__name__}: {error}")
@@ -99,6 +97,14 @@ def preload(preloaded: Preloaded) -> str:
     gc.freeze()
     gc.enable()
     return found[0]
+
+
+def printed() -> str:
+    """Why what has been imported is no use if it printed something: the first line of that. Empty where it printed nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    text = os.pread(1, 300, 0).decode(errors="replace").strip()
+    return text and f"importing torch prints {text.splitlines()[0]!r}"
 
 
 def lower_priority() -> None:
